@@ -1,0 +1,92 @@
+"""Who takes part in a run: tasks, their addresses, and TensorFlow's TF_CONFIG for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from distlaunch.errors import UsageError
+
+Job = Literal["chief", "worker", "ps", "evaluator"]
+JOBS: tuple[str, ...] = get_args(Job)
+
+
+@dataclass(frozen=True, order=True)
+class Task:
+    """One process of a run, e.g. `worker:1`."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}:{self.index}"
+
+    @staticmethod
+    def parse(text: str) -> Task:
+        """The inverse of `str`; raises UsageError."""
+        job, _, index = text.partition(":")
+        if job not in JOBS or not index.isdigit():
+            raise UsageError(f"task {text!r}: expected JOB:INDEX with one of {', '.join(JOBS)}, e.g. worker:0")
+        return Task(job, int(index))
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Addresses (`host:port`) of the tasks of each job, in order of their index. Empty for a single process."""
+
+    jobs: Mapping[str, tuple[str, ...]]
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All tasks; the chief, or worker 0 where there is no chief, comes first."""
+        return tuple(Task(job, index) for job in JOBS for index in range(len(self.jobs.get(job, ()))))
+
+    @property
+    def chief(self) -> Task:
+        """The task that writes checkpoints and events."""
+        return self.tasks[0] if self.tasks else Task("worker", 0)
+
+    def address(self, task: Task) -> str:
+        return self.jobs[task.job][task.index]
+
+    def tf_config(self, task: Task) -> str:
+        """The value of TF_CONFIG for a task."""
+        cluster = {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
+        return json.dumps({"cluster": cluster, "task": {"type": task.job, "index": task.index}})
+
+
+def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
+    """Reads TF_CONFIG. Raises UsageError that says what is wrong with it."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"TF_CONFIG is not JSON: {error}; received {text[:80]!r}") from None
+    cluster = data.get("cluster") if isinstance(data, dict) else None
+    task = data.get("task") if isinstance(data, dict) else None
+    if not isinstance(cluster, dict) or not isinstance(task, dict):
+        raise UsageError(
+            'TF_CONFIG: expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; '
+            f"received {text[:120]!r}"
+        )
+    jobs = {str(job): _addresses(str(job), addresses) for job, addresses in cluster.items()}
+    spec = ClusterSpec(jobs)
+    job, index = task.get("type"), task.get("index")
+    if job not in JOBS or not isinstance(index, int) or isinstance(index, bool):
+        raise UsageError(f"TF_CONFIG: task must be a job of {', '.join(JOBS)} and an index; received {task!r}")
+    if job != "evaluator" and not 0 <= index < len(jobs.get(job, ())):
+        raise UsageError(f"TF_CONFIG: task {job}:{index} is not in the cluster, which has {len(jobs.get(job, ()))} {job} address(es)")
+    return spec, Task(job, index)
+
+
+def _addresses(job: str, addresses: Any) -> tuple[str, ...]:
+    if job not in JOBS:
+        raise UsageError(f"TF_CONFIG: unknown job {job!r}; expected one of {', '.join(JOBS)}")
+    if not isinstance(addresses, list) or not addresses:
+        raise UsageError(f"TF_CONFIG: {job}: expected a list of host:port; received {addresses!r}")
+    for address in addresses:
+        host, _, port = str(address).rpartition(":")
+        if not isinstance(address, str) or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise UsageError(f"TF_CONFIG: {job}: expected host:port; received {address!r}")
+    return tuple(addresses)

@@ -1,0 +1,25 @@
+"""What all config models share: unknown keys are errors, values are not converted, nothing changes after loading."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of the config."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True)
+
+
+Positive = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+FunctionRef = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$",
+        description="`package.module:function` or `path/to/file.py:function` (relative to the config file)",
+    ),
+]
+Arguments = Annotated[dict[str, Any], Field(default_factory=dict)]

@@ -1,0 +1,147 @@
+"""The whole config of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from distlaunch.config.base import Arguments, FunctionRef, Positive, Section
+from distlaunch.config.strategy import Cluster, OneDevice, Strategy
+
+
+class Model(Section):
+    """The model: a function that returns a Keras model."""
+
+    function: FunctionRef
+    args: Arguments
+
+
+class TfdsSource(Section):
+    """A dataset of tensorflow-datasets, read from a prepared directory."""
+
+    name: str
+    """As in `tfds.load`, e.g. `mnist` or `mnist:3.0.1`."""
+    train: str = "train"
+    validation: str | None = "test"
+    """Split expressions."""
+    data_dir: str | None = None
+    download: bool = False
+    """False: never goes to the network."""
+
+
+class Data(Section):
+    """The data: a function that returns the splits, or a name of tensorflow-datasets."""
+
+    function: FunctionRef | None = None
+    args: Arguments
+    tfds: TfdsSource | None = None
+    map: FunctionRef | None = None
+    """Applied to each example, after loading: `def f(x, y): return x, y`."""
+    global_batch: Positive
+    """Examples in one step, over all replicas together."""
+    batched: bool = False
+    """True: the function's tf.data pipelines already yield global batches, in their own order."""
+    shuffle: bool | Positive = True
+    """True: over all examples of arrays, a buffer of 10,000 for other pipelines. A number: a buffer of that many."""
+    remainder: Literal["keep", "drop"] = "keep"
+    """What happens to a last batch that is smaller than the others."""
+    class_weight: dict[int, float] | None = None
+    """Weight of each class in the loss; classes not named have weight 1."""
+    train_examples: Positive | None = None
+    """Use only the first so many examples for training."""
+    validation_examples: Positive | None = None
+
+
+class Component(Section):
+    """A Keras object by name, with arguments: `{name: Adam, args: {learning_rate: 0.001}}`."""
+
+    name: str
+    args: Arguments
+
+
+Named = str | Component
+
+
+class Compile(Section):
+    """Arguments of Keras `compile`. Leave the section out if the model's function compiles it."""
+
+    optimizer: Named = "rmsprop"
+    """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer."""
+    loss: Named | list[Named] | dict[str, Named] | None = None
+    """A name of `keras.losses`, or `package.module:function` (y_true, y_pred) -> loss of each example."""
+    loss_weights: list[float] | dict[str, float] | None = None
+    metrics: list[Named] | dict[str, list[Named]] = Field(default_factory=list)
+    weighted_metrics: list[Named] = Field(default_factory=list)
+    jit_compile: bool = False
+    """XLA. Off unless asked for: on CPU it makes some models slower (convolutions: 1.6 to 2.4 times)."""
+
+
+class Callback(Section):
+    """A Keras callback by name, or a class or function of your own that returns one."""
+
+    name: str
+    """A name of `keras.callbacks`, `package.module:Name` or `path/file.py:Name`."""
+    args: Arguments
+    tasks: Literal["auto", "all", "chief"] = "auto"
+    """`auto`: those of Keras's callbacks that write files run on the chief, all others on every task."""
+
+
+class Train(Section):
+    """The loop."""
+
+    loop: Literal["fit", "custom"] = "fit"
+    """`fit`: as Keras `fit`. `custom`: an explicit step, the reference one or your own (`step`)."""
+    step: FunctionRef | None = None
+    """With `loop: custom`: your step function, `def step(context, batch)`; see distlaunch.training.steps."""
+    epochs: Positive = 1
+    steps_per_epoch: Positive | None = None
+    """None: as many as the data has."""
+    steps_per_call: Positive | Literal["auto"] = "auto"
+    """Steps run inside one graph call. `auto`: measured, about half a second; 1 if a callback watches each batch."""
+    callbacks: list[Callback] = Field(default_factory=list)
+    log_every_steps: Positive | None = None
+    """Report progress exactly every so many steps. None: about twice a second."""
+
+
+class Validation(Section):
+    """Evaluation on the validation split while training."""
+
+    every_epochs: Positive = 1
+    steps: Positive | None = None
+    """None: all of it, every example counted once."""
+
+
+class Checkpoint(Section):
+    """When the state is written, and how much of it is kept."""
+
+    every_epochs: Positive | None = 1
+    every_steps: Positive | None = None
+    keep: Positive = 3
+
+
+class RunConfig(Section):
+    """One run, completely. Unknown keys are errors."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    """Name of the run directory. None: the config file's name."""
+    runs_dir: str = "runs"
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    determinism: bool = False
+    """Bit-equal results from the same seed on the same machine; some operations become slower."""
+    resume: Literal["never", "auto"] = "never"
+    """`auto`: go on with the newest run of this name if it did not finish, as `train --resume` does."""
+    model: Model
+    data: Data
+    compile: Compile | None = None
+    train: Train = Field(default_factory=Train)
+    validation: Validation | None = Field(default_factory=Validation)
+    strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
+    cluster: Cluster = Field(default_factory=Cluster)
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    export: list[Literal["keras", "saved_model"]] = Field(default_factory=list)
+    """What to write when training is done."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """All values, defaults included, as plain data that YAML can hold."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,100 @@
+"""`strategy:` and `cluster:`, who computes what, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from distlaunch.config.base import Positive, PositiveSeconds, Section
+
+Axis = str | None
+
+
+class OneDevice(Section):
+    """One process, one device: the reference for all others."""
+
+    kind: Literal["one_device"]
+
+
+class Mirrored(Section):
+    """One process, a copy of the model on each of its devices."""
+
+    kind: Literal["mirrored"]
+    replicas: Positive | Literal["auto"] = "auto"
+    """Devices to use. `auto`: every GPU, or 2 virtual CPU devices where there is none."""
+
+
+class MultiWorkerMirrored(Section):
+    """Several processes (`cluster.workers`), each with one or more copies of the model."""
+
+    kind: Literal["multi_worker_mirrored"]
+    replicas_per_worker: Positive | Literal["auto"] = "auto"
+    """Devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How gradients are summed over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
+
+
+class Partitioner(Section):
+    """How large variables are split over parameter servers."""
+
+    kind: Literal["min_size", "max_size", "fixed_shards"]
+    min_shard_bytes: Positive | None = None
+    max_shard_bytes: Positive | None = None
+    max_shards: Positive | None = None
+    num_shards: Positive | None = None
+
+
+class ParameterServer(Section):
+    """Workers compute, parameter servers hold the variables, updates are asynchronous."""
+
+    kind: Literal["parameter_server"]
+    partitioner: Partitioner | None = None
+
+
+MeshSizes = Annotated[dict[str, int], Field(min_length=1, description="axis name -> size; one size may be -1 and is filled")]
+LayoutRules = Annotated[
+    dict[str, list[Axis]],
+    Field(description="regular expression on variable paths -> mesh axis of each dimension (~: not split); first match wins"),
+]
+
+
+class DTensor(Section):
+    """TensorFlow's DTensor: one program over a mesh of devices."""
+
+    kind: Literal["dtensor"]
+    mesh: MeshSizes
+    layout: LayoutRules = Field(default_factory=dict)
+    input_layout: list[Axis] | None = None
+
+
+class Jax(Section):
+    """Keras on JAX: one program over a mesh of devices."""
+
+    kind: Literal["jax"]
+    mesh: MeshSizes
+    layout: LayoutRules = Field(default_factory=dict)
+    input_layout: list[Axis] | None = None
+
+
+Strategy = Annotated[
+    OneDevice | Mirrored | MultiWorkerMirrored | ParameterServer | DTensor | Jax,
+    Field(discriminator="kind"),
+]
+
+
+class Cluster(Section):
+    """The processes of a run."""
+
+    workers: Positive = 1
+    """Worker processes (multi_worker_mirrored, parameter_server)."""
+    ps: Annotated[int, Field(ge=0)] = 0
+    """Parameter servers (parameter_server)."""
+    hosting: Literal["processes", "in_process"] = "processes"
+    """`in_process`: servers of a parameter_server cluster live in the coordinator's process."""
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
+    """One port for each task, workers first, on this machine. `auto`: free ones."""
+    start_timeout_s: PositiveSeconds = 300.0
+    """How long the processes may take from their start to the first step."""
+    stop_timeout_s: PositiveSeconds = 30.0
+    """How long a task may take to stop cleanly before it is killed."""

@@ -1,0 +1,72 @@
+"""What can go wrong, as types, and the exit code of each."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ExitCode(enum.IntEnum):
+    """What the process tells a shell or a scheduler."""
+
+    DONE = 0
+    USAGE = 2  # bad usage or config; nothing was started
+    FAILED = 3  # a task failed; the summary names it
+    PREEMPTED = 4  # stopped with a checkpoint written; run again to go on
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in a config.
+
+    Attributes:
+        key: where in the config, as keys and list indices, e.g. `("strategy", "kind")`.
+        message: what was received, what is allowed, what to do.
+        source: the file or override that holds the value, e.g. `run.yaml:12` or `--set`; None when unknown.
+    """
+
+    key: tuple[str | int, ...]
+    message: str
+    source: str | None = None
+
+    @property
+    def dotted(self) -> str:
+        """The key as users write it: `train.callbacks[0].name`."""
+        text = ""
+        for part in self.key:
+            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        return text
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.source, self.dotted, self.message) if part)
+
+
+class DistlaunchError(Exception):
+    """An error that is told to the user as its message alone, without a traceback."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ConfigError(DistlaunchError, ValueError):
+    """The config is wrong. Holds every problem that was found, not only the first."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, problems: list[Problem] | Problem) -> None:
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class UsageError(DistlaunchError, ValueError):
+    """The command line or the environment asks for something that cannot be done; nothing was started."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RunBusyError(UsageError):
+    """The run directory belongs to a run that is still going on."""
+
+
+class CheckpointError(DistlaunchError):
+    """No checkpoint can be read, or the one asked for is damaged."""

@@ -1,0 +1,227 @@
+"""What happened in a run, as frozen dataclasses, one JSON line each.
+
+Tasks append events; the launcher reads them. Progress, summaries and reports are views of events.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+Logs = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events.
+
+    Attributes:
+        time: seconds since the epoch.
+        attempt: which start of the run's processes this belongs to.
+        task: who reports, e.g. `worker:0`; `launcher` for the launcher itself.
+    """
+
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    time: float = 0.0
+    attempt: int = 0
+    task: str = ""
+
+    def __init_subclass__(cls) -> None:
+        Event.kinds[cls.__name__] = cls
+
+    def to_json(self) -> str:
+        """One line, without the line break."""
+        return json.dumps({"event": type(self).__name__, **dataclasses.asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(line: str) -> Event:
+        """Raises ValueError for a line that is not an event; unknown fields are passed over."""
+        try:
+            data = json.loads(line)
+            cls = Event.kinds[data.pop("event")]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"not an event: {line[:80]!r}") from error
+        known = {f.name for f in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStarted(Event):
+    """A task's process runs and has loaded its framework."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataResolved(Event):
+    """Where a dataset was found, and how many examples it has (None: unknown)."""
+
+    name: str
+    source: str
+    examples: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStarted(Event):
+    """The model is built and the first step is about to run."""
+
+    strategy: str
+    loop: str
+    replicas: int
+    tasks: int
+    global_batch: int
+    epochs: int
+    first_epoch: int
+    first_step: int
+    steps_per_epoch: int | None
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDone(Event):
+    """Progress. `step` counts global batches since the run began, `step_in_epoch` those of this epoch.
+
+    `logs` are running values over the epoch so far; `seconds` is what the last `steps` steps took.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int
+    steps: int
+    seconds: float
+    logs: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event):
+    """An epoch is over; validation values carry the prefix `val_`."""
+
+    epoch: int
+    step: int
+    seconds: float
+    logs: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    step: int
+    path: str
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written, or a damaged one was passed over; training goes on."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored(Event):
+    step: int
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    step: int
+    split: str
+    logs: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported(Event):
+    format: str
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Event):
+    """Something the user should know that is no failure; `level` is `info` or `warning`."""
+
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFailed(Event):
+    """The launcher's finding about the task that failed first."""
+
+    failed_task: str
+    host: str
+    reason: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The last event of an attempt; `status` is one of done, failed, stopped, interrupted."""
+
+    status: str
+    step: int
+    epoch: int
+    seconds: float
+    logs: Logs = field(default_factory=dict)
+
+
+class EventWriter:
+    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line."""
+
+    def __init__(self, path: Path, *, attempt: int, task: str) -> None:
+        self._attempt, self._task = attempt, task
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(self, event: Event) -> Event:
+        """Stamps the event with time, attempt and task, and appends it."""
+        stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt, task=self._task)
+        os.write(self._fd, (stamped.to_json() + "\n").encode())
+        return stamped
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class EventReader:
+    """Follows an event file: each `read` returns what was appended since the last. Waits for no one."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> Iterator[Event]:
+        """Complete lines only; a line that is not an event (a torn write) is passed over."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        for line in data[:complete].splitlines():
+            try:
+                yield Event.from_json(line.decode())
+            except ValueError:
+                continue
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a file, oldest first."""
+    return list(EventReader(path).read())
+
+
+def as_dict(event: Event) -> dict[str, Any]:
+    """The event as plain data, as `--json` prints it."""
+    return json.loads(event.to_json())

@@ -1,0 +1,141 @@
+"""The run directory: one class owns every path in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from distlaunch.errors import RunBusyError, UsageError
+from distlaunch.events import RunEnded, read_events
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the whole new one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class TaskDir:
+    """The files of one task in one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stdout_log = path / "stdout.log"
+        self.stderr_log = path / "stderr.log"
+        self.error_json = path / "error.json"
+        self.events = path / "events.jsonl"
+
+
+class RunDir:
+    """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
+
+    Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
+    checkpoints/, tensorboard/, export/, report.html.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self.config = self.path / "config.yaml"
+        self.plan = self.path / "plan.json"
+        self.environment = self.path / "environment.json"
+        self.events = self.path / "events.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+        self.export = self.path / "export"
+        self.report = self.path / "report.html"
+        self._attempts = self.path / "attempts"
+        self._lock = self.path / ".lock"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def exists(self) -> bool:
+        return self.config.is_file()
+
+    def attempt_config(self, attempt: int) -> Path:
+        """The config that an attempt ran with; `config` is that of the latest."""
+        return self._attempts / str(attempt) / "config.yaml"
+
+    def task(self, attempt: int, task: str) -> TaskDir:
+        """Files of a task such as `worker:1`."""
+        return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
+
+    def next_attempt(self) -> int:
+        numbers = [int(p.name) for p in self._attempts.glob("*") if p.name.isdigit()]
+        return max(numbers, default=-1) + 1
+
+    def finished(self) -> bool:
+        """Whether the run came to its planned end."""
+        ends = [event for event in read_events(self.events) if isinstance(event, RunEnded)]
+        return bool(ends) and ends[-1].status == "done"
+
+    def write_json(self, path: Path, data: Any) -> None:
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+    @staticmethod
+    def claim(runs_dir: Path | str, name: str) -> RunDir:
+        """Makes a directory that no other run has: NAME, or NAME-2, NAME-3, ... if it is taken.
+
+        Raises UsageError if the directory cannot be made.
+        """
+        if not _NAME.match(name):
+            raise UsageError(f"run name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        for number in range(1, 100_000):
+            run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
+            try:
+                run.path.mkdir(parents=True)
+                return run
+            except FileExistsError:
+                if not run.path.is_dir():
+                    raise UsageError(f"cannot make the run directory {run.path}: a file of that name is in the way") from None
+            except OSError as error:
+                raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
+        raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
+
+    @staticmethod
+    def newest(runs_dir: Path | str, name: str) -> RunDir | None:
+        """The run of that name (NAME or NAME-K) that was claimed last, if any."""
+        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?\Z")
+        found = [
+            (int(match[1] or 1), path)
+            for path in Path(runs_dir).glob(f"{name}*")
+            if (match := pattern.match(path.name)) and RunDir(path).exists()
+        ]
+        return RunDir(max(found)[1]) if found else None
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Held by the launcher for as long as it works on the run; the system drops it if the launcher dies.
+
+        Raises RunBusyError if another process holds it.
+        """
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                owner = os.pread(fd, 32, 0).decode().strip() or "unknown"
+                raise RunBusyError(f"{self.path}: this run is still going on (process {owner})") from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(fd)
