@@ -1,0 +1,76 @@
+"""The `distlaunch` command. Commands are imported when they are called, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from distlaunch import __version__
+from distlaunch.errors import DistlaunchError, ExitCode
+
+COMMANDS = {
+    "train": "Run a config: train, evaluate, checkpoint, export.",
+    "plan": "Print what `train` would start, and start nothing.",
+    "validate": "Check a config completely.",
+    "evaluate": "Evaluate a run's checkpoint, every example once.",
+    "export": "Write a run's model as .keras or SavedModel.",
+    "schema": "Print the JSON Schema of the config.",
+    "init": "Write a commented starter config.",
+}
+
+
+class LazyGroup(click.Group):
+    """Finds command NAME in `distlaunch.cli.NAME`, as its attribute `command`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"distlaunch.cli.{cmd_name}").command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if close:
+                error.message += f" Did you mean '{close[0]}'?"
+            raise
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="distlaunch")
+def cli() -> None:
+    """Train any Keras 3 model with any way there is to distribute it, from one YAML file."""
+
+
+def main() -> None:
+    """Runs the command; errors of the user are told as one message, without a traceback."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = ExitCode.INTERRUPTED
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    except DistlaunchError as error:
+        click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        code = error.exit_code
+    except BrokenPipeError:
+        # the reader of our output has gone, as in `distlaunch schema | head`
+        sys.stderr.close()
+        code = ExitCode.DONE
+    sys.exit(int(code) if isinstance(code, int) else 0)
