@@ -1,0 +1,51 @@
+"""`mirrored`: one process, a copy of the model on each device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Mirrored as MirroredConfig
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
+
+CPU_REPLICAS = 2  # `replicas: auto` on a machine without GPUs
+
+
+class Mirrored:
+    kind = "mirrored"
+    is_chief = True
+
+    def __init__(self, config: MirroredConfig, task: Task) -> None:
+        self.task = task
+        self._strategy = tf.distribute.MirroredStrategy(_devices(config.replicas))
+        self.num_replicas: int = self._strategy.num_replicas_in_sync
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def from_chief(self, message: bytes) -> bytes:
+        return message
+
+    def program(self, steps: Steps) -> ReplicaProgram:
+        number = self.num_replicas
+        replicas = Replicas(total=number, local=number, first=0, num_processes=1, is_chief=True)
+        return ReplicaProgram(self._strategy, steps, replicas)
+
+
+def _devices(replicas: int | str) -> list[str]:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if not gpus:
+        return virtual_cpus(CPU_REPLICAS if replicas == "auto" else int(replicas))
+    if replicas == "auto":
+        return [f"GPU:{index}" for index in range(gpus)]
+    if int(replicas) > gpus:
+        raise ConfigError(
+            Problem(("strategy", "replicas"), f"got {replicas}, but there are {gpus} GPUs; use at most {gpus}, or 'auto'")
+        )
+    return [f"GPU:{index}" for index in range(int(replicas))]

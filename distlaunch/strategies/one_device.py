@@ -1,0 +1,33 @@
+"""`one_device`: no distribution; the reference for every other strategy."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import OneDevice as OneDeviceConfig
+from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
+
+
+class OneDevice:
+    kind = "one_device"
+    num_replicas = 1
+    is_chief = True
+
+    def __init__(self, config: OneDeviceConfig | None = None, task: Task = Task("worker", 0)) -> None:
+        del config  # it has no options
+        self.task = task
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def from_chief(self, message: bytes) -> bytes:
+        return message
+
+    def program(self, steps: Steps) -> ReplicaProgram:
+        replicas = Replicas(total=1, local=1, first=0, num_processes=1, is_chief=True)
+        return ReplicaProgram(tf.distribute.get_strategy(), steps, replicas)

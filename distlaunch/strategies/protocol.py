@@ -1,0 +1,130 @@
+"""What a strategy offers to training code. Training code never asks which strategy it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from distlaunch.cluster.spec import Task
+
+Logs = dict[str, float]
+State = dict[str, np.ndarray]
+Batch = Any
+StepFunction = Callable[[Batch], Mapping[str, Any]]
+
+
+class StateMismatchError(ValueError):
+    """A snapshot does not fit the model: a variable is missing or has another shape."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Batches before they are loaded, so that each replica loads only its own rows.
+
+    Attributes:
+        elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
+            entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
+            epoch whose length was not known.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`; runs in the input pipeline.
+    """
+
+    elements: Any
+    load: Callable[[Any], Batch]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The two step functions, called in each replica with its rows of a global batch.
+
+    Attributes:
+        model: the Keras model; its metrics are reset, read and saved by the program.
+        train: one optimizer step; returns a dict of scalars.
+        test: one evaluation step; None where the model has no loss and no metrics to evaluate.
+        logs: what the scalars returned by `train` mean, if they are not the model's own metrics. `last`: values of the
+            latest step, as in Keras `fit`. `mean`: each replica's share of a value of the whole batch; they are summed
+            over replicas and averaged over the epoch's steps.
+    """
+
+    model: Any
+    train: StepFunction
+    test: StepFunction | None
+    logs: Literal["last", "mean"] = "last"
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What one task wishes; all tasks learn the sum, and so decide alike."""
+
+    stop: bool = False
+    """Stop the run after this call (a signal came)."""
+    finish: bool = False
+    """Training is done (a callback set `stop_training`)."""
+    next_steps: int = 0
+    """How many steps the next call should have; the chief's wish counts."""
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks."""
+
+    steps: int
+    ended: bool
+    logs: Logs
+    vote: Vote
+
+
+class Program(Protocol):
+    """A model with its optimizer, placed under a strategy."""
+
+    def set_train_data(self, source: Source) -> None:
+        """From now on steps read this endless source."""
+        ...
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        """Up to `num_steps` training steps in one graph call."""
+        ...
+
+    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+        """Metrics over all rows of a source that ends (an element with no rows). None if told to stop."""
+        ...
+
+    def reset_metrics(self) -> None: ...
+
+    def agree(self, vote: Vote) -> Vote:
+        """The sum of all tasks' votes; every task must call it."""
+        ...
+
+    def snapshot(self) -> State:
+        """All state by name, as host arrays; every task must call it."""
+        ...
+
+    def restore(self, state: State | None) -> None:
+        """Puts a snapshot back. Every task must call it; the chief's values count, others may pass None.
+
+        Raises:
+            StateMismatchError: a variable is missing or has another shape.
+        """
+        ...
+
+
+class Strategy(Protocol):
+    """A way to distribute training."""
+
+    kind: str
+    num_replicas: int
+    task: Task
+    is_chief: bool
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Models, optimizers and metrics are created inside."""
+        ...
+
+    def program(self, steps: Steps) -> Program: ...
+
+    def from_chief(self, message: bytes) -> bytes:
+        """The chief's message, in every task; every task must call it."""
+        ...

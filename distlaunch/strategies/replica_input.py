@@ -1,0 +1,79 @@
+"""Splits global batches into rows for each replica, every example exactly once.
+
+All workers go through the same sequence of global batches and take their own rows of each, so step k trains on the same
+examples whatever the number of replicas, and all replicas come to the end of the data together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.strategies.protocol import Source
+
+
+def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
+    """One element a local replica and step, in turn: `(batch, rows, total)`.
+
+    `rows` and `total` are float32 scalars: examples of this replica and of the global batch. A replica without rows (a
+    last batch smaller than the number of replicas) gets the first row as a stand-in, with `rows` 0. `total` is 0 at the
+    end of an epoch.
+    """
+
+    def part(element: Any, replica: tf.Tensor) -> Any:
+        total = num_rows(element)
+        start, stop = total * replica // num_replicas, total * (replica + 1) // num_replicas
+        stand_in = tf.logical_and(start == stop, total > 0)
+        start, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
+        rows = tf.where(stand_in, tf.zeros_like(stop), stop - start)
+        return slice_rows(element, start, end), tf.cast(rows, tf.float32), tf.cast(total, tf.float32)
+
+    def load(element: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+        return source.load(element), rows, total
+
+    if num_replicas == 1:
+        parts = source.elements.map(lambda *element: part(pack(element), tf.constant(0, tf.int64)))
+    elif num_local == 1:
+        parts = source.elements.map(lambda *element: part(pack(element), tf.constant(first_replica, tf.int64)))
+    else:
+        replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
+        parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
+    loaded = parts.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    endless = loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    return endless.prefetch(2 * num_local).with_options(_options())
+
+
+def pack(components: tuple[Any, ...]) -> Any:
+    """Undoes that tf.data passes the components of a tuple as arguments."""
+    return components[0] if len(components) == 1 else components
+
+
+def num_rows(element: Any) -> tf.Tensor:
+    """Rows of an element, a scalar int64."""
+    first = tf.nest.flatten(element, expand_composites=False)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int64)
+    return tf.shape(first, out_type=tf.int64)[0]
+
+
+def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    """Rows `start` to `stop` of every leaf."""
+
+    def rows(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            size = tf.concat([[stop - start], leaf.dense_shape[1:]], 0)
+            begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
+            return tf.sparse.slice(leaf, begin, size)
+        return leaf[start:stop]
+
+    return tf.nest.map_structure(rows, element)
+
+
+def _options() -> tf.data.Options:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options

@@ -1,0 +1,301 @@
+"""The replica step: Keras's own `train_step` (or the user's) under `strategy.run`, many steps to a graph call.
+
+Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop in the graph, outer loop in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.strategies.protocol import CallResult, Logs, Source, State, StateMismatchError, Steps, Vote
+from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.replica_share import install, replica_share, sum_gradients_first
+from distlaunch.strategies.variables import metric_variables, named_metrics, optimizers_of, state_variables
+
+NUM_VOTES = 3
+EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Where this process stands among all replicas."""
+
+    total: int
+    local: int
+    first: int
+    num_processes: int
+    is_chief: bool
+
+
+class ReplicaProgram:
+    """Implements `Program` for the `tf.distribute.Strategy` that the model was created under."""
+
+    def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
+        self._strategy, self._steps, self._replicas = strategy, steps, replicas
+        self._model = steps.model
+        self._metrics = metric_variables(self._model)
+        self._extras: dict[str, tf.Variable] = {}
+        self._steps_in_epoch = 0
+        self._iterator: Any = None
+        self._train_call: Callable[..., Any] | None = None
+        self._test_call: Callable[..., Any] | None = None
+        self._sum_call = tf.function(lambda votes: self._sum_over_replicas(votes, []))
+        if replicas.total > 1:
+            install()
+            for optimizer in optimizers_of(self._model):
+                sum_gradients_first(optimizer)
+
+    # data
+
+    def set_train_data(self, source: Source) -> None:
+        self._iterator = iter(self._distribute(source))
+
+    def _distribute(self, source: Source) -> Any:
+        replicas = self._replicas
+        parts = split_rows(source, first_replica=replicas.first, num_local=replicas.local, num_replicas=replicas.total)
+        return self._strategy.distribute_datasets_from_function(lambda _: parts)
+
+    # steps
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        if self._train_call is None:
+            self._make_extras()
+            self._train_call = self._make_call(self._train_step, list(self._extras.values()))
+        done, votes, logs, extras = self._train_call(self._iterator, np.int32(num_steps), self._ballot(vote))
+        done = int(done)
+        self._steps_in_epoch += done
+        return CallResult(done, done < num_steps, self._to_logs(logs, extras), _agreed(votes))
+
+    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+        if self._test_call is None:
+            self._test_call = self._make_call(self._test_step, [])
+        self._model.reset_metrics()
+        iterator = iter(self._distribute(source))
+        remaining = max_steps
+        while True:
+            wanted = EVALUATION_CALL if remaining is None else min(EVALUATION_CALL, remaining)
+            ballot = self._ballot(Vote(stop=should_stop()))
+            done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot)
+            if _agreed(votes).stop:
+                return None
+            remaining = None if remaining is None else remaining - wanted
+            if int(done) < wanted or remaining == 0:
+                return self._to_logs(logs, [])
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch = 0
+        self._model.reset_metrics()
+        for variable in self._extras.values():
+            variable.assign(0.0)
+
+    def agree(self, vote: Vote) -> Vote:
+        return _agreed(self._sum_call(self._ballot(vote)))
+
+    def _make_call(self, replica_step: Callable[..., None], extras: list[tf.Variable]) -> Callable[..., Any]:
+        strategy = self._strategy
+        if self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True:
+            replica_step = tf.function(replica_step, jit_compile=True)
+
+        @tf.autograph.experimental.do_not_convert
+        def run(element: Any) -> None:
+            strategy.run(replica_step, args=element)
+
+        @tf.function(reduce_retracing=True)
+        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor) -> Any:
+            done = tf.constant(0)
+            while done < num_steps:
+                element = next(iterator)
+                if strategy.experimental_local_results(element[2])[0] == 0:
+                    break
+                run(element)
+                done += 1
+            return done, *self._collect(ballot, extras)
+
+        return call
+
+    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> None:
+        returned = self._with_share(self._steps.train, batch, rows, total)
+        for name, variable in self._extras.items():
+            value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
+            if self._steps.logs == "last":
+                variable.assign(value * rows / total)
+            else:
+                variable.assign_add(tf.where(rows > 0, value, tf.zeros_like(value)))
+
+    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> None:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        self._with_share(self._steps.test, batch, rows, total)
+
+    def _with_share(self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+        if self._replicas.total == 1:
+            return step(batch)
+        before = [tf.identity(variable.value) for variable in self._metrics]
+        with replica_share(rows, total):
+            returned = step(batch)
+        for variable, value in zip(self._metrics, before, strict=True):
+            # a stand-in row (see replica_input) must leave no trace
+            variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
+        return returned
+
+    # metrics
+
+    def _make_extras(self) -> None:
+        """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once."""
+        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
+            return
+
+        @tf.function(autograph=False)
+        def trace(iterator: Any) -> Any:
+            step = self._steps.train
+            return self._strategy.run(lambda *element: self._with_share(step, *element), args=next(iterator))
+
+        returned = trace.get_concrete_function(self._iterator).structured_outputs
+        names = set(returned) if isinstance(returned, dict) else set()
+        if self._steps.logs == "last" and names == set(self._model.get_metrics_result()):
+            return
+        with self._strategy.scope():
+            for name in sorted(names):
+                self._extras[name] = tf.Variable(
+                    0.0,
+                    trainable=False,
+                    name=f"log_{name}",
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                )
+
+    def _sum_over_replicas(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
+        """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
+            parts = [ballot * tf.cast(voter, tf.float64)]
+            parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
+            vector = tf.concat(parts, 0)
+            return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0]
+
+    def _split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
+        """The inverse of the joining in `_sum_over_replicas`: the ballot, then each variable's value."""
+        ballot, *parts = tf.split(vector, [NUM_VOTES, *(int(np.prod(v.shape)) for v in variables)])
+        values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
+        return [ballot, *values]
+
+    def _collect(self, ballot: tf.Tensor, extras: list[tf.Variable]) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
+        variables = [*self._metrics, *extras]
+        votes, *values = self._split(self._sum_over_replicas(ballot, variables), variables)
+        mapping = list(zip(self._metrics, values, strict=False))
+        with keras.StatelessScope(state_mapping=mapping):
+            logs = self._model.get_metrics_result()
+        return votes, logs, values[len(self._metrics) :]
+
+    def _to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor]) -> Logs:
+        values = {name: value.numpy() for name, value in logs.items()}
+        if extras and self._steps.logs == "last":
+            values = {}  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
+        values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
+        return {name: float(value) if np.size(value) == 1 else value for name, value in values.items()}
+
+    def _ballot(self, vote: Vote) -> tf.Tensor:
+        next_steps = vote.next_steps if self._replicas.is_chief else 0
+        return tf.constant([vote.stop, vote.finish, next_steps], tf.float64)
+
+    # state
+
+    def snapshot(self) -> State:
+        model = self._model
+        state = {name: _host(variable) for name, variable in state_variables(model).items()}
+        named = {**named_metrics(model), **{f"log/{name}": v for name, v in self._extras.items()}}
+        variables = list(named.values())
+        vector = tf.function(lambda: self._sum_over_replicas(self._ballot(Vote()), variables))()
+        for name, value in zip(named, self._split(vector, variables)[1:], strict=True):
+            state[name] = value.numpy()
+        state["log/steps_in_epoch"] = np.int64(self._steps_in_epoch)
+        return state
+
+    def restore(self, state: State | None) -> None:
+        if self._steps.logs == "mean" and self._iterator is not None:
+            self._make_extras()
+        named = state_variables(self._model)
+        for name, value in self._from_chief(named, state).items():
+            named[name].assign(value)
+        partial = {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
+        if state is not None and not all(name in state for name in partial):
+            state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
+        for name, value in self._from_chief(partial, state).items():
+            self._assign_to_first_replica(partial[name], value)
+        steps = {"log/steps_in_epoch": np.zeros((), np.int64)}
+        self._steps_in_epoch = int(self._from_chief(steps, state)["log/steps_in_epoch"])
+
+    def _from_chief(self, like: dict[str, Any], state: State | None) -> State:
+        """Values for the names of `like`; where there are several processes, those that the chief read."""
+        if self._replicas.num_processes == 1:
+            assert state is not None
+            return {name: _checked(name, variable, state) for name, variable in like.items()}
+        mine = [
+            np.zeros(v.shape, _wire_dtype(v)) if state is None or not self._replicas.is_chief
+            else np.asarray(_checked(n, v, state), _wire_dtype(v))
+            for n, v in like.items()
+        ]  # fmt: skip
+
+        @tf.function
+        def share(values: list[tf.Tensor]) -> Any:
+            def local() -> Any:
+                context = tf.distribute.get_replica_context()
+                first = context.replica_id_in_sync_group == self._replicas.first
+                own = [tf.where(first, value, tf.zeros_like(value)) for value in values]
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+            return [self._strategy.experimental_local_results(v)[0] for v in self._strategy.run(local)]
+
+        shared = share([tf.constant(value) for value in mine])
+        return {n: np.asarray(s.numpy()).astype(_dtype(v)) for (n, v), s in zip(like.items(), shared, strict=True)}
+
+    def _assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
+        """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
+
+        def local() -> None:
+            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            constant = tf.constant(value, variable.dtype)
+            variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
+
+        self._strategy.run(tf.function(local, autograph=False))
+
+
+def _agreed(votes: tf.Tensor) -> Vote:
+    stop, finish, next_steps = votes.numpy()
+    return Vote(stop=stop > 0, finish=finish > 0, next_steps=int(next_steps))
+
+
+def _tensor(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _host(variable: Any) -> np.ndarray:
+    return keras.ops.convert_to_numpy(variable.value)
+
+
+def _dtype(variable: Any) -> Any:
+    return variable.dtype if isinstance(variable.dtype, np.dtype) else tf.as_dtype(variable.dtype).as_numpy_dtype
+
+
+def _wire_dtype(variable: Any) -> Any:
+    """A type that collectives can sum and that holds the variable's values exactly."""
+    dtype = np.dtype(_dtype(variable))
+    return dtype if dtype in (np.float32, np.float64, np.int64) else np.int64 if dtype.kind in "iub" else np.float32
+
+
+def _checked(name: str, variable: Any, state: State) -> np.ndarray:
+    if name not in state:
+        raise StateMismatchError(f"it has no variable '{name}'")
+    if tuple(state[name].shape) != tuple(variable.shape):
+        raise StateMismatchError(f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}")
+    return state[name]

@@ -1,0 +1,132 @@
+"""Makes the model, its optimizer, losses and metrics, with all their variables, before the first step is traced."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.config.run import Compile, Component, Named, RunConfig
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.protocol import Batch, Strategy
+from distlaunch.training.references import Key, call, load_function
+
+
+def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Model:
+    """Calls the model's function under the strategy, compiles, and creates every variable.
+
+    Args:
+        rows: a few examples, to learn shapes from.
+
+    Raises:
+        ConfigError: the function returns no Keras model, or what `compile` names does not exist.
+    """
+    with strategy.scope():
+        model = call(config.model.function, config.model.args, ("model",))
+        if not isinstance(model, keras.Model):
+            message = f"{config.model.function} returned {type(model).__name__}; expected a keras.Model"
+            raise ConfigError(Problem(("model", "function"), message))
+        if config.compile is not None:
+            _compile(model, config.compile)
+        elif not model.compiled and config.train.step is None:
+            message = "missing: the model's function returns a model that is not compiled, so the config must say how"
+            raise ConfigError(Problem(("compile",), message))
+        _create_variables(model, rows)
+    return model
+
+
+def _compile(model: keras.Model, config: Compile) -> None:
+    arguments: dict[str, Any] = {
+        "optimizer": _component(config.optimizer, keras.optimizers.get, ("compile", "optimizer")),
+        "loss": _nested(config.loss, _loss, ("compile", "loss")),
+        "loss_weights": config.loss_weights,
+        "metrics": _nested(config.metrics, _metric, ("compile", "metrics")) or None,
+        "weighted_metrics": _nested(config.weighted_metrics, _metric, ("compile", "weighted_metrics")) or None,
+        "jit_compile": config.jit_compile,
+    }
+    try:
+        model.compile(**arguments)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(Problem(("compile",), str(error).splitlines()[0])) from error
+
+
+def _nested(value: Any, make: Any, key: Key) -> Any:
+    if isinstance(value, dict):
+        return {name: _nested(part, make, (*key, name)) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_nested(part, make, (*key, index)) for index, part in enumerate(value)]
+    return None if value is None else make(value, key)
+
+
+def _loss(value: Named, key: Key) -> Any:
+    return _component(value, keras.losses.get, key)
+
+
+def _metric(value: Named, key: Key) -> Any:
+    # names such as "accuracy" stay names: Keras picks the metric that fits the shapes
+    return value if isinstance(value, str) and ":" not in value else _component(value, keras.metrics.get, key)
+
+
+def _component(value: Named, get: Any, key: Key) -> Any:
+    """A Keras object from its name and arguments, or what a function of the user's returns."""
+    component = value if isinstance(value, Component) else Component(name=value, args={})
+    args = {name: _schedule(arg) for name, arg in component.args.items()}
+    try:
+        if ":" in component.name:
+            function = load_function(component.name, key)
+            # a loss or metric function (y_true, y_pred) is used as it is; anything else makes the object
+            return function if _takes_predictions(function) and not args else function(**args)
+        if not args and not isinstance(value, Component):
+            return get(component.name)
+        return get({"class_name": _class_name(component.name, get), "config": args})
+    except (ValueError, TypeError) as error:
+        raise ConfigError(Problem(key, f"{component.name}: {str(error).strip().splitlines()[0]}")) from error
+
+
+def _class_name(name: str, get: Any) -> str:
+    """Finds the class for `adam`, `Adam` or `sparse_categorical_crossentropy`."""
+    module = {keras.optimizers.get: keras.optimizers, keras.losses.get: keras.losses, keras.metrics.get: keras.metrics}[get]
+    plain = name.replace("_", "").lower()
+    classes = {n.lower(): n for n in dir(module) if isinstance(getattr(module, n), type)}
+    aliases = {"mse": "meansquarederror", "mae": "meanabsoluteerror", "bce": "binarycrossentropy"}
+    return classes.get(aliases.get(plain, plain), name)
+
+
+def _schedule(value: Any) -> Any:
+    """A learning-rate schedule given as `{name: CosineDecay, args: {...}}`."""
+    if isinstance(value, dict) and set(value) == {"name", "args"} and hasattr(keras.optimizers.schedules, value["name"]):
+        return getattr(keras.optimizers.schedules, value["name"])(**value["args"])
+    return value
+
+
+def _takes_predictions(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_varnames[:2] in {("y_true", "y_pred"), ("y", "y_pred")}
+
+
+def _create_variables(model: keras.Model, rows: Batch) -> None:
+    """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
+    own_step = type(model).train_step is not keras.Model.train_step
+    predictions = None
+    if not model.built or (model.compiled and y is not None and not own_step):
+        # a model with a train_step of its own may have no forward pass
+        with contextlib.suppress(NotImplementedError) if own_step else contextlib.nullcontext():
+            predictions = model(x, training=False)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    if model.compiled and predictions is not None and y is not None:
+        model.compute_loss(x, y, predictions, sample_weight, training=False)
+        model.compute_metrics(x, y, predictions, sample_weight)
+        model.reset_metrics()
+    _check_optimizers(model)
+
+
+def _check_optimizers(model: keras.Model) -> None:
+    for name, value in vars(model).items():
+        if isinstance(value, keras.optimizers.Optimizer) and not value.built and tf.distribute.has_strategy():
+            message = f"the model's '{name}' has no variables yet; call its build(variables) in the model's function"
+            raise ConfigError(Problem(("model", "function"), message))

@@ -1,0 +1,85 @@
+"""Keras callbacks from the config: which run on which task, and what of them a checkpoint holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from distlaunch.config.run import Callback as CallbackConfig
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.training.references import load_function
+
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
+
+
+def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, tensorboard_dir: str) -> list[keras.callbacks.Callback]:
+    """The callbacks that run on this task, in the config's order.
+
+    Raises:
+        ConfigError: a name does not exist, or arguments do not fit.
+    """
+    return [
+        _build(config, index, tensorboard_dir)
+        for index, config in enumerate(configs)
+        if is_chief or not _only_on_chief(config)
+    ]
+
+
+def _only_on_chief(config: CallbackConfig) -> bool:
+    return config.tasks == "chief" or (config.tasks == "auto" and config.name in _WRITERS)
+
+
+def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.callbacks.Callback:
+    key = ("train", "callbacks", index)
+    if ":" in config.name:
+        factory = load_function(config.name, (*key, "name"))
+    else:
+        factory = getattr(keras.callbacks, config.name, None)
+        if factory is None:
+            raise ConfigError(Problem((*key, "name"), f"got '{config.name}', which keras.callbacks does not have"))
+    args = dict(config.args)
+    if config.name == "TensorBoard":
+        args.setdefault("log_dir", tensorboard_dir)
+    try:
+        callback = factory(**args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(Problem((*key, "args"), f"{config.name}: {error}")) from error
+    if not isinstance(callback, keras.callbacks.Callback):
+        message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
+        raise ConfigError(Problem((*key, "name"), message))
+    return callback
+
+
+def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
+    """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
+    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return any(
+        hook in vars(callback) or (not _is_keras(callback) and getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook))
+        for callback in callbacks
+        for hook in hooks
+    )
+
+
+def _is_keras(callback: keras.callbacks.Callback) -> bool:
+    return type(callback).__module__.startswith("keras.")
+
+
+def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """Attributes of a callback that are plain numbers or strings, such as EarlyStopping's `wait` and `best`."""
+    return {
+        name: value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
+        for name, value in vars(callback).items()
+        if not name.startswith("_") and (value is None or isinstance(value, (bool, int, float, str)) or _is_scalar(value))
+    }
+
+
+def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    """The inverse of `plain_state`; attributes that the callback no longer has are passed over."""
+    for name, value in state.items():
+        if name in vars(callback):
+            setattr(callback, name, value)
+
+
+def _is_scalar(value: Any) -> bool:
+    return hasattr(value, "item") and getattr(value, "size", 0) == 1 and hasattr(value, "dtype")

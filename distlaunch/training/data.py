@@ -1,0 +1,262 @@
+"""From what a data function returns to an endless source of global batches, at any position.
+
+A *pass* goes once through the training data. Its order depends on the seed and the number of the pass alone, so that
+every process of a run sees the same global batches, and a resumed run goes on where the old one stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.protocol import Batch, Source
+from distlaunch.strategies.replica_input import pack
+from distlaunch.training.references import call, load_function
+
+BUFFER = 10_000  # examples that `shuffle: true` holds for pipelines whose examples cannot be indexed
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What the config's data function gave: each split is `(x, y[, weight])` arrays or a `tf.data.Dataset`."""
+
+    train: Any
+    validation: Any | None
+    origin: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, ready to be read.
+
+    Attributes:
+        num_examples: None if unknown.
+        num_batches: global batches of one pass; None if unknown.
+        batches: pass number (an int64 tensor) and first batch -> dataset of row sources.
+        load: see `Source.load`.
+        empty: a row source without rows, which marks an end.
+    """
+
+    num_examples: int | None
+    num_batches: int | None
+    batches: Callable[[tf.Tensor, int], tf.data.Dataset]
+    load: Callable[[Any], Batch]
+    empty: Any
+
+    def training_source(self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0) -> Source:
+        """Pass after pass without end.
+
+        Args:
+            first_pass, offset: where to begin, the offset in batches.
+            ends_visible: put an element without rows after each pass (needed where its length is not known).
+            skip: batches to read and drop first, where only that leads to the position.
+        """
+
+        def one_pass(number: tf.Tensor, start: int = 0) -> tf.data.Dataset:
+            batches = self.batches(number, start)
+            return batches.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else batches
+
+        rest = tf.data.Dataset.range(first_pass + 1, np.iinfo(np.int64).max).flat_map(one_pass)
+        elements = one_pass(tf.constant(first_pass, tf.int64), offset).concatenate(rest)
+        return Source(elements.skip(skip) if skip else elements, self.load)
+
+    def evaluation_source(self) -> Source:
+        """One pass in its own order, then elements without rows for ever."""
+        end = tf.data.Dataset.from_tensors(self.empty).repeat()
+        return Source(self.batches(tf.constant(0, tf.int64), 0).concatenate(end), self.load)
+
+    def first_rows(self, rows: int) -> Batch:
+        """The batch of the first few examples, to build the model with."""
+        for element in self.batches(tf.constant(0, tf.int64), 0).take(1):
+            return self.load(tf.nest.map_structure(lambda leaf: leaf[:rows], element))
+        raise ConfigError(Problem(("data",), "the dataset is empty"))
+
+
+def read_splits(config: DataConfig) -> Splits:
+    """Calls the config's data function, or reads from tensorflow-datasets."""
+    if config.tfds is not None:
+        return _read_tfds(config)
+    assert config.function is not None, "the config checks see to it"
+    returned = call(config.function, config.args, ("data",))
+    origin = config.function
+    if isinstance(returned, Mapping) and "train" in returned:
+        unknown = set(returned) - {"train", "validation", "origin"}
+        if unknown:
+            message = f"{config.function} returned the keys {sorted(returned)}; allowed are train, validation, origin"
+            raise ConfigError(Problem(("data", "function"), message))
+        return Splits(returned["train"], returned.get("validation"), returned.get("origin", origin))
+    if isinstance(returned, (tuple, list)) and len(returned) == 2 and all(_is_dataset(part) for part in returned):
+        return Splits(returned[0], returned[1], origin)
+    if _is_dataset(returned):
+        return Splits(returned, None, origin)
+    message = (
+        f"{config.function} returned {type(returned).__name__}; expected {{'train': ..., 'validation': ...}}, each a "
+        "tf.data.Dataset or a tuple of arrays (x, y) or (x, y, sample_weight)"
+    )
+    raise ConfigError(Problem(("data", "function"), message))
+
+
+def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> Split:
+    """Makes one split readable.
+
+    Args:
+        data: arrays or a `tf.data.Dataset` of examples (of global batches with `batched: true`).
+        seed: order of the passes.
+        training: False: own order, no class weights, nothing dropped.
+    """
+    limit = config.train_examples if training else config.validation_examples
+    example_map = load_function(config.map, ("data", "map")) if config.map else None
+    weigh = _class_weights(config.class_weight) if training and config.class_weight else None
+    seed = seed if training and config.shuffle is not False else None
+    drop = training and config.remainder == "drop"
+    if isinstance(data, tf.data.Dataset):
+        split = _from_dataset(data, config, limit, example_map, seed, drop=drop)
+    else:
+        split = _from_arrays(data, config, limit, example_map, seed, drop=drop)
+    if weigh is None:
+        return split
+    load = split.load
+    return Split(split.num_examples, split.num_batches, split.batches, lambda rows: weigh(load(rows)), split.empty)
+
+
+def _is_dataset(value: Any) -> bool:
+    return isinstance(value, (tf.data.Dataset, tuple, list)) and not np.isscalar(value)
+
+
+def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: Any, seed: int | None, *,
+                 drop: bool) -> Split:  # fmt: skip
+    """Shuffles indices, and gathers rows only after they are split over replicas."""
+    arrays = tf.nest.map_structure(np.asarray, tuple(data) if isinstance(data, (tuple, list)) else data)
+    lengths = {len(leaf) for leaf in tf.nest.flatten(arrays)}
+    if len(lengths) != 1:
+        shapes = [leaf.shape for leaf in tf.nest.flatten(arrays)]
+        raise ConfigError(Problem(("data", "function"), f"the arrays differ in length: their shapes are {shapes}"))
+    number = min(lengths.pop(), limit or 2**62)
+    size = config.global_batch
+    if number < (size if drop else 1):
+        raise ConfigError(Problem(("data",), f"{number} examples make no batch of {size}"))
+    with tf.device("CPU:0"):
+        tensors = tf.nest.map_structure(lambda leaf: tf.constant(leaf[:number]), arrays)
+
+    def batches(number_of_pass: tf.Tensor, start: int) -> tf.data.Dataset:
+        order = tf.range(number, dtype=tf.int64)
+        if seed is not None:
+            order = tf.random.experimental.stateless_shuffle(order, seed=[tf.constant(seed, tf.int64), number_of_pass])
+        order = order[start * size : number - number % size if drop else number]
+        return tf.data.Dataset.from_tensor_slices(order).batch(size)
+
+    def gather(rows: tf.Tensor) -> Batch:
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), tensors)
+
+    def gather_and_map(rows: tf.Tensor) -> Batch:
+        batch = gather(rows)
+        spec = _mapped_spec(example_map, tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), tensors))
+        return tf.map_fn(lambda example: _apply(example_map, example), batch, fn_output_signature=spec)
+
+    empty = tf.zeros([0], tf.int64)
+    count = number // size if drop else math.ceil(number / size)
+    return Split(number, count, batches, gather_and_map if example_map else gather, empty)
+
+
+def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | None, example_map: Any, seed: int | None,
+                  *, drop: bool) -> Split:  # fmt: skip
+    size = 1 if config.batched else config.global_batch
+    if limit is not None:
+        dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
+    length = int(dataset.cardinality())
+    known = length if length >= 0 else None
+
+    def batches(number_of_pass: tf.Tensor, start: int) -> tf.data.Dataset:
+        examples = dataset
+        if not config.batched:
+            if seed is not None:
+                buffer = BUFFER if config.shuffle is True else int(config.shuffle)
+                order = number_of_pass + tf.constant(seed, tf.int64) * 1_000_003
+                examples = examples.shuffle(buffer, seed=order, reshuffle_each_iteration=False)
+            if example_map is not None:
+                examples = examples.map(lambda *e: _apply(example_map, pack(e)), num_parallel_calls=tf.data.AUTOTUNE)
+            examples = examples.batch(size)
+        if drop:
+            examples = examples.filter(lambda *batch: tf.shape(tf.nest.flatten(pack(batch))[0])[0] == config.global_batch)
+        return examples.skip(start) if start else examples
+
+    spec = batches(tf.constant(0, tf.int64), 0).element_spec
+    count = None if known is None else known // size if drop and not config.batched else math.ceil(known / size)
+    if count == 0:
+        raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))
+    return Split(
+        None if config.batched else known,
+        None if drop and config.batched else count,
+        batches,
+        lambda element: element,
+        tf.nest.map_structure(_no_rows, spec),
+    )
+
+
+def _no_rows(spec: Any) -> Any:
+    """A value of a batched spec with zero rows."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0], spec.dtype)
+        rank = spec._shape.rank if spec._shape.rank is not None else 2
+        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], tf.int64)] * (rank - 1))
+    if isinstance(spec, tf.SparseTensorSpec):
+        shape = [0, *(size or 0 for size in spec.shape[1:])]
+        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
+    return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+
+
+def _apply(function: Callable[..., Any], example: Any) -> Any:
+    return function(*example) if isinstance(example, tuple) else function(example)
+
+
+def _mapped_spec(function: Callable[..., Any], spec: Any) -> Any:
+    outputs = tf.function(lambda example: _apply(function, example)).get_concrete_function(spec).structured_outputs
+    return tf.nest.map_structure(lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), outputs)
+
+
+def _class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
+    """Adds the weight of each example's class as its sample weight, as Keras `fit(class_weight=...)` does."""
+    table = np.ones(max(weights) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+
+    def weigh(batch: Batch) -> Batch:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise ConfigError(Problem(("data", "class_weight"), "needs batches (x, y) without sample weights"))
+        x, y = batch
+        labels = tf.cast(y, tf.int64)
+        if labels.shape.rank is not None and labels.shape.rank > 1:
+            labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(y, -1)
+        known = tf.gather(table, tf.clip_by_value(labels, 0, len(table) - 1))
+        return x, y, tf.where((labels >= 0) & (labels < len(table)), known, tf.ones_like(known))
+
+    return weigh
+
+
+def _read_tfds(config: DataConfig) -> Splits:
+    assert config.tfds is not None
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError:
+        message = "tensorflow-datasets is not installed: pip install tensorflow-datasets"
+        raise ConfigError(Problem(("data", "tfds"), message)) from None
+    source = config.tfds
+
+    def load(split: str) -> Any:
+        try:
+            return tfds.load(
+                source.name, split=split, data_dir=source.data_dir, download=source.download, as_supervised=True
+            )
+        except (tfds.core.DatasetNotFoundError, AssertionError, FileNotFoundError, ValueError) as error:
+            hint = "" if source.download else " (tfds.download is false: the dataset must be prepared already)"
+            raise ConfigError(Problem(("data", "tfds"), f"{str(error).strip().splitlines()[0]}{hint}")) from None
+
+    validation = None if source.validation is None else load(source.validation)
+    return Splits(load(source.train), validation, f"tensorflow-datasets {source.name}")

@@ -1,0 +1,249 @@
+"""The loop: epochs, graph calls, callbacks, validation, checkpoints. The same for every strategy and both loops.
+
+Keras's `fit` hooks are called in Keras's order. Keras's own `fit` is not used, even where it runs: it cannot resume
+within an epoch, fails with several steps to a call on replicas, and would be a second way to the same numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, StepsDone
+from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
+from distlaunch.training.actions import CallLength, Every
+from distlaunch.training.callbacks import plain_state, restore_state, watch_batches
+from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.data import Split
+
+REPORT_INTERVAL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended. `stopped`: on request, with a checkpoint, to be resumed."""
+
+    status: Literal["done", "stopped"]
+    progress: Progress
+    logs: Logs
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the loop needs from the process it runs in."""
+
+    emit: Callable[[Event], None]
+    should_stop: Callable[[], bool]
+    store: CheckpointStore
+    is_chief: bool
+    clock: Callable[[], float] = time.monotonic
+
+
+class TrainingLoop:
+    """One training run from a given progress to its end, or to a request to stop."""
+
+    def __init__(self, config: RunConfig, model: keras.Model, program: Program, train: Split, validation: Split | None,
+                 callbacks: list[keras.callbacks.Callback], around: Surroundings) -> None:  # fmt: skip
+        self._config, self._model, self._program, self._around = config, model, program, around
+        self._train, self._validation, self._callbacks = train, validation, callbacks
+        self._epochs = config.train.epochs
+        self._epoch_steps = config.train.steps_per_epoch or train.num_batches
+        self._progress = Progress()
+        self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
+        self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
+        self._report = Every(config.train.log_every_steps, None)
+        self._hooks = keras.callbacks.CallbackList(
+            callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
+        )
+        self._pending_steps, self._pending_seconds = 0, 0.0
+        self._last_report = around.clock()
+        self._next_steps = 0
+
+    def run(self, start: Progress, state: State | None) -> Outcome:
+        """Trains from `start`.
+
+        Args:
+            state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
+        """
+        self._progress = start
+        self._program.set_train_data(self._source(start))
+        if start.step > 0:
+            self._program.restore(state)
+        self._model.stop_training = False
+        self._hooks.on_train_begin()
+        self._restore_callbacks(start)
+        logs = {name: values[-1] for name, values in start.history.items() if values}
+        while self._progress.epoch < self._epochs and not self._progress.finished:
+            ended = self._epoch()
+            if ended is None:
+                self._save_checkpoint()
+                return Outcome("stopped", self._progress, logs)
+            logs = ended
+        self._hooks.on_train_end(logs)
+        self._save_checkpoint()  # after on_train_end, in which EarlyStopping may put the best weights back
+        return Outcome("done", self._progress, logs)
+
+    def _source(self, start: Progress) -> Any:
+        if self._config.train.steps_per_epoch is None:
+            return self._train.training_source(start.epoch, start.step_in_epoch, ends_visible=self._epoch_steps is None)
+        if self._train.num_batches:
+            return self._train.training_source(*divmod(start.step, self._train.num_batches), ends_visible=False)
+        return self._train.training_source(0, 0, ends_visible=False, skip=start.step)
+
+    # one epoch
+
+    def _epoch(self) -> Logs | None:
+        """Returns the epoch's logs, or None if asked to stop within it."""
+        epoch, began = self._progress.epoch, self._around.clock()
+        self._hooks.on_epoch_begin(epoch)
+        logs = self._progress.pending_logs
+        if logs is None:
+            if self._progress.step_in_epoch == 0:
+                self._program.reset_metrics()
+            logs = self._train_steps()
+            if logs is None:
+                return None
+        validation_logs = self._validate(epoch)
+        if validation_logs is None:
+            self._progress = replace(self._progress, pending_logs=logs)
+            return None
+        logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
+        self._hooks.on_epoch_end(epoch, logs)
+        self._finish_epoch(epoch, logs, self._around.clock() - began)
+        return logs
+
+    def _train_steps(self) -> Logs | None:
+        logs: Logs = {}
+        while self._epoch_steps is None or self._progress.step_in_epoch < self._epoch_steps:
+            wanted = self._steps_to_run()
+            first = self._progress.step_in_epoch
+            self._hooks.on_train_batch_begin(first)
+            began = self._around.clock()
+            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps)
+            result = self._program.run_steps(wanted, vote)
+            if result.steps:
+                logs = result.logs
+                self._advance(result, self._around.clock() - began)
+                self._hooks.on_train_batch_end(first + result.steps - 1, logs)
+            if result.vote.stop:
+                return None
+            if result.ended:
+                self._check_end(result)
+                break
+            if result.vote.finish:
+                break
+            if self._save.due_at_step(self._progress.step):
+                self._save_checkpoint()
+        return logs
+
+    def _steps_to_run(self) -> int:
+        step, here = self._progress.step, self._progress.step_in_epoch
+        limits = [self._call.length, self._save.steps_until_due(step), self._report.steps_until_due(step)]
+        limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
+        return min(limit for limit in limits if limit is not None)
+
+    def _advance(self, result: CallResult, seconds: float) -> None:
+        at = self._progress
+        self._progress = replace(at, step=at.step + result.steps, step_in_epoch=at.step_in_epoch + result.steps)
+        self._next_steps = self._call.proposal(result, seconds)
+        self._call.accept(result.vote.next_steps)
+        self._pending_steps += result.steps
+        self._pending_seconds += seconds
+        every = self._config.train.log_every_steps
+        at_end = self._progress.step_in_epoch == self._epoch_steps
+        due = self._report.due_at_step(self._progress.step) if every else self._around.clock() - self._last_report > REPORT_INTERVAL_S
+        if due or at_end:
+            self._report_steps(result.logs)
+
+    def _report_steps(self, logs: Logs) -> None:
+        at = self._progress
+        self._around.emit(
+            StepsDone(
+                epoch=at.epoch,
+                step=at.step,
+                step_in_epoch=at.step_in_epoch,
+                steps=self._pending_steps,
+                seconds=self._pending_seconds,
+                logs=scalars(logs),
+            )
+        )
+        self._pending_steps, self._pending_seconds, self._last_report = 0, 0.0, self._around.clock()
+
+    def _check_end(self, result: CallResult) -> None:
+        """The data came to its end: expected only where its length was not known."""
+        at = self._progress
+        if at.step_in_epoch == 0:
+            raise ConfigError(Problem(("data",), "the training data is empty: not one batch came from it"))
+        if self._epoch_steps is not None:
+            message = f"the data said it has {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
+            raise ConfigError(Problem(("data",), message))
+        if self._pending_steps:
+            self._report_steps(result.logs)
+
+    # between epochs
+
+    def _validate(self, epoch: int) -> Logs | None:
+        """Validation logs, {} if none is due, None if asked to stop."""
+        section = self._config.validation
+        last = epoch + 1 == self._epochs
+        if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
+            return {}
+        self._hooks.on_test_begin()
+        logs = self._program.evaluate(self._validation.evaluation_source(), section.steps, self._around.should_stop)
+        if logs is not None:
+            self._hooks.on_test_end(logs)
+        return logs
+
+    def _finish_epoch(self, epoch: int, logs: Logs, seconds: float) -> None:
+        vote = self._program.agree(Vote(stop=False, finish=bool(self._model.stop_training)))
+        history = {name: list(values) for name, values in self._progress.history.items()}
+        for name, value in scalars(logs).items():
+            history.setdefault(name, []).append(value)
+        self._progress = replace(
+            self._progress,
+            epoch=epoch + 1,
+            step_in_epoch=0,
+            history=history,
+            finished=vote.finish,
+            pending_logs=None,
+        )
+        self._around.emit(EpochEnded(epoch=epoch, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
+        last = vote.finish or epoch + 1 == self._epochs
+        if not last and self._save.due_after_epoch(epoch):
+            self._save_checkpoint()
+
+    # state
+
+    def _save_checkpoint(self) -> None:
+        state = self._program.snapshot()
+        if not self._around.is_chief:
+            return
+        progress = replace(self._progress, callbacks=[plain_state(callback) for callback in self._callbacks])
+        began = self._around.clock()
+        try:
+            path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
+        except OSError as error:
+            reason = f"not written: {error.strerror or error}; training goes on"
+            self._around.emit(CheckpointFailed(step=progress.step, reason=reason))
+            return
+        seconds = self._around.clock() - began
+        self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
+
+    def _restore_callbacks(self, start: Progress) -> None:
+        for callback, state in zip(self._callbacks, start.callbacks, strict=False):
+            restore_state(callback, state)
+        history = self._model.history
+        history.history = {name: list(values) for name, values in start.history.items()}
+        history.epoch = list(range(start.epoch))
+
+
+def scalars(logs: Logs) -> Logs:
+    """The values that are single numbers, as floats that JSON can hold."""
+    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}

@@ -1,0 +1,198 @@
+"""One task's part in a run: sets everything up in the right order, then trains, evaluates or exports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.cluster.spec import Task
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import CheckpointError, ConfigError, Problem
+from distlaunch.events import (
+    CheckpointFailed,
+    DataResolved,
+    Evaluated,
+    Event,
+    Exported,
+    Notice,
+    Restored,
+    TrainingStarted,
+)
+from distlaunch.run_dir import RunDir
+from distlaunch.strategies import create
+from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.protocol import State, StateMismatchError, Strategy, Vote
+from distlaunch.training.build import build_model
+from distlaunch.training.callbacks import build_callbacks
+from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
+from distlaunch.training.data import Split, make_split, read_splits
+from distlaunch.training.export import export_model, rebuild
+from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.steps import make_steps
+
+SAMPLE_ROWS = 2  # rows to learn the shapes from
+
+
+class Session:
+    """Holds what a task has built.
+
+    Args:
+        config: the resolved config.
+        run: the run directory.
+        task: which task this process is.
+        emit: where events go.
+        should_stop: whether this process was asked to stop.
+        on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
+    """
+
+    def __init__(self, config: RunConfig, run: RunDir, task: Task, emit: Callable[[Event], None],
+                 should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+        self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
+        _seed(config)
+        grow_gpu_memory()
+        self.strategy: Strategy = create(config.strategy, task)
+        on_connected()
+        self._check_replicas()
+        self.train, self.validation = self._read_data()
+        self._rows = self.train.first_rows(SAMPLE_ROWS)
+        self.model = build_model(config, self.strategy, self._rows)
+        self.program = self.strategy.program(make_steps(config, self.model))
+        self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+
+    def run_training(self) -> Outcome:
+        """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
+        config, is_chief = self._config, self.strategy.is_chief
+        saved = self._newest() if is_chief else None
+        start = self._progress_of(saved)
+        callbacks = build_callbacks(
+            config.train.callbacks, is_chief=is_chief, tensorboard_dir=str(self._run.tensorboard)
+        )
+        around = Surroundings(self._emit, self._should_stop, self.store, is_chief)
+        loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
+        self._tell_start(start, saved)
+        outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
+        if outcome.status == "done":
+            self.export(list(config.export))
+        return outcome
+
+    def evaluate(self, split: str, step: int | None) -> None:
+        """Metrics of a checkpoint on one split, every example counted once."""
+        self._restore(step)
+        data = self.validation if split == "validation" else self.train
+        if data is None:
+            raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
+        if not self.model.compiled:
+            raise ConfigError(Problem(("compile",), "missing: evaluation needs a loss or metrics"))
+        steps = None if self._config.validation is None else self._config.validation.steps
+        logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
+        if logs is not None:
+            self._emit(Evaluated(step=self._restored_step, split=split, logs=scalars(logs)))
+
+    def export(self, formats: list[str], step: int | None = None, *, restore: bool = False) -> None:
+        """Writes the model; the chief does, the others wait for it."""
+        if restore:
+            self._restore(step)
+        if not formats:
+            return
+        state = self.program.snapshot()
+        if self.strategy.is_chief:
+            model = rebuild(self._config, state, self._rows)
+            for name, path in export_model(model, self._run.export, formats).items():
+                self._emit(Exported(format=name, path=str(path)))
+        self.program.agree(Vote())
+
+    # set-up
+
+    def _read_data(self) -> tuple[Split, Split | None]:
+        config = self._config
+        splits = read_splits(config.data)
+        train = make_split(splits.train, config.data, seed=config.seed, training=True)
+        validation = None
+        if splits.validation is not None:
+            validation = make_split(splits.validation, config.data, seed=config.seed, training=False)
+        examples = {"train": train.num_examples}
+        if validation is not None:
+            examples["validation"] = validation.num_examples
+        name = config.data.tfds.name if config.data.tfds else str(config.data.function)
+        self._emit(DataResolved(name=name, source=splits.origin, examples=examples))
+        return train, validation
+
+    def _check_replicas(self) -> None:
+        replicas, batch = self.strategy.num_replicas, self._config.data.global_batch
+        if batch % replicas:
+            lower, upper = batch - batch % replicas, batch - batch % replicas + replicas
+            near = f"{lower} or {upper}" if lower else f"{upper}"
+            message = f"got {batch}, which {replicas} replicas cannot share equally; use {near}"
+            raise ConfigError(Problem(("data", "global_batch"), message))
+
+    def _tell_start(self, start: Progress, saved: Saved | None) -> None:
+        config = self._config
+        if saved is not None:
+            self._emit(Restored(step=start.step, epoch=start.epoch, path=str(saved.path)))
+        steps = config.train.steps_per_epoch or self.train.num_batches
+        self._emit(
+            TrainingStarted(
+                strategy=config.strategy.kind,
+                loop=config.train.loop,
+                replicas=self.strategy.num_replicas,
+                tasks=self._num_tasks(),
+                global_batch=config.data.global_batch,
+                epochs=config.train.epochs,
+                first_epoch=start.epoch,
+                first_step=start.step,
+                steps_per_epoch=steps,
+                parameters=int(self.model.count_params()) if self.model.built else 0,
+            )
+        )
+
+    def _num_tasks(self) -> int:
+        return self._config.cluster.workers if self._config.strategy.kind == "multi_worker_mirrored" else 1
+
+    # checkpoints
+
+    def _newest(self) -> Saved | None:
+        def damaged(step: int, reason: str) -> None:
+            self._emit(CheckpointFailed(step=step, reason=f"{reason}; the one before it is used"))
+
+        return self.store.newest_good(damaged)
+
+    def _progress_of(self, saved: Saved | None) -> Progress:
+        """Where to start, as the chief found it."""
+        if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
+            message = "the global batch size has changed since the checkpoint: the order of examples differs from here on"
+            self._emit(Notice(level="warning", message=message))
+        mine = json.dumps(asdict(saved.progress) if saved else None).encode()
+        progress = json.loads(self.strategy.from_chief(mine))
+        return Progress() if progress is None else Progress(**progress)
+
+    def _restore(self, step: int | None) -> None:
+        saved = None
+        if self.strategy.is_chief:
+            saved = self.store.load(step) if step is not None else self._newest()
+            if saved is None:
+                raise CheckpointError(f"{self._run.checkpoints}: there is no checkpoint that can be read")
+        self._restored_step = self._progress_of(saved).step
+        state: State | None = saved.state if saved else None
+        self._with_matching_state(lambda: self.program.restore(state))
+        if saved is not None:
+            self._emit(Restored(step=saved.progress.step, epoch=saved.progress.epoch, path=str(saved.path)))
+
+    def _with_matching_state(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except StateMismatchError as error:
+            message = f"the checkpoint does not fit this model: {error}; has the model changed since?"
+            raise CheckpointError(f"{self._run.checkpoints}: {message}") from None
+
+
+def _seed(config: RunConfig) -> None:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+    if config.determinism:
+        tf.config.experimental.enable_op_determinism()
+

@@ -1,0 +1,153 @@
+"""`python -m distlaunch.worker`: what runs in each task.
+
+Gets its part from argv, TF_CONFIG and the run directory; tells what happens by events, `error.json` and its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from distlaunch.cluster.spec import Task
+from distlaunch.config.load import load_resolved
+from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
+from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
+from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNAL
+from distlaunch.run_dir import RunDir, write_atomically
+
+
+class StopFlag:
+    """Remembers that this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    def __call__(self) -> bool:
+        return self._asked.is_set()
+
+    def install(self) -> None:
+        """Takes the stop signal over. TensorFlow installs a handler of its own when it connects; the later one counts."""
+        signal.signal(STOP_SIGNAL, lambda *_: self._asked.set())
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the task and ends the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
+    arguments = _parse(argv)
+    _hold_lifeline()
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    code = _run(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m distlaunch.worker", description=__doc__)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--task", type=Task.parse, required=True, help="JOB:INDEX")
+    parser.add_argument("--mode", choices=("train", "evaluate", "export"), default="train")
+    parser.add_argument("--checkpoint", type=int, help="step of the checkpoint; default: the newest good one")
+    parser.add_argument("--split", choices=("train", "validation"), default="validation")
+    parser.add_argument("--formats", type=lambda text: text.split(","), default=["keras"])
+    return parser.parse_args(argv)
+
+
+def _hold_lifeline() -> None:
+    """When the launcher is gone, the pipe ends, and so does this task with everything it started."""
+    number = os.environ.pop(LIFELINE_FD, None)
+    if number is None:
+        return
+    fd = int(number)
+    os.set_inheritable(fd, False)
+
+    def wait() -> None:
+        while os.read(fd, 1):
+            pass
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    run, task = RunDir(arguments.run_dir), arguments.task
+    files = run.task(arguments.attempt, str(task))
+    session: Any = None
+    try:
+        config = load_resolved(run.attempt_config(arguments.attempt))
+        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+        from distlaunch.training.session import Session
+
+        writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
+
+        def emit(event: Event) -> None:
+            writer.write(event)
+
+        emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+        stop = StopFlag()
+        began = time.monotonic()
+        session = Session(config, run, task, emit, stop, on_connected=stop.install)
+        if arguments.mode == "train":
+            outcome = session.run_training()
+            at = outcome.progress
+            seconds = time.monotonic() - began
+            emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
+            return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
+        if arguments.mode == "evaluate":
+            session.evaluate(arguments.split, arguments.checkpoint)
+        else:
+            session.export(arguments.formats, arguments.checkpoint, restore=True)
+        return ExitCode.DONE
+    except ConfigError as error:
+        problems = [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
+        _write_error(files.error_json, {"kind": "config", "problems": problems})
+        print(error, file=sys.stderr)
+        return ExitCode.USAGE
+    except BaseException as error:
+        traceback.print_exc()
+        _write_error(files.error_json, _describe(error))
+        return ExitCode.FAILED
+
+
+def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
+    """The chief writes the run's own events; every other task, and evaluations, write beside their logs."""
+    from distlaunch.cluster.spec import ClusterSpec, from_tf_config
+
+    text = os.environ.get("TF_CONFIG")
+    spec = from_tf_config(text)[0] if text else ClusterSpec({})
+    if arguments.task == spec.chief:
+        return run.events
+    return run.task(arguments.attempt, str(arguments.task)).events
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    return {
+        "kind": "exception",
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": traceback.format_exc(),
+        "host": socket.gethostname(),
+        "time": time.time(),
+        "user_error": isinstance(error, DistlaunchError),
+    }
+
+
+def _write_error(path: Any, data: dict[str, Any]) -> None:
+    try:
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
+    except OSError as error:  # a full disk; the log still has the traceback
+        print(f"cannot write {path}: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
