@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,7 +24,7 @@ class Mirrored:
 
     def __init__(self, config: MirroredConfig, task: Task) -> None:
         self.task = task
-        self._strategy = tf.distribute.MirroredStrategy(_devices(config.replicas))
+        self._strategy = _with_own_keys(_devices(config.replicas))
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -36,6 +37,15 @@ class Mirrored:
         number = self.num_replicas
         replicas = Replicas(total=number, local=number, first=0, num_processes=1, is_chief=True)
         return ReplicaProgram(self._strategy, steps, replicas)
+
+
+_instances = itertools.count(1)
+
+
+def _with_own_keys(devices: list[str]) -> tf.distribute.MirroredStrategy:
+    """A MirroredStrategy whose collectives are not mistaken for those of an earlier one in this process (a notebook)."""
+    base = next(_instances) * 1_000_000
+    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)
 
 
 def _devices(replicas: int | str) -> list[str]:

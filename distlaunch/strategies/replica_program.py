@@ -201,7 +201,8 @@ class ReplicaProgram:
         if extras and self._steps.logs == "last":
             values = {}  # as Keras: the step's own logs stand instead of the metrics
         scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
-        values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
+        if extras:
+            values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
         return {name: float(value) if np.size(value) == 1 else value for name, value in values.items()}
 
     def _ballot(self, vote: Vote) -> tf.Tensor:
@@ -246,13 +247,14 @@ class ReplicaProgram:
             for n, v in like.items()
         ]  # fmt: skip
 
-        @tf.function
+        @tf.function(autograph=False)
         def share(values: list[tf.Tensor]) -> Any:
             def local() -> Any:
                 context = tf.distribute.get_replica_context()
                 first = context.replica_id_in_sync_group == self._replicas.first
                 own = [tf.where(first, value, tf.zeros_like(value)) for value in values]
-                return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+                # one by one: values of different types cannot travel together
+                return [context.all_reduce(tf.distribute.ReduceOp.SUM, value) for value in own]
 
             return [self._strategy.experimental_local_results(v)[0] for v in self._strategy.run(local)]
 
@@ -272,7 +274,7 @@ class ReplicaProgram:
 
 def _agreed(votes: tf.Tensor) -> Vote:
     stop, finish, next_steps = votes.numpy()
-    return Vote(stop=stop > 0, finish=finish > 0, next_steps=int(next_steps))
+    return Vote(stop=bool(stop > 0), finish=bool(finish > 0), next_steps=int(next_steps))
 
 
 def _tensor(variable: Any) -> Any:

@@ -1,0 +1,134 @@
+"""Every strategy gives the numbers of one device: losses and metrics of each step, validation, final weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.parity.cases import CASES
+from tests.parity.compare import allowed, deviations, weight_deviation
+
+pytest.importorskip("tensorflow")
+DEADLINE_S = 600
+
+
+@pytest.fixture(scope="module")
+def virtual_devices():
+    from distlaunch.strategies.devices import virtual_cpus
+
+    virtual_cpus(8)
+
+
+@pytest.fixture(scope="module")
+def one_device(virtual_devices):
+    """Reference and noise runs of a case, each trained once."""
+    from distlaunch.strategies.one_device import OneDevice
+    from tests.parity.train_case import train_case
+
+    cache: dict[str, Any] = {}
+
+    def runs(name: str) -> tuple[dict, tuple]:
+        if name not in cache:
+            reference = train_case(name, OneDevice())
+            noise = [train_case(name, OneDevice(), permute=seed) for seed in (1, 2)]
+            cache[name] = reference, allowed(noise, reference)
+        return cache[name]
+
+    return runs
+
+
+def check(record: dict, runs: tuple[dict, tuple]) -> None:
+    reference, (steps_allowed, weights_allowed) = runs
+    assert len(reference["steps"]) >= 30
+    measured = deviations(record, reference)
+    first = next((k for k in range(len(measured)) if measured[k] > steps_allowed[k]), None)
+    assert first is None, f"step {first}: {measured[first]:.1e}, allowed {steps_allowed[first]:.1e}; {measured[:8]}"
+    assert weight_deviation(record, reference) <= weights_allowed
+    for own, other in zip(record["epochs"], reference["epochs"], strict=True):
+        assert own == pytest.approx(other, rel=float(steps_allowed[-1]) * 10, abs=1e-3)
+
+
+# each case with at least one number of replicas; 2, 3, 4 and 8 all occur
+REPLICAS = (2, 3, 4, 8)
+PAIRS = [(name, REPLICAS[index % len(REPLICAS)]) for index, name in enumerate(CASES)]
+
+
+@pytest.mark.parametrize(("name", "replicas"), PAIRS)
+def test_mirrored(name, replicas, one_device):
+    check(train_mirrored(name, replicas), one_device(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("name", CASES)
+def test_mirrored_all(name, replicas, one_device):
+    check(train_mirrored(name, replicas), one_device(name))
+
+
+def train_mirrored(name: str, replicas: int) -> dict:
+    from distlaunch.cluster.spec import Task
+    from distlaunch.config.strategy import Mirrored as Config
+    from distlaunch.strategies.mirrored import Mirrored
+    from tests.parity.train_case import train_case
+
+    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)))
+
+
+@pytest.fixture(scope="module")
+def multi_worker(tmp_path_factory):
+    """All cases, trained by two real worker processes."""
+    import portpicker
+
+    folder = tmp_path_factory.mktemp("multi_worker")
+    addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(2)]
+    processes = []
+    for index in range(2):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        command = [sys.executable, "-m", "tests.parity.train_case", str(folder / "results.json"), *CASES]
+        with (folder / f"worker-{index}.log").open("w") as log:
+            environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "2"}
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(DEADLINE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    logs = "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(2))
+    assert codes == [0, 0], logs
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_multi_worker_mirrored(name, one_device, multi_worker):
+    check(multi_worker[name], one_device(name))
+
+
+def test_steps_per_call_changes_nothing(one_device):
+    """Many steps in a graph call are the same steps: bit-equal."""
+    from distlaunch.strategies.one_device import OneDevice
+    from tests.parity.train_case import train_case
+
+    name = "mlp sgd, uneven"
+    one_by_one = train_case(name, OneDevice(), steps_per_call=1)
+    assert one_by_one["weights"] == one_device(name)[0]["weights"]
+
+
+def test_the_rule_catches_a_fault(one_device):
+    """Keras's own rule for replicas (mean of means) is wrong for an uneven last batch, and the comparison says so."""
+    from distlaunch.strategies import replica_share
+
+    name = "mlp sgd, uneven"
+    wrong = replica_share.current_share
+    replica_share.current_share = lambda: None
+    try:
+        record = train_mirrored(name, 2)
+    finally:
+        replica_share.current_share = wrong
+    with pytest.raises(AssertionError):
+        check(record, one_device(name))
