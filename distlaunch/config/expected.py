@@ -10,13 +10,13 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from distlaunch.config.base import Section
+from distlaunch.config.base import Section, Words
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy_switch import MODELS
 from distlaunch.config.tree import Key
 from distlaunch.config.words import either, listed
 
-_WORDS = {str: "text", float: "a number", bool: "true or false", type(None): "null"}
+_WORDS = {str: "text", float: "a number", bool: "true, false", type(None): "null"}
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,32 @@ class Expected:
         origin = get_origin(self.type)
         if origin is Annotated:
             inner, *metadata = get_args(self.type)
-            return Expected(inner, self.limits + _limits(metadata), self.words or _words(metadata)).alternatives()
+            return Expected(inner, self.limits + _limits(metadata)).alternatives()
         if origin in (Union, types.UnionType):
             return [part for arg in get_args(self.type) for part in Expected(arg, self.limits).alternatives()]
+        return [self]
+
+    def _worded(self) -> list[Expected]:
+        """As `alternatives`, but what has words of its own stays whole."""
+        if self.words:
+            return [self]
+        origin = get_origin(self.type)
+        if origin is Annotated:
+            inner, *metadata = get_args(self.type)
+            return Expected(inner, self.limits + _limits(metadata), _words(metadata))._worded()
+        if origin in (Union, types.UnionType):
+            return [part for arg in get_args(self.type) for part in Expected(arg, self.limits)._worded()]
         return [self]
 
     def describe(self) -> str:
         """`a whole number of at least 1, or 'auto'`."""
         parts: list[str] = []
-        for part in self.alternatives():
+        for part in self._worded():
             words = part.words or _describe(part)
             if words not in parts:
                 parts.append(words)
+        if parts == [_WORDS[bool]]:
+            return "true or false"
         return either(sorted(parts, key=lambda words: words == "null"))
 
     def accepts(self, kind: Any) -> bool:
@@ -53,12 +67,19 @@ class Expected:
     def choices(self) -> list[str]:
         """The words to choose from, where the key holds one of a few."""
         return [
-            str(choice) for part in self.alternatives() if get_origin(part.type) is Literal for choice in get_args(part.type)
+            str(choice)
+            for part in self.alternatives()
+            if get_origin(part.type) is Literal
+            for choice in get_args(part.type)
         ]
 
     def section(self, value: Any) -> type[Section] | None:
         """The section among the alternatives that a mapping was meant as."""
-        models = [part.type for part in self.alternatives() if isinstance(part.type, type) and issubclass(part.type, BaseModel)]
+        models = [
+            part.type
+            for part in self.alternatives()
+            if isinstance(part.type, type) and issubclass(part.type, BaseModel)
+        ]
         if not models or not isinstance(value, dict):
             return models[0] if models else None
         if models[0] in MODELS.values():
@@ -82,7 +103,7 @@ class Expected:
 
 
 def of_field(info: FieldInfo) -> Expected:
-    return Expected(info.annotation, _limits(info.metadata), _words([info]))
+    return Expected(info.annotation, _limits(info.metadata), _words(info.metadata))
 
 
 def at(key: Key, data: Any) -> Expected | None:
@@ -109,7 +130,7 @@ def _describe(part: Expected) -> str:
         choices = get_args(part.type)
         return f"one of {listed(choices, 20)}" if len(choices) > 1 else f"'{choices[0]}'"
     if origin is list:
-        return f"a list, each item {Expected(get_args(part.type)[0]).describe()}"
+        return f"a list (each item {Expected(get_args(part.type)[0]).describe()})"
     if origin is dict:
         inner = get_args(part.type)[1]
         return "a mapping" if inner is Any else f"a mapping to {Expected(inner).describe()}"
@@ -138,9 +159,5 @@ def _limits(metadata: list[Any]) -> tuple[Any, ...]:
 
 
 def _words(metadata: list[Any]) -> str | None:
-    """Words that a type states itself: `json_schema_extra={"words": ...}`."""
-    for entry in metadata:
-        extra = entry.json_schema_extra if isinstance(entry, FieldInfo) else None
-        if isinstance(extra, dict) and "words" in extra:
-            return str(extra["words"])
-    return None
+    """Words that a type's annotation states itself."""
+    return next((entry.text for entry in metadata if isinstance(entry, Words)), None)

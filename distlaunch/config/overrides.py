@@ -11,7 +11,9 @@ from distlaunch.config.words import show
 from distlaunch.config.yaml_events import parse
 from distlaunch.errors import ConfigError, Problem
 
-_PART = re.compile(r"""\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<quoted>.*?)(?P=quote)\]|\.?(?P<name>[^.\[\]=]+)""")
+_PART = re.compile(
+    r"""\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<quoted>.*?)(?P=quote)\]|\.?(?P<name>[^.\[\]=]+)"""
+)
 _EXAMPLE = "write it as train.epochs=3 or train.callbacks[0].name=TerminateOnNaN"
 
 
@@ -113,9 +115,13 @@ def _open(node: Node, key: Key, position: int, source: str) -> str | int:
     if isinstance(node.value, list):
         index = int(part) if isinstance(part, int) or part.isdigit() else None
         if index is None:
-            raise _error(key, f"{where} is a list of {len(node.value)}; choose an item by number, such as {where}[0]", source)
+            raise _error(
+                key, f"{where} is a list of {len(node.value)}; choose an item by number, such as {where}[0]", source
+            )
         if index > len(node.value):
-            raise _error(key, f"{where} has {len(node.value)} items; expected an index from 0 to {len(node.value)}", source)
+            raise _error(
+                key, f"{where} has {len(node.value)} items; expected an index from 0 to {len(node.value)}", source
+            )
         return index
     if not isinstance(node.value, dict):
         raise _error(key, f"{where} is {show(node.value)}, which has no keys; set {where} itself", source)

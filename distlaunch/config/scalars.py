@@ -36,7 +36,9 @@ def resolve(text: str) -> Scalar:
     if _INT.match(text) or _OTHER_BASE.match(text):
         value = int(text) if _INT.match(text) else int(text, 0)
         if not -_LARGEST <= value < _LARGEST:
-            raise ValueError(f"got {text[:40]}, a number beyond 64 bits; write a smaller one, or quote it if it is text")
+            raise ValueError(
+                f"got {text[:40]}, a number beyond 64 bits; write a smaller one, or quote it if it is text"
+            )
         return value
     if _FLOAT.match(text):
         return float(text)

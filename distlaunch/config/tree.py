@@ -102,7 +102,9 @@ class TreeBuilder:
             if name is None:
                 continue
             if name in entries:
-                self._problem((*key, name), f"the key is there already, in line {lines[name]}; remove one of them", line)
+                self._problem(
+                    (*key, name), f"the key is there already, in line {lines[name]}; remove one of them", line
+                )
                 continue
             lines[name] = line
             entries[name] = self._build(child, (*key, name), line)
@@ -113,7 +115,9 @@ class TreeBuilder:
         found: dict[str | int, Node] = {}
         for source in child.children if child.kind == "list" else [child]:
             if source.kind != "map":
-                self._problem((*key, "<<"), "expected a mapping, or a list of mappings, to merge, such as `<<: *defaults`", line)
+                self._problem(
+                    (*key, "<<"), "expected a mapping, or a list of mappings, to merge, such as `<<: *defaults`", line
+                )
                 continue
             node = self._build(source, key, source.line)
             assert isinstance(node.value, dict)
@@ -131,7 +135,9 @@ class TreeBuilder:
         if problem is None and isinstance(value, int | str) and not isinstance(value, bool):
             return value
         text = node.text or "(empty)"
-        self._problem(key, problem or f"got the key {text}; a key must be text; put it in quotes: '{node.text}'", node.line)
+        self._problem(
+            key, problem or f"got the key {text}; a key must be text; put it in quotes: '{node.text}'", node.line
+        )
         return None
 
     def _scalar(self, raw: Raw, key: Key, line: int) -> Scalar:

@@ -8,7 +8,10 @@ _HINTS = (
     ("mapping values are not allowed", "check the indentation of this line; a value that contains ': ' needs quotes"),
     ("could not find expected ':'", "expected `key: value`; is the ':' missing, or the space after it?"),
     ("did not find expected key", "check the indentation: keys of one section start in the same column"),
-    ("did not find expected '-' indicator", "check the indentation: items of one list start with '-' in the same column"),
+    (
+        "did not find expected '-' indicator",
+        "check the indentation: items of one list start with '-' in the same column",
+    ),
     ("did not find expected ',' or ']'", "a ',' or the closing ']' is missing"),
     ("did not find expected ',' or '}'", "a ',' or the closing '}' is missing"),
     ("expected ',' or ']'", "a ',' or the closing ']' is missing"),
@@ -40,6 +43,9 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         return number + 1, f"a value cannot begin with {character!r}; put it in quotes"
     if ("',' or ']'" in problem or "',' or '}'" in problem) and context and context.line != number:
         bracket = "]" if "]" in problem else "}"
-        return context.line + 1, f"the bracket that opens in this line is not closed; add a ',' or '{bracket}' by line {number + 1}"
+        return (
+            context.line + 1,
+            f"the bracket that opens in this line is not closed; add a ',' or '{bracket}' by line {number + 1}",
+        )
     hint = next((hint for words, hint in _HINTS if words in problem), "check this line and the one above it")
     return number + 1, f"not valid YAML: {problem}; {hint}"

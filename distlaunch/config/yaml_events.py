@@ -95,7 +95,9 @@ class _Reader:
         self._add(node, line)
         self._open.append((node, event.anchor))
         if len(self._open) > MAX_DEPTH:
-            raise _error(self.name, line, f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?")
+            raise _error(
+                self.name, line, f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
+            )
 
     def _add(self, node: Raw, line: int) -> None:
         if not self._open:
@@ -104,15 +106,25 @@ class _Reader:
         parent = self._open[-1][0]
         if parent.kind == "map" and len(parent.children) % 2 == 0 and node.kind != "scalar":
             raise _error(
-                self.name, line, f"a key must be a word, not a {_NAMES[node.kind]}; write `key: value`, and quote what begins with [ or {{"
+                self.name,
+                line,
+                f"a key must be a word, not a {_NAMES[node.kind]}; write `key: value`, and quote what begins with [ or {{",
             )
         parent.children.append(node)
 
     def _target(self, anchor: str, line: int) -> Raw:
         if any(name == anchor for _, name in self._open):
-            raise _error(self.name, line, f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself")
+            raise _error(
+                self.name,
+                line,
+                f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself",
+            )
         if anchor not in self._anchors:
-            raise _error(self.name, line, f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'")
+            raise _error(
+                self.name,
+                line,
+                f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'",
+            )
         return self._anchors[anchor]
 
 
