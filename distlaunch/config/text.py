@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from pathlib import Path
 
-from distlaunch.config.words import did_you_mean, listed
+from distlaunch.config.words import closest, listed
 from distlaunch.errors import ConfigError, Problem
 
 MAX_BYTES = 1 << 20
@@ -63,7 +63,9 @@ def _missing(path: Path) -> ConfigError:
     if not folder.is_dir():
         return _error(path, f"no such file, and no folder {folder}")
     names = _configs_in(folder)
-    hint = did_you_mean(path.name, names)
+    stems = {name.rpartition(".")[0]: name for name in names}
+    close = closest(path.stem, stems)
+    hint = f"; did you mean '{stems[close]}'?" if close else ""
     if not hint:
         hint = f"; the folder holds {listed(names, 5)}" if names else "; `distlaunch init` writes a starter config"
     return _error(path, f"no such file{hint}")
