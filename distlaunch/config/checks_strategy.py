@@ -118,7 +118,8 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         message = f"got {cluster.ps}, but {strategy.kind} has no parameter servers; remove it"
         yield Problem(("cluster", "ps"), f"{message}, or use strategy.kind: parameter_server")
     if is_ps and not cluster.ps:
-        yield Problem(("cluster", "ps"), "got 0; parameter_server needs at least 1; write `ps: 1` below `cluster:`")
+        message = "parameter_server needs at least 1 parameter server, got 0; write `ps: 1` below `cluster:`"
+        yield Problem(("strategy", "kind"), message)
     if cluster.hosting == "in_process" and not is_ps:
         message = f"got 'in_process', which parameter_server alone can do, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)

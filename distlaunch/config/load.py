@@ -112,16 +112,16 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     """The config with defaults for all that is wrong, so that the rest can be checked all the same."""
     # without its kind a strategy is none
     keys = [problem.key[:1] if problem.key[0] == "strategy" else problem.key for problem in problems if problem.key]
-    pruned: Any = data
+    pruned: Any = dict(data)
     for key in keys:
         pruned = _pruned(pruned, key)
-    config, _ = _validate(pruned)
-    if config is not None:
-        return config
-    kept = {key: value for key, value in pruned.items() if key not in {key[0] for key in keys}}
-    kept.setdefault("model", {"function": STAND_IN})
-    kept.setdefault("data", {"function": STAND_IN, "global_batch": 1})
-    return _validate(kept)[0]
+    pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
+    pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
+    return _validate(pruned)[0]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _pruned(data: Any, key: Key) -> Any:

@@ -83,6 +83,5 @@ def _check_call(site: Site, function: Function) -> Iterator[Problem]:
         # a loss or metric function (y_true, y_pred) without arguments is used as it is
         complete = site.role not in ("losses", "metrics")
         for argument, message in argument_problems(function, site.args, complete=complete):
-            has_own_key = site.args_key != site.key
-            key = (*site.args_key, argument) if argument and has_own_key else site.args_key
+            key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
             yield Problem(key, message)

@@ -52,7 +52,7 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
         return Problem(key, _key_type(key))
     if kind == "missing":
         return Problem(key, _missing(key, data))
-    if kind == "extra_forbidden" or (kind == "invalid_key"):
+    if kind in ("extra_forbidden", "invalid_key"):
         return Problem(key, unknown_key(key, data))
     return _wrong_type(key, data)
 
@@ -69,7 +69,7 @@ def _key(location: Key, data: Any) -> Key | None:
             continue
         if _is_member(part, data, expect, last=last):
             if not _is_meant(str(part), data):
-                return tuple(key) if not isinstance(data, dict | list) else None
+                return None if _holds(expect, data) else tuple(key)
             continue
         key.append(part)
         expect = expect.inner(part, data) if expect else None
@@ -91,6 +91,13 @@ def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: boo
 def _fields(expect: Expected, data: Any) -> Any:
     section = expect.section(data)
     return section.model_fields if section is not None else {}
+
+
+def _holds(expect: Expected | None, data: Any) -> bool:
+    """Whether one of the members is of the value's kind, so that its own mistakes are the ones to tell."""
+    if expect is None or not isinstance(data, dict | list):
+        return False
+    return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)
 
 
 def _is_meant(member: str, data: Any) -> bool:
@@ -190,7 +197,7 @@ def _hint(value: Any, expect: Expected) -> str:
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
     if isinstance(value, dict) and wants_list:
         return "; begin each item with '- '"
-    if value == [] or isinstance(value, list):
+    if isinstance(value, list):
         return "; remove the brackets or the '-'" if not wants_list else ""
     return ""
 
