@@ -13,7 +13,9 @@ from distlaunch.errors import ConfigError, ExitCode, Problem
 
 @click.command("validate")
 @click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
 def command(configs: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
     """Check configs completely: types, names, arithmetic, functions. Starts nothing; exit code 2 if one is wrong."""

@@ -1,4 +1,4 @@
-"""All that can be told to be wrong about a valid-looking config by arithmetic and tables, without touching the machine."""
+"""What arithmetic and tables can tell to be wrong about a config, without touching the machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if data.batched and data.function is None:
         yield Problem(("data", "batched"), "got true, but only a function's own pipelines can be batched; remove it")
     if data.batched and type(data.shuffle) is int:
-        message = f"got {data.shuffle} with `batched: true`; batches are shuffled in your own pipeline; write `shuffle: false`"
+        message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"
         yield Problem(("data", "shuffle"), message)
     for label, weight in (data.class_weight or {}).items():
         if weight < 0:
@@ -69,7 +69,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         if label < 0:
             yield Problem(("data", "class_weight", label), f"got class {label}; classes are numbered from 0")
     if data.remainder == "drop" and data.train_examples is not None and data.train_examples < data.global_batch:
-        message = f"got {data.train_examples}, fewer than one global batch ({data.global_batch}), and `remainder: drop` leaves no step"
+        message = f"got {data.train_examples}, less than a global batch, so that `remainder: drop` leaves no step"
         yield Problem(("data", "train_examples"), f"{message}; use at least {data.global_batch}, or `remainder: keep`")
 
 

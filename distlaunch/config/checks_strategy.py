@@ -1,4 +1,4 @@
-"""Cross-checks of `strategy:` and `cluster:`: batches that divide, meshes that exist, clusters that the strategy uses."""
+"""Cross-checks of `strategy:` and `cluster:`: batches divide, meshes exist, the strategy uses its cluster."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
 def _axes(axes: list[str | None], mesh: dict[str, int], key: Key) -> Iterator[Problem]:
     for index, axis in enumerate(axes):
         if axis is not None and axis not in mesh:
-            message = f"got '{axis}', which is no axis of the mesh; expected ~ or one of {listed(mesh)}{did_you_mean(axis, mesh)}"
-            yield Problem((*key, index), message)
+            message = f"got '{axis}', which is no axis of the mesh; expected ~ or one of {listed(mesh)}"
+            yield Problem((*key, index), message + did_you_mean(axis, mesh))
     for axis, times in Counter(axis for axis in axes if axis is not None).items():
         if times > 1:
             yield Problem(

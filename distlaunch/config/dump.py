@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
 
 from distlaunch.config.run import RunConfig
 from distlaunch.config.scalars import escape, resolve
+
+# line ends of old systems, which quotes alone do not keep
+_UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -17,7 +21,8 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     """Quotes text that would read back as something else, by our rules or by YAML 1.1's."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _reads_as_text(value) else "'")
+    style = '"' if _UNUSUAL.search(value) else None if _reads_as_text(value) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 def _reads_as_text(value: str) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from distlaunch.config.base import Section, Words
@@ -75,11 +74,8 @@ class Expected:
 
     def section(self, value: Any) -> type[Section] | None:
         """The section among the alternatives that a mapping was meant as."""
-        models = [
-            part.type
-            for part in self.alternatives()
-            if isinstance(part.type, type) and issubclass(part.type, BaseModel)
-        ]
+        types_ = [part.type for part in self.alternatives()]
+        models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not isinstance(value, dict):
             return models[0] if models else None
         if models[0] in MODELS.values():
@@ -127,14 +123,14 @@ def inside(data: Any, part: str | int) -> Any:
 def _describe(part: Expected) -> str:
     origin = get_origin(part.type)
     if origin is Literal:
-        choices = get_args(part.type)
-        return f"one of {listed(choices, 20)}" if len(choices) > 1 else f"'{choices[0]}'"
+        choices = listed(get_args(part.type), 20)
+        return f"one of {choices}" if "," in choices else choices
     if origin is list:
         return f"a list (each item {Expected(get_args(part.type)[0]).describe()})"
     if origin is dict:
         inner = get_args(part.type)[1]
         return "a mapping" if inner is Any else f"a mapping to {Expected(inner).describe()}"
-    if isinstance(part.type, type) and issubclass(part.type, BaseModel):
+    if isinstance(part.type, type) and issubclass(part.type, Section):
         return f"a section with {listed(part.type.model_fields, 6)}"
     return _number(part) if part.type in (int, float) else _WORDS.get(part.type, "a value")
 

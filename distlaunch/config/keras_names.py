@@ -1,4 +1,4 @@
-"""Names of Keras 3.15, so that a misspelt one is found without importing Keras. A test compares them with the Keras installed."""
+"""Names of Keras 3.15, so that a misspelt one is found without importing Keras. A test compares them with Keras."""
 
 from __future__ import annotations
 
@@ -74,12 +74,11 @@ _ERRORS = {
     "mape": "MeanAbsolutePercentageError",
     "msle": "MeanSquaredLogarithmicError",
     "bce": "BinaryCrossentropy",
-    "kld": "KLDivergence",
 }
 _BY_SHAPE = {"acc": "accuracy", "accuracy": "accuracy", "ce": "crossentropy", "crossentropy": "crossentropy"}
 ALIASES: dict[str, dict[str, str]] = {
     "optimizers": {},
-    "losses": _ERRORS,
+    "losses": _ERRORS | {"kld": "KLDivergence"},
     "metrics": _ERRORS | _BY_SHAPE,
     "callbacks": {},
 }
@@ -87,7 +86,7 @@ ALIASES: dict[str, dict[str, str]] = {
 
 
 def canonical(group: str, name: str) -> str | None:
-    """The name as `keras.<group>` spells it, for `adam`, `Adam`, `mse` or `sparse_categorical_crossentropy`; None if unknown.
+    """The name as `keras.<group>` spells it, for `adam`, `Adam`, `mse` or `squared_hinge`; None if unknown.
 
     Args:
         group: optimizers, losses, metrics or callbacks.
@@ -113,4 +112,4 @@ def _fold(name: str) -> str:
 
 
 def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

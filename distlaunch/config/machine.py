@@ -62,4 +62,6 @@ def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
         message = f"got '{config.runs_dir}', but {existing} is a file; expected a folder; choose another one"
         yield Problem(("runs_dir",), message)
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem(("runs_dir",), f"got '{config.runs_dir}', but {existing} may not be written; choose another folder")
+        yield Problem(
+            ("runs_dir",), f"got '{config.runs_dir}', but {existing} may not be written; choose another folder"
+        )

@@ -36,7 +36,8 @@ def find_source(module: str) -> Path | None:
         )
     for depth, part in enumerate(parts[1:], start=1):
         folders = spec.submodule_search_locations
-        found = PathFinder.find_spec(".".join(parts[: depth + 1]), list(folders)) if folders is not None else None
+        # by the last name alone: with the full one the finder asks for the parent, which is not imported
+        found = PathFinder.find_spec(part, list(folders)) if folders is not None else None
         if found is None:
             if _may_hold_attributes(spec):
                 return None
@@ -60,8 +61,8 @@ def _top(name: str) -> ModuleSpec | None:
 
 
 def _may_hold_attributes(spec: ModuleSpec) -> bool:
-    """Whether `package.part` may be a module made by code, as in `keras.optimizers` of some versions or `os.path`."""
-    return spec.submodule_search_locations is None or spec.origin is None or not spec.origin.endswith(".py")
+    """Whether `module.part` may be a module all the same, as `os.path` is, though `os` is no package."""
+    return spec.submodule_search_locations is None
 
 
 def _local_modules() -> list[str]:

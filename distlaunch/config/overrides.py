@@ -20,7 +20,8 @@ _EXAMPLE = "write it as train.epochs=3 or train.callbacks[0].name=TerminateOnNaN
 def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) -> list[Problem]:
     """Changes the tree in place, in the order given.
 
-    An override of `strategy.kind` drops what the file says for the old kind only, so that one setting switches the strategy.
+    An override of `strategy.kind` drops what the file says for the old kind only, so that one setting switches
+    the strategy.
     """
     problems: list[Problem] = []
     written_kind = kind_written(root)

@@ -21,7 +21,7 @@ _POSITIONAL = {"map": ("x, y", 2), "step": ("context, batch", 2)}
 
 
 def reference_problems(config: RunConfig) -> list[Problem]:
-    """What is wrong with the functions that a config names; files must be absolute or relative to the working directory."""
+    """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
     return [problem for site in sites(config) if site.is_reference for problem in _check(site, known)]
 

@@ -41,7 +41,7 @@ class Data(Section):
     global_batch: Positive
     """Examples in one step, over all replicas together."""
     batched: bool = False
-    """True: the function's tf.data pipelines already yield global batches, in their own order; `shuffle` does nothing then."""
+    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then."""
     shuffle: bool | Positive = True
     """True: over all examples of arrays, a buffer of 10,000 for other pipelines. A number: a buffer of that many."""
     remainder: Literal["keep", "drop"] = "keep"
@@ -163,5 +163,5 @@ class RunConfig(Section):
     """What to write when training is done."""
 
     def to_plain(self) -> dict[str, Any]:
-        """All values, defaults included, as plain data that YAML can hold; class weights keep their whole numbers as keys."""
+        """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""
         return self.model_dump(mode="python")

@@ -15,7 +15,11 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]", "description": "an e
 def json_schema() -> dict[str, Any]:
     """The schema. Where a number or a choice is wanted, `${NAME:default}` may stand too."""
     schema = _with_variables(RunConfig.model_json_schema())
-    head = {"$schema": DIALECT, "title": "distlaunch config", "description": "One run of distlaunch. Unknown keys are errors."}
+    head = {
+        "$schema": DIALECT,
+        "title": "distlaunch config",
+        "description": "One run of distlaunch. Unknown keys are errors.",
+    }
     return head | {key: value for key, value in schema.items() if key not in head}
 
 
@@ -29,8 +33,13 @@ def _with_variables(schema: Any, name: str = "") -> Any:
         return [_with_variables(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {key: value if key in ("default", "const", "enum") else _with_variables(value, key) for key, value in schema.items()}
-    return inner if name in ("kind", "discriminator", "mapping") or not _is_typed_scalar(schema) else _or_variable(inner)
+    inner = {
+        key: value if key in ("default", "const", "enum") else _with_variables(value, key)
+        for key, value in schema.items()
+    }
+    return (
+        inner if name in ("kind", "discriminator", "mapping") or not _is_typed_scalar(schema) else _or_variable(inner)
+    )
 
 
 def _is_typed_scalar(schema: dict[str, Any]) -> bool:

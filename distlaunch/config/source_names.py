@@ -87,7 +87,9 @@ def _bind(node: ast.stmt, names: ModuleNames) -> None:
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for target in targets:
-            if isinstance(target, ast.Name) and node.value is not None:
+            if node.value is None:
+                continue  # `name: int` alone binds nothing
+            if isinstance(target, ast.Name):
                 names.bound[target.id] = node.value if target.id not in names.bound else ast.Pass()
             else:
                 _bind_inner(target, names)

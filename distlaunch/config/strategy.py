@@ -60,7 +60,7 @@ MeshSizes = Annotated[
 LayoutRules = Annotated[
     dict[str, list[Axis]],
     Field(
-        description="regular expression on variable paths -> mesh axis of each dimension (~: not split); first match wins"
+        description="regular expression on variable paths -> axis of each dimension (~: not split); first match wins"
     ),
     Words("a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
 ]

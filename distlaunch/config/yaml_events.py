@@ -81,8 +81,8 @@ class _Reader:
             raise _error(
                 self.name,
                 line,
-                f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; write the value "
-                "without it, and in quotes if it is text that begins with '!'",
+                f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
+                "write the value without it, and in quotes if it is text that begins with '!'",
             )
         if isinstance(event, yaml.ScalarEvent):
             # implicit[0]: written plainly, without quotes or block indicator
@@ -108,7 +108,7 @@ class _Reader:
             raise _error(
                 self.name,
                 line,
-                f"a key must be a word, not a {_NAMES[node.kind]}; write `key: value`, and quote what begins with [ or {{",
+                f"a key must be a word, not a {_NAMES[node.kind]}; write `key: value`; quote what begins with [ or {{",
             )
         parent.children.append(node)
 

@@ -1,5 +1,7 @@
 """Broken configs: what is written, where the mistake is, and words of the message that help."""
 
+# ruff: noqa: E501 (one row a mistake)
+
 from __future__ import annotations
 
 from dataclasses import dataclass

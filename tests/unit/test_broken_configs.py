@@ -12,7 +12,9 @@ from distlaunch.errors import ConfigError
 from tests.unit.broken_configs import ALL, Broken
 from tests.unit.config_files import write_models
 
-JARGON = re.compile(r"Input should|pydantic|union_tag|Traceback|<class|Error\b|NoneType|constrained|\bstr\b|\bint\b|validation error")
+JARGON = re.compile(
+    r"Input should|pydantic|union_tag|Traceback|<class|Error\b|NoneType|constrained|\bstr\b|\bint\b|validation error"
+)
 
 
 @pytest.fixture
