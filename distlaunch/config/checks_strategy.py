@@ -10,7 +10,7 @@ from distlaunch.config.replicas import mesh_product, num_replicas
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import DTensor, Jax, Mirrored, MultiWorkerMirrored, ParameterServer, Partitioner
 from distlaunch.config.tree import Key
-from distlaunch.config.words import did_you_mean, either, listed
+from distlaunch.config.words import did_you_mean, either, listed, show
 from distlaunch.errors import Problem
 
 _PARTITIONER_ARGS = {
@@ -95,7 +95,7 @@ def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
 def _axes(axes: list[str | None], mesh: dict[str, int], key: Key) -> Iterator[Problem]:
     for index, axis in enumerate(axes):
         if axis is not None and axis not in mesh:
-            message = f"got '{axis}', which is no axis of the mesh; expected ~ or one of {listed(mesh)}"
+            message = f"got {show(axis)}, which is no axis of the mesh; expected ~ or one of {listed(mesh)}"
             yield Problem((*key, index), message + did_you_mean(axis, mesh))
     for axis, times in Counter(axis for axis in axes if axis is not None).items():
         if times > 1:

@@ -57,7 +57,8 @@ class Expected:
                 parts.append(words)
         if parts == [_WORDS[bool]]:
             return "true or false"
-        return either(sorted(parts, key=lambda words: words == "null"))
+        others = [words for words in parts if words != "null"]
+        return either(others) + (", or null" if len(others) < len(parts) else "")
 
     def accepts(self, kind: Any) -> bool:
         """Whether one of the alternatives is this type, e.g. bool."""

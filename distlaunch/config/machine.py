@@ -59,9 +59,9 @@ def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
     folder = Path(config.runs_dir).expanduser().absolute()
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not existing.is_dir():
-        message = f"got '{config.runs_dir}', but {existing} is a file; expected a folder; choose another one"
+        message = f"got {config.runs_dir!r}, but {existing} is a file; expected a folder; choose another one"
         yield Problem(("runs_dir",), message)
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield Problem(
-            ("runs_dir",), f"got '{config.runs_dir}', but {existing} may not be written; choose another folder"
+            ("runs_dir",), f"got {config.runs_dir!r}, but {existing} may not be written; choose another folder"
         )

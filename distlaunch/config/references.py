@@ -14,7 +14,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.signatures import Function, argument_problems, position_problem
 from distlaunch.config.sites import Site, sites
 from distlaunch.config.source_names import ModuleNames, SourceError, read_module
-from distlaunch.config.words import did_you_mean, listed
+from distlaunch.config.words import did_you_mean, listed, show
 from distlaunch.errors import Problem
 
 _POSITIONAL = {"map": ("x, y", 2), "step": ("context, batch", 2)}
@@ -29,7 +29,7 @@ def reference_problems(config: RunConfig) -> list[Problem]:
 def _check(site: Site, known: dict[Path, ModuleNames]) -> Iterator[Problem]:
     module, _, name = site.name.rpartition(":")
     if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
-        yield Problem(site.key, f"got '{site.name}'; expected 'package.module:name' or 'path/to/file.py:name'")
+        yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
         return
     try:
         path = _file(Path(module)) if module.endswith(".py") else find_source(module)

@@ -59,7 +59,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
             return "${"
         name, colon, default = match[1].partition(":")
         if match[2] is None or not _NAME.match(name):
-            raise ValueError(f"got '{match[0]}'; expected ${{NAME}} or ${{NAME:default}}; write $${{ for a literal ${{")
+            raise ValueError(f"got {match[0]!r}; expected ${{NAME}} or ${{NAME:default}}; write $${{ for a literal ${{")
         if name in environ:
             return environ[name]
         if not colon:

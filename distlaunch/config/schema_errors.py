@@ -68,7 +68,7 @@ def _key(location: Key, data: Any) -> Key | None:
         if position == 1 and location[0] == _STRATEGY and part in KINDS:
             continue
         if _is_member(part, data, expect, last=last):
-            if not _is_meant(str(part), data):
+            if not _is_meant(str(part), data, expect):
                 return None if _holds(expect, data) else tuple(key)
             continue
         key.append(part)
@@ -100,13 +100,15 @@ def _holds(expect: Expected | None, data: Any) -> bool:
     return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)
 
 
-def _is_meant(member: str, data: Any) -> bool:
+def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
+    """Whether a member of a union is the one that a list or a mapping was written for."""
     if isinstance(data, list):
         return member.startswith("list[")
-    if isinstance(data, dict):
-        wants_section = bool({"name", "args"} & data.keys())
-        return member.startswith("dict[") is not wants_section and not member.startswith(("list[", "str", "literal"))
-    return False
+    if not isinstance(data, dict) or expect is None:
+        return False
+    if expect.section(data) is None:
+        return member.startswith("dict[")
+    return not member.startswith(("dict[", "list[", "str", "int", "float", "bool", "literal", "constrained"))
 
 
 def _strategy_kind(strategy: dict[str, Any]) -> Problem:
@@ -186,8 +188,13 @@ def _type_fits(value: Any, expect: Expected) -> bool:
 
 def _hint(value: Any, expect: Expected) -> str:
     """What to write instead, where it can be guessed."""
+    is_section = expect.section(None) is not None
     if value is None:
-        return "; write a value, or remove the line to get the default"
+        return (
+            f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line to get the default"
+        )
+    if value is False and expect.accepts(type(None)):
+        return "; write null for none"
     wants_int, wants_float, wants_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
     if isinstance(value, str):
         return _hint_for_text(value, expect, wants_number=wants_int or wants_float)
@@ -197,8 +204,8 @@ def _hint(value: Any, expect: Expected) -> str:
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
     if isinstance(value, dict) and wants_list:
         return "; begin each item with '- '"
-    if isinstance(value, list):
-        return "; remove the brackets or the '-'" if not wants_list else ""
+    if isinstance(value, list) and not wants_list:
+        return "; remove the '-'" if is_section or expect.accepts(dict) else "; remove the brackets or the '-'"
     return ""
 
 
@@ -210,6 +217,9 @@ def _hint_for_text(value: str, expect: Expected, *, wants_number: bool) -> str:
     if hint := did_you_mean(value, expect.choices()):
         return hint
     section = expect.section(None)
+    key, colon, rest = value.partition(":")
+    if section is not None and colon and key in section.model_fields:
+        return f"; write a space after the colon: `{key}: {rest}`"
     if section is not None and "name" in section.model_fields:
         return f"; write {{name: {value}}}"
     if expect.accepts(list) and any(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import yaml
 
 _HINTS = (
-    ("mapping values are not allowed", "check the indentation of this line; a value that contains ': ' needs quotes"),
+    (
+        "mapping values are not allowed",
+        "is the indentation right, and the line above complete? A value that contains ': ' needs quotes",
+    ),
     ("could not find expected ':'", "expected `key: value`; is the ':' missing, or the space after it?"),
     ("did not find expected key", "check the indentation: keys of one section start in the same column"),
     (
