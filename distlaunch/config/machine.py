@@ -56,7 +56,7 @@ def _bind(port: int) -> str | None:
 
 def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
     """The run directory can be made, or its parents can."""
-    folder = Path(config.runs_dir).expanduser().absolute()
+    folder = Path(config.runs_dir).absolute()
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not existing.is_dir():
         message = f"got {config.runs_dir!r}, but {existing} is a file; expected a folder; choose another one"

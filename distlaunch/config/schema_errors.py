@@ -190,9 +190,7 @@ def _hint(value: Any, expect: Expected) -> str:
     """What to write instead, where it can be guessed."""
     is_section = expect.section(None) is not None
     if value is None:
-        return (
-            f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line to get the default"
-        )
+        return f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line"
     if value is False and expect.accepts(type(None)):
         return "; write null for none"
     wants_int, wants_float, wants_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
@@ -200,7 +198,7 @@ def _hint(value: Any, expect: Expected) -> str:
         return _hint_for_text(value, expect, wants_number=wants_int or wants_float)
     if isinstance(value, float) and wants_int and value == value // 1:
         return f"; write {int(value)}"
-    if isinstance(value, bool | int | float) and expect.accepts(str) and not isinstance(value, str):
+    if isinstance(value, bool | int | float) and expect.accepts(str):
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
     if isinstance(value, dict) and wants_list:
         return "; begin each item with '- '"
@@ -222,12 +220,16 @@ def _hint_for_text(value: str, expect: Expected, *, wants_number: bool) -> str:
         return f"; write a space after the colon: `{key}: {rest}`"
     if section is not None and "name" in section.model_fields:
         return f"; write {{name: {value}}}"
-    if expect.accepts(list) and any(
-        get_args(part.type) for part in expect.alternatives() if get_origin(part.type) is list
-    ):
-        item = next(get_args(part.type)[0] for part in expect.alternatives() if get_origin(part.type) is list)
-        choices = Expected(item).choices()
-        close = closest(value, choices) if choices else None
-        name_only = isinstance(item, type) and issubclass(item, BaseModel)
-        return f"; write [{{name: {value}}}]" if name_only else f"; write [{close or value}]"
-    return ""
+    return _hint_for_item(value, expect)
+
+
+def _hint_for_item(value: str, expect: Expected) -> str:
+    """For a list that was written as its one item."""
+    items = [
+        args[0] for part in expect.alternatives() if get_origin(part.type) is list and (args := get_args(part.type))
+    ]
+    if not items:
+        return ""
+    if isinstance(items[0], type) and issubclass(items[0], BaseModel):
+        return f"; write [{{name: {value}}}]"
+    return f"; write [{closest(value, Expected(items[0]).choices()) or value}]"
