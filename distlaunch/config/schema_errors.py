@@ -194,6 +194,8 @@ def _hint(value: Any, expect: Expected) -> str:
     if value is False and expect.accepts(type(None)):
         return "; write null for none"
     wants_int, wants_float, wants_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
+    if isinstance(value, str) and "\n" in value:
+        return ""
     if isinstance(value, str):
         return _hint_for_text(value, expect, wants_number=wants_int or wants_float)
     if isinstance(value, float) and wants_int and value == value // 1:
