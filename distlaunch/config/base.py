@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,16 +11,27 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A part of the config."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+@dataclass(frozen=True)
+class Words:
+    """Says in a type's annotation what messages call it."""
+
+    text: str
 
 
 Positive = Annotated[int, Field(ge=1)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 FunctionRef = Annotated[
     str,
     Field(
-        pattern=r"^([A-Za-z_][\w.]*|[^:]+\.py):[A-Za-z_]\w*$",
+        pattern=r"^([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*$",
         description="`package.module:function` or `path/to/file.py:function` (relative to the config file)",
     ),
+    Words("a function, as 'package.module:function' or 'path/to/file.py:function'"),
 ]
-Arguments = Annotated[dict[str, Any], Field(default_factory=dict)]
+Arguments = Annotated[dict[str, Any], Field(default_factory=dict), Words("a mapping of arguments, such as {units: 64}")]

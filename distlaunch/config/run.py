@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distlaunch.config.base import Arguments, FunctionRef, Positive, Section
+from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, Section, Words
 from distlaunch.config.strategy import Cluster, OneDevice, Strategy
 
 
@@ -41,12 +41,14 @@ class Data(Section):
     global_batch: Positive
     """Examples in one step, over all replicas together."""
     batched: bool = False
-    """True: the function's tf.data pipelines already yield global batches, in their own order."""
+    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then."""
     shuffle: bool | Positive = True
     """True: over all examples of arrays, a buffer of 10,000 for other pipelines. A number: a buffer of that many."""
     remainder: Literal["keep", "drop"] = "keep"
     """What happens to a last batch that is smaller than the others."""
-    class_weight: dict[int, float] | None = None
+    class_weight: Annotated[
+        dict[int, Finite] | None, Words("a mapping of classes to weights, such as {0: 1.0, 1: 2.5}")
+    ] = None
     """Weight of each class in the loss; classes not named have weight 1."""
     train_examples: Positive | None = None
     """Use only the first so many examples for training."""
@@ -60,7 +62,7 @@ class Component(Section):
     args: Arguments
 
 
-Named = str | Component
+Named = Annotated[str | Component, Words("a name such as 'adam', or {name: ..., args: {...}}")]
 
 
 class Compile(Section):
@@ -68,11 +70,19 @@ class Compile(Section):
 
     optimizer: Named = "rmsprop"
     """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer."""
-    loss: Named | list[Named] | dict[str, Named] | None = None
+    loss: Annotated[
+        Named | list[Named] | dict[str, Named] | None,
+        Words("a loss such as 'mse' or {name: ..., args: {...}}, a list of losses, or a mapping of outputs to losses"),
+    ] = None
     """A name of `keras.losses`, or `package.module:function` (y_true, y_pred) -> loss of each example."""
-    loss_weights: list[float] | dict[str, float] | None = None
-    metrics: list[Named] | dict[str, list[Named]] = Field(default_factory=list)
-    weighted_metrics: list[Named] = Field(default_factory=list)
+    loss_weights: list[Finite] | dict[str, Finite] | None = None
+    metrics: Annotated[
+        list[Named] | dict[str, list[Named]],
+        Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
+    ] = Field(default_factory=list)
+    weighted_metrics: Annotated[list[Named], Words("a list of metrics, such as [accuracy]")] = Field(
+        default_factory=list
+    )
     jit_compile: bool = False
     """XLA. Off unless asked for: on CPU it makes some models slower (convolutions: 1.6 to 2.4 times)."""
 
@@ -99,7 +109,9 @@ class Train(Section):
     """None: as many as the data has."""
     steps_per_call: Positive | Literal["auto"] = "auto"
     """Steps run inside one graph call. `auto`: measured, about half a second; 1 if a callback watches each batch."""
-    callbacks: list[Callback] = Field(default_factory=list)
+    callbacks: Annotated[list[Callback], Words("a list of callbacks, such as [{name: TerminateOnNaN}]")] = Field(
+        default_factory=list
+    )
     log_every_steps: Positive | None = None
     """Report progress exactly every so many steps. None: about twice a second."""
 
@@ -113,17 +125,25 @@ class Validation(Section):
 
 
 class Checkpoint(Section):
-    """When the state is written, and how much of it is kept."""
+    """When the state is written, and how much of it is kept. One of the two periods at least is a number."""
 
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
     keep: Positive = 3
 
 
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
 class RunConfig(Section):
     """One run, completely. Unknown keys are errors."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
+    name: (
+        Annotated[
+            str, Field(pattern=RUN_NAME), Words("letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        ]
+        | None
+    ) = None
     """Name of the run directory. None: the config file's name."""
     runs_dir: str = "runs"
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -143,5 +163,5 @@ class RunConfig(Section):
     """What to write when training is done."""
 
     def to_plain(self) -> dict[str, Any]:
-        """All values, defaults included, as plain data that YAML can hold."""
-        return self.model_dump(mode="json")
+        """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""
+        return self.model_dump(mode="python")

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from distlaunch.config.base import Positive, PositiveSeconds, Section
+from distlaunch.config.base import Positive, PositiveSeconds, Section, Words
 
-Axis = str | None
+Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
 
 
 class OneDevice(Section):
@@ -52,10 +52,17 @@ class ParameterServer(Section):
     partitioner: Partitioner | None = None
 
 
-MeshSizes = Annotated[dict[str, int], Field(min_length=1, description="axis name -> size; one size may be -1 and is filled")]
+MeshSizes = Annotated[
+    dict[str, int],
+    Field(min_length=1, description="axis name -> size; one size may be -1 and is filled"),
+    Words("a mapping of axes to sizes, such as {batch: 4, model: 2}"),
+]
 LayoutRules = Annotated[
     dict[str, list[Axis]],
-    Field(description="regular expression on variable paths -> mesh axis of each dimension (~: not split); first match wins"),
+    Field(
+        description="regular expression on variable paths -> axis of each dimension (~: not split); first match wins"
+    ),
+    Words("a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
 ]
 
 
@@ -80,6 +87,7 @@ class Jax(Section):
 Strategy = Annotated[
     OneDevice | Mirrored | MultiWorkerMirrored | ParameterServer | DTensor | Jax,
     Field(discriminator="kind"),
+    Words("a section with 'kind', such as {kind: mirrored}"),
 ]
 
 

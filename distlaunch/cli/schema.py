@@ -1,0 +1,19 @@
+"""`distlaunch schema`: the JSON Schema of the config."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("schema")
+def command() -> None:
+    """Print the JSON Schema of the config, for editors.
+
+    \b
+    distlaunch schema > distlaunch.schema.json
+    and as the first line of a config:
+    # yaml-language-server: $schema=distlaunch.schema.json
+    """
+    from distlaunch.config.schema import schema_text
+
+    click.echo(schema_text(), nl=False)

@@ -1,0 +1,82 @@
+"""`distlaunch validate`: checks configs completely, and starts nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from distlaunch.errors import ConfigError, ExitCode, Problem
+
+
+@click.command("validate")
+@click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
+def command(configs: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check configs completely: types, names, arithmetic, functions. Starts nothing; exit code 2 if one is wrong."""
+    results = [_check(config, overrides) for config in configs]
+    if as_json:
+        click.echo(json.dumps([result.to_plain() for result in results], indent=2))
+    else:
+        for result in results:
+            result.show()
+    if any(result.problems for result in results):
+        raise click.exceptions.Exit(ExitCode.USAGE)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found in one file."""
+
+    config: str
+    summary: str
+    problems: list[Problem]
+    warnings: list[Problem]
+
+    def show(self) -> None:
+        for problem in self.problems:
+            click.echo(str(problem), err=True)
+        if not self.problems:
+            click.echo(f"{self.config}: ok ({self.summary})")
+        for warning in self.warnings:
+            click.echo(f"warning: {warning}", err=True)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "config": self.config,
+            "ok": not self.problems,
+            "summary": self.summary,
+            "problems": [_plain(problem) for problem in self.problems],
+            "warnings": [_plain(problem) for problem in self.warnings],
+        }
+
+
+def _check(config: str, overrides: tuple[str, ...]) -> Result:
+    from distlaunch.config.checks import not_ready
+    from distlaunch.config.load import load_config
+    from distlaunch.config.machine import count_gpus, machine_problems
+    from distlaunch.config.replicas import summary
+
+    num_gpus = count_gpus()
+    try:
+        loaded = load_config(config, overrides, num_gpus=num_gpus)
+    except ConfigError as error:
+        return Result(config, "", error.problems, [])
+    problems = loaded.located(machine_problems(loaded.config))
+    return Result(config, summary(loaded.config, num_gpus), problems, loaded.located(not_ready(loaded.config)))
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    file, _, line = (problem.source or "").rpartition(":")
+    is_line = line.isdigit() and not file.startswith("--set")
+    return {
+        "key": problem.dotted,
+        "message": problem.message,
+        "source": problem.source,
+        "line": int(line) if is_line else None,
+    }

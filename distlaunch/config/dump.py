@@ -1,0 +1,48 @@
+"""RunConfig -> YAML that reads back as the same config."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from distlaunch.config.run import RunConfig
+from distlaunch.config.scalars import escape, resolve
+
+# line ends of old systems, which quotes alone do not keep
+_UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """Quotes text that would read back as something else, by our rules or by YAML 1.1's."""
+    style = '"' if _UNUSUAL.search(value) else None if _reads_as_text(value) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+def _reads_as_text(value: str) -> bool:
+    try:
+        return isinstance(resolve(value), str) and value != "<<"
+    except ValueError:
+        return False
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_config(config: RunConfig) -> str:
+    """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again."""
+    return yaml.dump(_escaped(config.to_plain()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return escape(value) if isinstance(value, str) else value

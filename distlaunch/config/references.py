@@ -1,0 +1,87 @@
+"""Checks `module:function` references against the source text: the name exists, and takes the arguments given.
+
+Nothing is imported, so nothing of the user's runs. What cannot be known without running it is taken to be right.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from distlaunch.config.modules import ModuleMissingError, find_source
+from distlaunch.config.run import RunConfig
+from distlaunch.config.signatures import Function, argument_problems, position_problem
+from distlaunch.config.sites import Site, sites
+from distlaunch.config.source_names import ModuleNames, SourceError, read_module
+from distlaunch.config.words import did_you_mean, listed, show
+from distlaunch.errors import Problem
+
+_POSITIONAL = {"map": ("x, y", 2), "step": ("context, batch", 2)}
+
+
+def reference_problems(config: RunConfig) -> list[Problem]:
+    """What is wrong with the functions that a config names, whose files are absolute paths."""
+    known: dict[Path, ModuleNames] = {}
+    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known)]
+
+
+def _check(site: Site, known: dict[Path, ModuleNames]) -> Iterator[Problem]:
+    module, _, name = site.name.rpartition(":")
+    if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
+        yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
+        return
+    try:
+        path = _file(Path(module)) if module.endswith(".py") else find_source(module)
+        if path is None:
+            return
+        if path not in known:
+            known[path] = read_module(path)
+    except (ModuleMissingError, SourceError) as error:
+        yield Problem(site.key, str(error))
+        return
+    yield from _check_name(site, name, module, known[path])
+
+
+def _file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if path.exists():
+        raise SourceError(f"{path} is a folder; expected a Python file")
+    names = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
+    raise SourceError(
+        f"no such file: {path}{did_you_mean(path.name, names) or '; paths start from the folder of the config'}"
+    )
+
+
+def _check_name(site: Site, name: str, module: str, names: ModuleNames) -> Iterator[Problem]:
+    where = Path(module).name if module.endswith(".py") else module
+    if name not in names.bound:
+        if not names.is_open:
+            functions = names.public()
+            hint = did_you_mean(name, functions) or (
+                f"; it has {listed(functions, 6)}" if functions else "; it defines nothing"
+            )
+            yield Problem(site.key, f"{where} has no '{name}'{hint}")
+        return
+    node = names.bound[name]
+    if isinstance(node, ast.AsyncFunctionDef):
+        yield Problem(site.key, f"'{name}' is an `async def`; expected a plain function; remove `async`")
+    elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
+        yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
+    elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        yield from _check_call(site, Function(name, node))
+
+
+def _check_call(site: Site, function: Function) -> Iterator[Problem]:
+    if site.role in _POSITIONAL:
+        names, number = _POSITIONAL[site.role]
+        message = position_problem(function, names, number)
+        if message:
+            yield Problem(site.key, message)
+    elif site.args is not None:
+        # a loss or metric function (y_true, y_pred) without arguments is used as it is
+        complete = site.role not in ("losses", "metrics")
+        for argument, message in argument_problems(function, site.args, complete=complete):
+            key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
+            yield Problem(key, message)

@@ -1,0 +1,86 @@
+"""What a plain YAML scalar means, by YAML 1.2's core rules, and how `${NAME}` is filled in.
+
+`1e-3` is a number, `on`, `off`, `yes`, `no`, `12:30` and dates are text, `010` is ten (not eight, as in YAML 1.1).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+Scalar = str | int | float | bool | None
+
+_NULL = {"", "~", "null", "Null", "NULL"}
+_TRUE = {"true", "True", "TRUE"}
+_FALSE = {"false", "False", "FALSE"}
+_INT = re.compile(r"[-+]?[0-9]{1,400}\Z")
+_OTHER_BASE = re.compile(r"0o[0-7]{1,100}\Z|0x[0-9a-fA-F]{1,100}\Z")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
+_SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
+_LARGEST = 2**63
+
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def resolve(text: str) -> Scalar:
+    """The value of a scalar that is written without quotes.
+
+    Raises:
+        ValueError: a whole number beyond 64 bits.
+    """
+    if text in _NULL:
+        return None
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    if _INT.match(text) or _OTHER_BASE.match(text):
+        value = int(text) if _INT.match(text) else int(text, 0)
+        if not -_LARGEST <= value < _LARGEST:
+            raise ValueError(
+                f"got {text[:40]}, a number beyond 64 bits; write a smaller one, or quote it if it is text"
+            )
+        return value
+    if _FLOAT.match(text):
+        return float(text)
+    if _SPECIAL.match(text):
+        return float(text.replace(".", ""))
+    return text
+
+
+def substitute(text: str, environ: Mapping[str, str]) -> str:
+    """Fills in `${NAME}` and `${NAME:default}`; `$${` stands for a literal `${`.
+
+    Raises:
+        ValueError: a variable is not set and has no default, or the braces are not closed.
+    """
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[0] == "$${":
+            return "${"
+        name, colon, default = match[1].partition(":")
+        if match[2] is None or not _NAME.match(name):
+            raise ValueError(f"got {match[0]!r}; expected ${{NAME}} or ${{NAME:default}}; write $${{ for a literal ${{")
+        if name in environ:
+            return environ[name]
+        if not colon:
+            raise ValueError(
+                f"the environment variable {name} is not set; set it, or give a default: ${{{name}:default}}; "
+                "write $${ for a literal ${"
+            )
+        return default
+
+    return _VARIABLE.sub(value_of, text)
+
+
+def escape(text: str) -> str:
+    """The inverse of `substitute`: text that it gives back unchanged."""
+    return text.replace("${", "$${")
+
+
+def unusable(text: str) -> str | None:
+    """Why a text can be no value: control characters and half characters break paths and files later."""
+    if "\0" in text:
+        return "the text holds a NUL character; remove it"
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return "the text is not valid Unicode; write it as UTF-8"
+    return None

@@ -1,0 +1,108 @@
+"""Names that a module binds at its top, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LARGEST = 8 << 20
+
+
+class SourceError(Exception):
+    """A source file cannot be read; the message names it and the line."""
+
+
+@dataclass
+class ModuleNames:
+    """What a module binds.
+
+    Attributes:
+        bound: name -> the definition, or whatever binds it.
+        is_open: more names may come to exist when it runs (star imports, `globals()`, a module's `__getattr__`).
+    """
+
+    bound: dict[str, ast.AST] = field(default_factory=dict)
+    is_open: bool = False
+
+    def public(self) -> list[str]:
+        """Functions and classes to choose from."""
+        definitions = (ast.FunctionDef, ast.ClassDef)
+        return [name for name, node in self.bound.items() if isinstance(node, definitions) and not name.startswith("_")]
+
+
+def read_module(path: Path) -> ModuleNames:
+    """Parses a file.
+
+    Raises:
+        SourceError: it cannot be read, or is no valid Python.
+    """
+    try:
+        with path.open("rb") as file:
+            source = file.read(_LARGEST)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source, filename=str(path))
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from None
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise SourceError(f"{path}{line}: Python cannot read the file: {error.msg}; correct it") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise SourceError(f"{path}: Python cannot read the file: {error or type(error).__name__}; correct it") from None
+    names = ModuleNames()
+    for node in _top_level(tree.body):
+        _bind(node, names)
+    names.is_open = names.is_open or "__getattr__" in names.bound
+    return names
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when the module is imported, in `if`, `try`, `with` and loops too."""
+    stack = list(reversed(body))
+    while stack:
+        node = stack.pop()
+        yield node
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        inner: list[ast.stmt] = []
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.stmt):
+                inner.append(part)
+            elif isinstance(part, ast.ExceptHandler | ast.match_case):
+                inner += part.body
+        stack += reversed(inner)
+
+
+def _bind(node: ast.stmt, names: ModuleNames) -> None:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        # a second definition, as in `if ...: def f` / `else: def f`, leaves open which one counts
+        names.bound[node.name] = node if node.name not in names.bound else ast.Pass()
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        for alias in node.names:
+            names.is_open = names.is_open or alias.name == "*"
+            names.bound[alias.asname or alias.name.partition(".")[0]] = node
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if node.value is None:
+                continue  # `name: int` alone binds nothing
+            if isinstance(target, ast.Name):
+                names.bound[target.id] = node.value if target.id not in names.bound else ast.Pass()
+            else:
+                _bind_inner(target, names)
+    else:
+        _bind_inner(node, names)
+
+
+def _bind_inner(node: ast.AST, names: ModuleNames) -> None:
+    """Names bound by anything else: loops, `with ... as`, walrus, `globals()[...] = ...`."""
+    if isinstance(node, ast.Delete):
+        return
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            names.bound.setdefault(inner.id, node)
+        elif isinstance(inner, ast.Name) and inner.id in ("globals", "exec", "setattr", "vars", "locals"):
+            names.is_open = True

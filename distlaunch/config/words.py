@@ -1,0 +1,72 @@
+"""How values and choices are put into words, the same in every message."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+_LONGEST = 60
+
+
+def show(value: Any) -> str:
+    """A value as the user wrote it, near enough: `'adam'`, `3`, `true`, `null`, `a mapping`, `a list`."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return repr(value if len(value) <= _LONGEST else value[: _LONGEST - 3] + "...")
+    if isinstance(value, dict):
+        return f"a mapping with {listed(value)}" if value else "an empty mapping {}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list []"
+    return str(value)
+
+
+def kind_of(value: Any) -> str:
+    """What YAML calls the value, to tell `'3'` from `3`; empty where `show` says it already."""
+    if isinstance(value, bool):
+        return "a truth value"
+    if isinstance(value, int):
+        return "a whole number"
+    if isinstance(value, float):
+        return "a decimal number"
+    return "text" if isinstance(value, str) else ""
+
+
+def received(value: Any) -> str:
+    """`got '3' (text)`."""
+    kind = kind_of(value)
+    return f"got {show(value)} ({kind})" if kind else f"got {show(value)}"
+
+
+def listed(words: Iterable[Any], most: int = 12) -> str:
+    """`'a', 'b', 'c'`, cut where it gets long."""
+    quoted = [repr(word) for word in words]
+    return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], f"... ({len(quoted)} in all)"])
+
+
+def either(words: Iterable[str]) -> str:
+    """`a, b or c`."""
+    parts = list(words)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
+
+
+def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The option that was most likely meant, whatever its case."""
+    folded: dict[str, str] = {}
+    for option in options:
+        folded.setdefault(_fold(option), option)
+    found = difflib.get_close_matches(_fold(word), folded, n=1, cutoff=cutoff)
+    return folded[found[0]] if found else None
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """`; did you mean 'mirrored'?`, or nothing."""
+    found = closest(word, options)
+    return f"; did you mean '{found}'?" if found is not None else ""
+
+
+def _fold(word: str) -> str:
+    return word.lower().replace("_", "").replace("-", "")

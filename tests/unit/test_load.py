@@ -1,0 +1,275 @@
+"""What loading gives: types, names, variables, overrides, and a resolved config that reads back as itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.config.load import LoadedConfig, dump_config, load_config, load_resolved
+from distlaunch.config.scalars import escape, resolve, substitute
+from distlaunch.errors import ConfigError, Problem
+from tests.unit.config_files import BASE, write_models
+
+ODD_TEXTS = [
+    *(
+        "",
+        " ",
+        "a: b",
+        "- a",
+        "# a",
+        "null",
+        "~",
+        "true",
+        "on",
+        "1e-3",
+        "010",
+        "12:30",
+        "0x1F",
+        ".inf",
+        "1_000",
+        "<<",
+        "*a",
+    ),
+    *(
+        "&a",
+        "!t",
+        "@x",
+        "%",
+        "a\nb",
+        "a\n",
+        "\ttab",
+        "é",
+        "\u2028",
+        "😀",
+        "'",
+        '"',
+        "\\",
+        "${HOME}",
+        "$${HOME}",
+        "$$${A",
+        "$",
+        "${",
+    ),
+    *("2026-01-01", "=", "?", "a #b", "x" * 300, "[a]", "{a}", "\x85", "\x7f", "---", "..."),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_models(tmp_path)
+    return tmp_path
+
+
+def load(extra: str = "", *overrides: str, environ: dict[str, str] | None = None) -> LoadedConfig:
+    Path("run.yaml").write_text(BASE + extra)
+    return load_config("run.yaml", overrides, environ or {})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1e-3", 1e-3), ("1E5", 1e5), (".5", 0.5), ("1.", 1.0), ("-2.5", -2.5), ("10", 10), ("-3", -3), ("+3", 3)),
+        *(("010", 10), ("0o17", 15), ("0x1F", 31), (".inf", float("inf")), ("-.Inf", float("-inf"))),
+        *(("true", True), ("False", False), ("null", None), ("~", None), ("", None)),
+        *(
+            (word, word)
+            for word in ("yes", "no", "on", "off", "12:30", "2026-01-01", "1_000", "e5", ".", "-", "1e", "tRue", "0b1")
+        ),
+    ],
+)
+def test_plain_scalars(text: str, value: object) -> None:
+    assert resolve(text) == value
+    assert type(resolve(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_escaped_text_is_not_substituted(text: str) -> None:
+    assert substitute(escape(text), {"HOME": "x"}) == text
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_round_trip_of_texts(text: str, folder: Path) -> None:
+    config = load().config
+    plain = config.to_plain()
+    plain["model"]["args"] = {"text": text, "list": [text, {text or "k": text}]}
+    changed = type(config).model_validate(plain)
+    Path("resolved.yaml").write_text(dump_config(changed), encoding="utf-8")
+    assert load_resolved("resolved.yaml") == changed
+
+
+def test_round_trip_of_a_full_config(folder: Path) -> None:
+    extra = """\
+  args: {source: '$${X}'}
+  class_weight: {0: 1.0, 10: 2}
+compile: {optimizer: {name: adam, args: {learning_rate: 1e-5, clip: .inf}}, loss: {a: mse}, loss_weights: [1],
+  metrics: {a: [mae]}}
+train:
+  loop: custom
+  step: models.py:step
+  callbacks: [{name: EarlyStopping, args: {patience: 2}}, {name: 'models.py:anything', args: {deep: {1: [true, ~]}}}]
+strategy: {kind: jax, mesh: {batch: 2, model: -1}, layout: {'a.*': [~, model]}, input_layout: [batch]}
+validation: ~
+"""
+    config = load(extra).config
+    Path("resolved.yaml").write_text(dump_config(config))
+    assert load_resolved("resolved.yaml") == config
+    assert load_config("resolved.yaml", environ={}).config == config
+    assert config.data.args == {"source": "${X}"}
+
+
+def test_names_and_files(folder: Path) -> None:
+    config = load("train: {loop: custom, step: models.py:step}\n").config
+    assert config.name == "run"
+    assert config.model.function == f"{folder}/models.py:net"
+    assert config.train.step == f"{folder}/models.py:step"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("my run (2).yaml", "my-run-2-"), ("_x.yml", "x"), ("é.yaml", "run"), ("a.b.yaml", "a.b")]
+)
+def test_the_name_comes_from_the_file(file: str, name: str, folder: Path) -> None:
+    Path(file).write_text(BASE)
+    assert load_config(file).config.name == name
+
+
+def test_files_start_from_the_folder_of_the_config(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("run.yaml").write_text(BASE)
+    monkeypatch.chdir("/")
+    assert load_config(folder / "run.yaml").config.model.function == f"{folder}/models.py:net"
+
+
+def test_a_folder_with_a_colon(tmp_path: Path) -> None:
+    folder = tmp_path / "a:b"
+    folder.mkdir()
+    write_models(folder)
+    (folder / "run.yaml").write_text(BASE)
+    config = load_config(folder / "run.yaml").config
+    assert type(config).model_validate(config.to_plain()) == config
+
+
+def test_anchors_and_merge_keys(folder: Path) -> None:
+    extra = """\
+compile:
+  optimizer: {name: adam, args: &rate {learning_rate: 1e-3}}
+train:
+  callbacks:
+    - &stop {name: EarlyStopping, args: {patience: 2}}
+    - {<<: *stop, tasks: chief}
+model_args: ~
+"""
+    config = load(extra.replace("model_args: ~\n", "")).config
+    assert config.train.callbacks[1].args == {"patience": 2}
+    assert config.train.callbacks[1].tasks == "chief"
+
+
+@pytest.mark.parametrize(
+    ("written", "environ", "seed"),
+    [
+        ("${SEED:3}", {}, 3),
+        ("${SEED:3}", {"SEED": "7"}, 7),
+        ("${SEED}", {"SEED": "7"}, 7),
+        ("${A:1}${B:2}", {"B": "5"}, 15),
+    ],
+)
+def test_variables_have_types(written: str, environ: dict[str, str], seed: int, folder: Path) -> None:
+    assert load(f"seed: {written}\n", environ=environ).config.seed == seed
+
+
+def test_quoted_variables_stay_text(folder: Path) -> None:
+    assert load("  args: {source: '${N:3}'}\n").config.data.args == {"source": "3"}
+    assert load("  args: {source: '$${N}'}\n").config.data.args == {"source": "${N}"}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("train.epochs=3", ("train", "epochs"), 3),
+        ("determinism=true", ("determinism",), True),
+        ("cluster.start_timeout_s=1e2", ("cluster", "start_timeout_s"), 100.0),
+        ("train.steps_per_epoch=", ("train", "steps_per_epoch"), None),
+        ("export=[keras]", ("export",), ["keras"]),
+        ("data.args={source: a=b}", ("data", "args", "source"), "a=b"),
+        ("data.args.source='3'", ("data", "args", "source"), "3"),
+        ("data.class_weight.3=2.0", ("data", "class_weight", 3), 2.0),
+        (
+            "compile.optimizer.args.learning_rate=0.1",
+            ("compile", "optimizer"),
+            {"name": "adam", "args": {"learning_rate": 0.1}},
+        ),
+        ("train.callbacks[0].args.patience=9", ("train", "callbacks", 0, "args", "patience"), 9),
+        ("train.callbacks.0.args.patience=9", ("train", "callbacks", 0, "args", "patience"), 9),
+        ("train.callbacks[1].name=TerminateOnNaN", ("train", "callbacks", 1, "name"), "TerminateOnNaN"),
+        ('model.args["l2"]=0.5', ("model", "args", "l2"), 0.5),
+    ],
+)
+def test_overrides(override: str, key: tuple[str | int, ...], value: object, folder: Path) -> None:
+    extra = "compile: {optimizer: adam}\ntrain:\n  callbacks: [{name: EarlyStopping, args: {patience: 2}}]\n"
+    loaded = load(extra, override)
+    found: Any = loaded.config.to_plain()
+    for part in key:
+        found = found[part]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_an_override_of_the_kind_switches_the_strategy(folder: Path) -> None:
+    extra = """\
+strategy: {kind: multi_worker_mirrored, communication: ring, replicas_per_worker: 1}
+cluster: {workers: 2, ports: [4000, 4001], stop_timeout_s: 5.0}
+"""
+    config = load(extra, "strategy.kind=mirrored", "strategy.replicas=4").config
+    assert config.to_plain()["strategy"] == {"kind": "mirrored", "replicas": 4}
+    assert config.cluster.workers == 1
+    assert config.cluster.stop_timeout_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.epohcs=3"], "--set train.epohcs=3: train.epohcs: unknown key; did you mean 'epochs'?"),
+        (["train.epochs=x"], "--set train.epochs=x: train.epochs: got 'x' (text)"),
+        (["train.epochs"], "without '='"),
+        (["=3"], "names no key"),
+        (["train..epochs=3"], "not readable"),
+        (["seed.x=3"], "--set seed.x=3: seed.x: seed is 0, which has no keys"),
+        (["train.callbacks[1].name=x"], "has 0 items"),
+        (["train.callbacks.x=1"], "is a list of 0"),
+        (["export=[keras"], "--set export=[keras: export: "),
+        (["export=!x y"], "tags are not supported"),
+        (["strategy.kind=mirrored", "strategy.mesh.a=2"], "--set strategy.mesh.a=2: strategy.mesh: unknown key"),
+        (["strategy.kind=mirord"], "--set strategy.kind=mirord: strategy.kind: got 'mirord'"),
+        (["cluster.workers=2"], "--set cluster.workers=2: cluster.workers: got 2, but one_device runs in one process"),
+    ],
+)
+def test_overrides_that_are_wrong(overrides: list[str], words: str, folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("seed: 0\ntrain: {callbacks: []}\n", *overrides)
+    assert words in str(caught.value)
+
+
+def test_sources(folder: Path) -> None:
+    loaded = load("train:\n  epochs: 3\n", "seed=4")
+    assert loaded.source(("train", "epochs")) == "run.yaml:7"
+    assert loaded.source(("train", "callbacks")) == "run.yaml:6"
+    assert loaded.source(("seed",)) == "--set seed=4"
+    problem = loaded.located([Problem(("model", "args", "units"), "too many")])[0]
+    assert str(problem) == "run.yaml:1: model.args.units: too many"
+
+
+def test_gpus_decide_what_auto_means(folder: Path) -> None:
+    Path("run.yaml").write_text(BASE + "strategy: {kind: mirrored}\n")
+    load_config("run.yaml")
+    load_config("run.yaml", num_gpus=8)
+    with pytest.raises(ConfigError, match=r"3 replicas .* use 63 or 66"):
+        load_config("run.yaml", num_gpus=3)
+    with pytest.raises(ConfigError, match="needs 4 devices, but this machine has 2 GPU"):
+        load_config("run.yaml", ["strategy.replicas=4"], num_gpus=2)
+
+
+def test_a_damaged_resolved_config(folder: Path) -> None:
+    Path("config.yaml").write_text("model: 3\n")
+    with pytest.raises(ConfigError, match=r"config.yaml:1: model: got 3"):
+        load_resolved("config.yaml")

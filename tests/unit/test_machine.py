@@ -1,0 +1,68 @@
+"""What the machine says: GPUs, ports, folders."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from distlaunch.config.checks import not_ready
+from distlaunch.config.load import load_config
+from distlaunch.config.machine import busy_ports, count_gpus, runs_dir_problems
+from distlaunch.config.run import RunConfig
+from tests.unit.config_files import BASE, write_models
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_models(tmp_path)
+    return tmp_path
+
+
+def config(extra: str, *overrides: str) -> RunConfig:
+    Path("run.yaml").write_text(BASE + extra)
+    return load_config("run.yaml", overrides).config
+
+
+@pytest.mark.parametrize(
+    ("visible", "number"), [(None, 3), ("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("0,-1,2", 1), ("0,1,2,3,4", 3)]
+)
+def test_gpus(visible: str | None, number: int, tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(environ, tmp_path) == number
+
+
+def test_busy_ports(folder: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        found = config(f"strategy: {{kind: multi_worker_mirrored}}\ncluster: {{workers: 1, ports: [{port}]}}\n")
+        problems = list(busy_ports(found))
+    assert [problem.dotted for problem in problems] == ["cluster.ports[0]"]
+    assert f"port {port} on this machine: another process uses it" in problems[0].message
+    assert not list(busy_ports(found))
+
+
+def test_a_file_in_the_way(folder: Path) -> None:
+    Path("taken").touch()
+    problem = next(runs_dir_problems(config("", "runs_dir=taken/runs")))
+    assert f"{folder}/taken is a file" in problem.message
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_may_not_be_written(folder: Path) -> None:
+    Path("locked").mkdir(mode=0o500)
+    problem = next(runs_dir_problems(config("", "runs_dir=locked/runs")))
+    assert "may not be written" in problem.message
+
+
+def test_strategies_of_later_versions(folder: Path) -> None:
+    assert not not_ready(config(""))
+    problem = not_ready(config("strategy: {kind: jax, mesh: {batch: 2}}\n"))[0]
+    assert "not in this version yet" in problem.message
