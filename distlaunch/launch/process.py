@@ -1,7 +1,7 @@
 """Child processes: each in a group of its own, signalled as a group, and never left behind.
 
-Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file tells a child that the
-launcher is gone, and the warden, a tiny process that then kills the groups of children that do not watch the lifeline.
+Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file tells a child
+that the launcher is gone, and the warden, a tiny process that then kills the groups of children that do not watch it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from distlaunch.protocol import LIFELINE_FD
+from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
 
 _WARDEN = Path(__file__).with_name("warden.py")
 
 
 class Lifeline:
-    """What ties children to this process. Only this process holds the writing ends; the kernel closes them when it dies."""
+    """What ties children to this process, which alone holds the writing ends; the kernel closes them when it dies."""
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
@@ -58,7 +59,9 @@ class Lifeline:
     def __enter__(self) -> Lifeline:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -68,7 +71,9 @@ class Child:
     Raises OSError if the program cannot be started.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline, *, cwd: Path | None = None) -> None:
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline, *, cwd: Path | None = None
+    ) -> None:
         self._lifeline = lifeline
         self._process = subprocess.Popen(
             list(argv),
@@ -106,15 +111,21 @@ class Child:
             self._bury()
         return self.code
 
-    def kill(self) -> None:
-        """Kills the group at once and waits for its leader."""
+    def kill(self, wait_s: float = 2.0) -> None:
+        """Kills the group at once and waits for its leader, but not for long: it may sleep in the kernel."""
         if self.code is None:
             self._signal_group(signal.SIGKILL)
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            self._bury()
+            give_up_at = time.monotonic() + wait_s
+            while self.poll() is None and time.monotonic() < give_up_at:
+                time.sleep(0.005)
+
+    def dump_stacks(self) -> None:
+        """Asks the leader alone to write its stacks to its log; only for a program that handles the signal."""
+        if self.code is None:
+            os.kill(self.pid, DUMP_SIGNAL)
 
     def state(self) -> str:
-        """The kernel's letter for what the process does, e.g. `S` asleep, `T` stopped, `D` in the kernel; empty if unknown."""
+        """The kernel's letter for what the process does: `S` asleep, `T` stopped, `D` in the kernel; or empty."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, IndexError):

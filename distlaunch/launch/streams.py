@@ -119,7 +119,7 @@ class Pump:
         return ready - self._streams.keys()
 
     def finish(self, task: str) -> None:
-        """The task has ended: takes what is left in its pipes and closes them, also if a stray process holds them open."""
+        """The task has ended: takes what its pipes hold and closes them, even if a stray process has them open."""
         for stream in [stream for stream in self._streams.values() if stream.task == task]:
             left = DRAIN_BYTES
             while stream.pipe.fileno() in self._streams and (taken := self._read(stream)) and left > 0:
