@@ -13,7 +13,7 @@ from distlaunch.protocol import LIFELINE_FD
 from distlaunch.run_dir import RunDir
 
 RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]
-LEAD = TASK == os.environ.get("LEAD", "worker:0")
+LEAD = os.environ.get("LEAD", "worker:0") == TASK
 WRITER = EventWriter(RUN.events if LEAD else RUN.task(0, TASK).events, attempt=0, task=TASK)
 
 

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from conftest import Recorder, make_plan
+from supervised import Recorder, make_plan
 
 from distlaunch.launch.supervisor import Supervisor
 

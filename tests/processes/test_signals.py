@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, processes_of, wait_until
+from supervised import REPOSITORY, processes_of, wait_until
 
 CLEAN = ["stop_cleanly"]
 STUBBORN = ["ignore_sigterm", "train", "hang"]

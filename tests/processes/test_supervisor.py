@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Recorder, make_plan, wait_until
+from supervised import Recorder, make_plan
 
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.events import RunEnded, TaskFailed, read_events
