@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,11 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     listed = environ.get(VISIBLE)
     if listed is not None:
         return _visible(listed)
+    return _ask_driver()
+
+
+@functools.cache
+def _ask_driver() -> tuple[str, ...]:
     try:
         answer = subprocess.run(
             ["nvidia-smi", "-L"],

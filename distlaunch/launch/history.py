@@ -65,8 +65,10 @@ class Progress:
     """How far the attempt has come, as far as the lead task's events tell."""
 
     lead: str
+    """The task that speaks for the run."""
     step: int = 0
     epoch: int = 0
+    """How many are complete."""
     logs: Logs = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
     ended: bool = False
@@ -79,7 +81,9 @@ class Progress:
         match event:
             case TrainingStarted():
                 self.step, self.epoch = event.first_step, event.first_epoch
-            case StepsDone() | EpochEnded():
+            case StepsDone():
                 self.step, self.epoch, self.logs = event.step, event.epoch, event.logs
+            case EpochEnded():
+                self.step, self.epoch, self.logs = event.step, event.epoch + 1, event.logs
             case RunEnded():
                 self.ended = True

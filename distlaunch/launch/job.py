@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt
@@ -151,7 +152,7 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
 
     if not path.exists():
         raise UsageError(f"{path}: there is no such config file")
-    loaded = load_config(path, tuple(overrides), environ=environ)
+    loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
     return loaded.config, lambda problems: [
         Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems
     ]

@@ -31,9 +31,11 @@ class Engine(Protocol):
 
     def find(self, config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Place:
         """Addresses and devices for the tasks. `dry`: reserve nothing; raises UsageError if there are none."""
+        ...
 
     def execute(self, plan: LaunchPlan, place: Place, observer: Observer) -> Outcome:
         """Runs the plan to its end."""
+        ...
 
 
 ENGINES: dict[str, Engine] = {"local": LocalEngine()}
