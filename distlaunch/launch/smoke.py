@@ -1,4 +1,4 @@
-"""`train --smoke`: proves a config in under a minute, by a few steps, a second start from the checkpoint, and an export."""
+"""`train --smoke`: proves a config in under a minute by a few steps, a restart from the checkpoint, and an export."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SmokeResult:
 
 
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
-    """What makes a run of any length a run of a few steps, the last of them with an uneven batch if the data allows it."""
+    """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
     batch = config.data.global_batch
     if config.data.batched:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)

@@ -32,10 +32,11 @@ class LiveView:
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
         self._began, self._stopping = None, ""
-        self._live = Live(
+        live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
-        self._live.start()
+        live.start()
+        self._live = live
 
     def event(self, event: Event) -> None:
         self.state.add(event)
