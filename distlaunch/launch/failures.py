@@ -115,7 +115,8 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        return _tail_of(error.traceback.rstrip().splitlines(), limit)
+        lines = [line for line in error.traceback.rstrip().splitlines() if line.strip("\t ^~|")]
+        return _tail_of(lines, limit)
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:

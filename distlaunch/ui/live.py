@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -24,7 +26,7 @@ class LiveView:
         self._console = console
         self.state = RunState()
         self._live: Live | None = None
-        self._above: list[Text] = []
+        self._above: list[tuple[Text, bool]] = []
         self._began: float | None = None
         self._drawn_at = float("-inf")
         self._stopping = ""
@@ -42,13 +44,13 @@ class LiveView:
         self.state.add(event)
         line = event_line(event, self.state.training.epochs if self.state.training else 1)
         if line is not None:
-            self._above.append(line)
+            self._above.append((line, False))
 
     def line(self, task: str, text: str) -> None:
-        self._above.append(task_line(task, text))
+        self._above.append((task_line(task, text), True))
 
     def note(self, text: str) -> None:
-        self._above.append(note_line(text))
+        self._above.append((note_line(text), False))
         if self._live is None:
             self._flush()
         elif text.startswith("stopping"):
@@ -70,9 +72,11 @@ class LiveView:
             self._live = None
 
     def _flush(self) -> None:
-        if self._above:
-            lines, self._above = Text("\n").join(self._above), []
-            self._console.print(lines, soft_wrap=True, highlight=False, markup=False)
+        """Prints what has gathered: lines of tasks as they are, our own broken at words."""
+        above, self._above = self._above, []
+        for as_is, group in itertools.groupby(above, key=lambda entry: entry[1]):
+            lines = Text("\n").join([line for line, _ in group])
+            self._console.print(lines, soft_wrap=as_is, highlight=False, markup=False)
 
     def _bar(self, elapsed_s: float) -> RenderableType:
         if self._stopping:
