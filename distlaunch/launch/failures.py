@@ -75,7 +75,7 @@ def read_error(files: TaskDir) -> TaskError | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return TaskError(
-        summary=f"{kind}: {_first_line(message)}" if message else kind,
+        summary=f"{kind}: {headline(message)}" if message else kind,
         traceback=str(data.get("traceback") or ""),
         host=str(data.get("host") or ""),
         user_error=bool(data.get("user_error")),
@@ -96,8 +96,10 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
         name = f"signal {-code}"
     if -code == signal.SIGKILL and oom:
         return "killed by SIGKILL: out of memory (the kernel's OOM killer ended it)"
-    if -code == signal.SIGKILL:
+    if -code == signal.SIGKILL and oom is None:
         return "killed by SIGKILL; if nobody did it, the kernel's OOM killer did (see `dmesg`)"
+    if -code == signal.SIGKILL:
+        return "killed by SIGKILL, by somebody or something else than the kernel's OOM killer"
     return f"killed by {name}"
 
 
@@ -115,7 +117,8 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        lines = [line for line in error.traceback.rstrip().splitlines() if line.strip("\t ^~|")]
+        told = _without_listing(error.traceback.rstrip().splitlines())
+        lines = [line for line in told if line.strip("\t ^~|") and not is_noise(line)]
         return _tail_of(lines, limit)
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
@@ -135,9 +138,22 @@ def oom_kills() -> int | None:
     return int(match[1]) if match else None
 
 
-def _first_line(message: str) -> str:
-    line = message.splitlines()[0]
+def headline(message: str) -> str:
+    """The line that says most; TensorFlow's graph errors begin with a listing of where the graph was built."""
+    lines = [line for line in _without_listing(message.splitlines()) if line.strip()]
+    line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
     return line if len(line) <= 400 else line[:400] + " ..."
+
+
+def _without_listing(lines: list[str]) -> list[str]:
+    """Without `Detected at node ...` and the frames below it, and without node names."""
+    kept: list[str] = []
+    listing = False
+    for line in lines:
+        listing = line.startswith("Detected at node") or (listing and (not line.strip() or line.startswith("  File ")))
+        if not listing and not line.lstrip().startswith("[[{{node"):
+            kept.append(line)
+    return kept
 
 
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:

@@ -13,6 +13,11 @@ _PATTERNS = (
     r"To enable the following instructions: ",
     r"To enable them in other operations, rebuild TensorFlow",
     r"(?:INFO|WARNING):(?:tensorflow|absl):",
+    r"/job:\w+/replica:\d+/task:\d+$",
+    r"Additional GRPC error information from remote target ",
+    r":?[A-Z_]+:Error received from peer ",
+    r"The error could be from a previous operation\. Restart your program to reset\.",
+    r"\s*\[\[\{\{node ",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",
 )
@@ -25,6 +30,9 @@ _HARMLESS_ERRORS = (
     r"Cannot dlopen some GPU libraries",
     r"kernel driver does not appear to be running",
     r"retrieving CUDA diagnostic information",
+    r"Aborting RingReduce with",
+    r"BaseCollectiveExecutor::StartAbort",
+    r"(?:CollectiveGather|RingGather|RingReduce) .*abort",
     r"TF-TRT Warning: Could not find TensorRT",
 )
 _NOISE = re.compile("|".join(_PATTERNS))

@@ -18,6 +18,7 @@ from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_o
 from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.plan import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.launch.process import Child, Lifeline
+from distlaunch.launch.screen import Screen
 from distlaunch.launch.signals import SignalPipe
 from distlaunch.launch.streams import Pump
 from distlaunch.launch.supervision import Decision, Why, conclude, decide
@@ -76,7 +77,8 @@ class Supervisor:
         self._traces = Traces()
         self._progress = Progress(str(plan.lead))
         self._follower = EventFollower(plan)
-        self._pump = Pump(self._observer.line, clock)
+        self._screen = Screen(self._observer.line, clock)
+        self._pump = Pump(self._screen.line, clock)
         self._began = clock()
 
     def run(self) -> Outcome:
@@ -94,6 +96,7 @@ class Supervisor:
                     child.kill()
                     self._pump.finish(name)
                 self._pump.close()
+                self._screen.close()
             oom_after = oom_kills()
             if oom_before is not None and oom_after is not None:
                 self._traces.oom = oom_after > oom_before
@@ -135,6 +138,9 @@ class Supervisor:
             if decision.send is not None:
                 self._send(decision.send, decision.why)
                 decision = Decision(decision.why)
+            if decision.why is Why.FAILURE:
+                self._screen.fail()
+            self._screen.tick()
             self._observer.tick(now)
 
     def _hear(self, numbers: list[signal.Signals], now: float) -> None:

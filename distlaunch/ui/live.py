@@ -81,15 +81,19 @@ class LiveView:
     def _bar(self, elapsed_s: float) -> RenderableType:
         if self._stopping:
             return Text(f"{self._stopping} ({words.clock(elapsed_s)})", style="yellow")
-        if self.state.training is None or self.state.ended is not None:
+        if self.state.training is None or self.state.is_past_last_epoch:
             return Text(self._waiting(elapsed_s), style="dim", no_wrap=True, overflow="ellipsis")
         metrics = Text(words.metrics(self.state.logs), style="dim", no_wrap=True, overflow="ellipsis")
-        return Group(progress_line(self.state), metrics) if self.state.logs else progress_line(self.state)
+        return (
+            Group(progress_line(self.state), metrics)
+            if self.state.logs and self.state.epoch_open
+            else progress_line(self.state)
+        )
 
     def _waiting(self, elapsed_s: float) -> str:
         clock = words.clock(elapsed_s)
-        if self.state.ended is not None:
-            return "ending"
+        if self.state.training is not None:
+            return f"finishing ({clock})"
         missing, num_tasks = self.state.missing, len(self.state.tasks)
         if missing:
             who = f"waiting for {', '.join(missing)}" if num_tasks > 1 else "loading the framework"
@@ -101,12 +105,14 @@ def progress_line(state: RunState) -> Table:
     """`epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
     start = state.training
     assert start is not None
-    total, done = start.steps_per_epoch, state.step_in_epoch
+    between = not state.epoch_open and state.last_epoch is not None
+    epoch, done = (state.epoch + 1, 0) if between else (state.epoch, state.step_in_epoch)
+    total = start.steps_per_epoch
     table = Table.grid(padding=(0, 1), expand=True)
     for _ in range(4):
         table.add_column(no_wrap=True)
     table.columns[1].ratio = 1
-    head = f"epoch {min(state.epoch + 1, start.epochs)}/{start.epochs}"
+    head = f"epoch {min(epoch + 1, start.epochs)}/{start.epochs}"
     steps = f"{done:,}/{total:,}" if total else words.count(done, "step")
     speed = words.rate(state.steps_per_s) if state.steps_per_s else ""
     eta = f"eta {words.clock(state.eta_s)}" if state.eta_s is not None else ""

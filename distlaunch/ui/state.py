@@ -89,6 +89,13 @@ class RunState:
         return [task for task in self.tasks if task not in self.came]
 
     @property
+    def is_past_last_epoch(self) -> bool:
+        """Whether only the last checkpoint and the export are left."""
+        if self.training is None or self.last_epoch is None:
+            return False
+        return self.ended is not None or (not self.epoch_open and self.epoch + 1 >= self.training.epochs)
+
+    @property
     def eta_s(self) -> float | None:
         """Seconds of training that are left in the run; None if not known."""
         start = self.training

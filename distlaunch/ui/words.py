@@ -16,9 +16,15 @@ def number(value: float) -> str:
 
 
 def metrics(logs: Mapping[str, float]) -> str:
-    """`loss 0.1234  accuracy 0.9876`, training values before validation values."""
-    ordered = sorted(logs, key=lambda name: name.startswith("val_"))
-    return "  ".join(f"{name} {number(logs[name])}" for name in ordered)
+    """`loss 0.1234, val 0.2345  accuracy 0.9876`: each with its validation value."""
+    parts = []
+    for name in dict.fromkeys(name.removeprefix("val_") for name in logs):
+        train, validation = logs.get(name), logs.get(f"val_{name}")
+        if train is None and validation is not None:
+            parts.append(f"val_{name} {number(validation)}")
+        elif train is not None:
+            parts.append(f"{name} {number(train)}" + (f", val {number(validation)}" if validation is not None else ""))
+    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:
