@@ -1,4 +1,4 @@
-"""Which lines of tasks go on to the observer: tracebacks wait until it is known whether the failure report shows them."""
+"""Which lines of tasks are shown: tracebacks wait until it is known whether the failure report tells them."""
 
 from __future__ import annotations
 
