@@ -139,9 +139,15 @@ def oom_kills() -> int | None:
 
 
 def headline(message: str) -> str:
-    """The line that says most; TensorFlow's graph errors begin with a listing of where the graph was built."""
+    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
     lines = [line for line in _without_listing(message.splitlines()) if line.strip()]
+    if message.lstrip().startswith("in user code:"):
+        return _cut(lines[-1].strip())
     line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    return _cut(line)
+
+
+def _cut(line: str) -> str:
     return line if len(line) <= 400 else line[:400] + " ..."
 
 
@@ -157,7 +163,7 @@ def _without_listing(lines: list[str]) -> list[str]:
 
 
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
-    return tuple(line if len(line) <= 400 else line[:400] + " ..." for line in lines[-limit:])
+    return tuple(_cut(line) for line in lines[-limit:])
 
 
 def _tail_text(path: Path) -> str:

@@ -56,7 +56,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
         slice_of_data = (f"data.train_examples={examples}", "train.steps_per_epoch=null")
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
-    export = () if config.export else ("export=[keras]",)
+    export = ("export=[]",) if epochs == 1 else () if config.export else ("export=[keras]",)
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 

@@ -8,7 +8,6 @@ from distlaunch.events import (
     CheckpointFailed,
     DataResolved,
     EpochEnded,
-    Evaluated,
     Event,
     Exported,
     Notice,
@@ -33,8 +32,6 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case EpochEnded():
             head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
             return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
-        case Evaluated():
-            return _pair("evaluated", f"{event.split} at step {event.step:,}  {words.metrics(event.logs)}")
         case Exported():
             return _pair("exported", f"{event.format} to {shown(event.path)}")
         case CheckpointFailed():

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlaunch.errors import ExitCode
 from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.failures import Failure
 from distlaunch.ui import words
@@ -30,12 +29,12 @@ def print_summary(console: Console, state: RunState, result: AttemptResult) -> N
     if outcome.status in ("stopped", "interrupted"):
         table.add_row("next", _resume(result))
     console.print()
-    console.print(table, highlight=False, markup=False)
+    _print_table(console, table)
     print_metrics(console, state.last_epoch.logs if state.last_epoch else {})
 
 
-def print_metrics(console: Console, logs: dict[str, float]) -> None:
-    """Metrics by name, training beside validation."""
+def print_metrics(console: Console, logs: dict[str, float], split: str = "train") -> None:
+    """Metrics by name, those of a split beside those of validation."""
     names = list(dict.fromkeys(name.removeprefix("val_") for name in logs))
     if not names:
         return
@@ -43,14 +42,14 @@ def print_metrics(console: Console, logs: dict[str, float]) -> None:
     has_train, has_validation = any(name in logs for name in names), any(f"val_{name}" in logs for name in names)
     table.add_column("metric")
     if has_train:
-        table.add_column("train", justify="right")
+        table.add_column(split, justify="right")
     if has_validation:
         table.add_column("validation", justify="right")
     for name in names:
         values = [logs.get(name)] * has_train + [logs.get(f"val_{name}")] * has_validation
         table.add_row(name, *("" if value is None else words.number(value) for value in values))
     console.print()
-    console.print(table, highlight=False)
+    _print_table(console, table)
 
 
 def print_failure(console: Console, state: RunState, result: AttemptResult) -> None:
@@ -70,10 +69,11 @@ def print_failure(console: Console, state: RunState, result: AttemptResult) -> N
     if failure.log is not None:
         table.add_row("log", shown(failure.log))
     if result.plan.mode == "train":
-        at = f" (goes on from step {state.checkpoint.step:,})" if state.checkpoint else ""
+        last = state.checkpoint or state.restored
+        at = f" (goes on from step {last.step:,})" if last else ""
         table.add_row("next", _resume(result) + at)
     console.print()
-    console.print(table, highlight=False, markup=False)
+    _print_table(console, table)
 
 
 def print_warnings(console: Console, result: AttemptResult) -> None:
@@ -81,8 +81,12 @@ def print_warnings(console: Console, result: AttemptResult) -> None:
         console.print(Text.assemble(("warning: ", "yellow bold"), warning), highlight=False)
 
 
-def is_failure(result: AttemptResult) -> bool:
-    return result.outcome.exit_code == ExitCode.FAILED
+def _print_table(console: Console, table: Table) -> None:
+    """Without the blanks that fill the last column up."""
+    with console.capture() as captured:
+        console.print(table, highlight=False, markup=False)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    console.file.write("\n".join(lines) + "\n")
 
 
 def _indented(failure: Failure) -> str:
@@ -118,6 +122,7 @@ def _trained(state: RunState) -> str:
 
 
 def _epochs(state: RunState) -> str:
-    complete = state.last_epoch.epoch + 1 if state.last_epoch else 0
+    first = state.training.first_epoch if state.training else 0
+    complete = state.last_epoch.epoch + 1 if state.last_epoch else first
     total = state.training.epochs if state.training else complete
     return words.count(total, "epoch") if complete == total else f"{complete} of {words.count(total, 'epoch')}"

@@ -38,7 +38,7 @@ class _Reporting:
             if result.plan.mode == "train":
                 report.print_summary(self._console, self.state, result)
             elif self.state.evaluated is not None:
-                report.print_metrics(self._console, self.state.evaluated.logs)
+                report.print_metrics(self._console, self.state.evaluated.logs, self.state.evaluated.split)
         _report_errors(self.state, result)
 
 
