@@ -70,14 +70,21 @@ def hold_ports(numbers: Sequence[int]) -> HeldPorts:
 def find_holder(port: int) -> str | None:
     """The process that listens on a port, e.g. `process 4711 (python)`; None if it is not ours to see."""
     inodes = _listening_inodes(port)
-    for directory in Path("/proc").glob("[0-9]*") if inodes else ():
-        try:
-            links = {os.readlink(fd) for fd in (directory / "fd").iterdir()}
-            if any(f"socket:[{inode}]" in links for inode in inodes):
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for directory in Path("/proc").glob("[0-9]*") if wanted else ():
+        # another user's process, or one that has just ended, cannot be looked into
+        with contextlib.suppress(OSError):
+            if wanted & _links(directory / "fd"):
                 return f"process {directory.name} ({(directory / 'comm').read_text().strip()})"
-        except OSError:
-            continue  # another user's process, or one that has just ended
     return None
+
+
+def _links(directory: Path) -> set[str]:
+    found: set[str] = set()
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(directory / name))
+    return found
 
 
 def _listening_inodes(port: int) -> set[str]:

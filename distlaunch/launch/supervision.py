@@ -131,7 +131,7 @@ def _reasons(view: _View, rules: Rules) -> list[tuple[float, Why]]:
             found.append((end.at, Why.STOPPED))
     chief = view.exits.get(rules.chief)
     if chief is not None and not is_failure(chief, view, rules) and chief.code != ExitCode.PREEMPTED:
-        only_servers = all(task in rules.servers for task in view.alive)
+        only_servers = bool(view.alive) and all(task in rules.servers for task in view.alive)
         found.append((chief.at + (0 if only_servers else rules.stop_timeout_s), Why.LINGERING))
     if view.spawned:
         deadline = min(view.spawned.values()) + rules.start_timeout_s
