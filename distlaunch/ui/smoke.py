@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 
-from rich.console import Console
 from rich.text import Text
 
 from distlaunch.launch.smoke import SmokeResult
+from distlaunch.ui.console import JobConsole
 
 
 def print_proofs(result: SmokeResult, *, to_stderr: bool, only_failures: bool) -> None:
     """One line a proof."""
-    console = Console(stderr=to_stderr)
+    console = JobConsole(stderr=to_stderr)
     with contextlib.suppress(OSError):
         if not only_failures:
             console.print()

@@ -13,6 +13,7 @@ from distlaunch.events import Event
 from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.observer import Observer, Silent
 from distlaunch.ui import report
+from distlaunch.ui.console import JobConsole
 from distlaunch.ui.live import LiveView
 from distlaunch.ui.plain import PlainView
 from distlaunch.ui.state import RunState
@@ -80,7 +81,7 @@ def make_view(*, as_json: bool = False, quiet: bool = False) -> View:
         return JsonView()
     if quiet:
         return QuietView()
-    console = Console()
+    console = JobConsole()
     return TerminalView(console) if console.is_terminal and not console.is_dumb_terminal else TextView(console)
 
 
@@ -94,6 +95,6 @@ def finish_output() -> None:
 
 def _report_errors(state: RunState, result: AttemptResult) -> None:
     with contextlib.suppress(OSError):
-        console = Console(stderr=True)
+        console = JobConsole(stderr=True)
         report.print_warnings(console, result)
         report.print_failure(console, state, result)
