@@ -104,7 +104,7 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
     proofs = [
         Proof("the config is valid", True),
         Proof(f"{len(tasks)} task{'s' * (len(tasks) > 1)} came up", come and bool(started)),
-        Proof(f"model and data were built for {replicas} replica(s)", bool(started)),
+        Proof(f"model and data were built for {replicas} replica{'s' * (replicas != 1)}", bool(started)),
         Proof(f"{STEPS} steps were trained", any(isinstance(event, EpochEnded) for event in first)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
         Proof(f"a checkpoint was written (step {max(saved, default=0)})", bool(saved)),

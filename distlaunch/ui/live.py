@@ -47,7 +47,7 @@ class LiveView:
             self._above.append((line, False))
 
     def line(self, task: str, text: str) -> None:
-        self._above.append((task_line(task, text), True))
+        self._above.append((task_line(task, text, alone=len(self.state.tasks) == 1), True))
 
     def note(self, text: str) -> None:
         self._above.append((note_line(text), False))

@@ -39,7 +39,7 @@ class PlainView:
             self._print(_progress(self.state))
 
     def line(self, task: str, text: str) -> None:
-        self._print(task_line(task, text))
+        self._print(task_line(task, text, alone=len(self.state.tasks) == 1))
 
     def note(self, text: str) -> None:
         self._print(note_line(text))

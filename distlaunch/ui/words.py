@@ -10,9 +10,7 @@ def number(value: float) -> str:
     """Four significant digits, without an exponent where that is short: `0.1234`, `12.35`, `3.2e-05`."""
     if not math.isfinite(value):
         return str(value)
-    if value == int(value) and abs(value) < 1e6:
-        return f"{value:.1f}" if abs(value) < 1e4 else f"{int(value)}"
-    return f"{value:.4f}" if 0.001 <= abs(value) < 10 else f"{value:.4g}"
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"
 
 
 def metrics(logs: Mapping[str, float]) -> str:

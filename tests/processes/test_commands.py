@@ -78,6 +78,7 @@ def test_train(shell: Shell, golden: Callable[[str, str], None]) -> None:
 def test_a_failure(shell: Shell, golden: Callable[[str, str], None]) -> None:
     code, out, err = shell("train", "job.yaml", FAKE="fail")
     assert code == 3
+    out = re.sub(r"in \d+\.\d s", "in N s", out)
     golden("train/failed.txt", out + "--- stderr\n" + re.sub(r"on \S+:", "on HOST:", err))
 
 
