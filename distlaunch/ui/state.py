@@ -81,7 +81,7 @@ class RunState:
             case Exported():
                 self.exports[event.format] = event.path
             case RunEnded():
-                self.ended = event
+                self.ended, self.step = event, max(self.step, event.step)
 
     @property
     def missing(self) -> list[str]:
