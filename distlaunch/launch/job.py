@@ -12,6 +12,7 @@ from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt
 from distlaunch.launch.engines.local import given_cluster
 from distlaunch.launch.observer import Observer
+from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.run_dir import RunDir
 
@@ -139,12 +140,6 @@ def checked(result: AttemptResult, locate: Locate) -> AttemptResult:
     if result.outcome.problems:
         raise ConfigError(locate(result.outcome.problems))
     return result
-
-
-def shown(path: Path) -> str:
-    """A path as users like to read it: relative if it is below the current directory."""
-    current = Path.cwd()
-    return str(path.relative_to(current)) if path.is_relative_to(current) else str(path)
 
 
 def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:

@@ -15,7 +15,7 @@ from distlaunch.events import (
     TrainingStarted,
 )
 from distlaunch.ui import words
-from distlaunch.ui.paths import shown
+from distlaunch.launch.paths import shown
 
 _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 

@@ -10,7 +10,7 @@ from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.failures import Failure
 from distlaunch.ui import words
 from distlaunch.ui.lines import data_source, training_start
-from distlaunch.ui.paths import shown
+from distlaunch.launch.paths import shown
 from distlaunch.ui.state import RunState
 
 _STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
@@ -86,7 +86,7 @@ def _print_table(console: Console, table: Table) -> None:
     with console.capture() as captured:
         console.print(table, highlight=False, markup=False)
     lines = [line.rstrip() for line in captured.get().splitlines()]
-    console.file.write("\n".join(lines) + "\n")
+    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
 
 
 def _indented(failure: Failure) -> str:
