@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,8 +79,9 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
         others = _join([f"{task} at {address}" for task, address in plan.elsewhere.items()])
         reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
     else:
-        reason = f"every task came up, but the first step did not begin {limit}"
-    return _finding(plan.tasks[0], reason, traces)
+        reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
+    # the end of the log is the stacks that were asked for: too much for the screen
+    return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
 
 
 def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:

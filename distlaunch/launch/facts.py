@@ -75,7 +75,7 @@ class Asked(Fact):
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The launcher has signalled all tasks that were left."""
+    """The launcher has signalled all tasks that were left; of SIGUSR2, those that can answer."""
 
     number: signal.Signals
 

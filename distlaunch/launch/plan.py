@@ -154,17 +154,12 @@ def plan_launch(
     """
     chosen = (here,) if here is not None else cluster.tasks or (cluster.chief,)
     shares = _gpu_shares(config, chosen, gpus)
-    held = here is None and bool(cluster.tasks)
+    ports_are_held = here is None and bool(cluster.tasks)
     tasks = tuple(
         TaskPlan(
             task=task,
             argv=worker_argv(run.path, attempt, task, mode, extra),
-            env={
-                **({"TF_CONFIG": cluster.tf_config(task)} if cluster.tasks else {}),
-                **(REUSE_ENV if held else {}),
-                **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
-                "PYTHONUNBUFFERED": "1",
-            },
+            env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
         )
@@ -180,6 +175,17 @@ def plan_launch(
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
     )
+
+
+def _environment(
+    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
+) -> dict[str, str]:
+    return {
+        **({"TF_CONFIG": cluster.tf_config(task)} if cluster.tasks else {}),
+        **(REUSE_ENV if ports_are_held else {}),
+        **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:

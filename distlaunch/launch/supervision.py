@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Asked, Blame, Blamed, Came, Exited, Fact, Finished, Rules, Sent, Spawned, Training
+from distlaunch.protocol import DUMP_SIGNAL
 
 SETTLE_S = 0.7
 """After a first failure: how long to wait for others, to see who really came first."""
 FAILURE_STOP_S = 5.0
 """How long tasks may take to end when there is nothing to save: a peer failed, or the first step was never reached."""
+DUMP_S = 0.5
+"""How long tasks may take to write their stacks, before they are stopped because the first step did not begin."""
 REPEAT_S = 0.3
 """A second Ctrl-C within this time is the same one, told twice (by the terminal and by a wrapper such as `uv run`)."""
 GIVE_UP_S = 10.0
@@ -144,7 +147,9 @@ def _stop_times(at: float, why: Why, view: _View, rules: Rules) -> tuple[float, 
     """When to ask the tasks to end, and when to kill them."""
     if why is Why.FAILURE:
         return at + SETTLE_S, at + SETTLE_S + min(FAILURE_STOP_S, rules.stop_timeout_s)
-    if why in (Why.OVERDUE, Why.LINGERING):
+    if why is Why.OVERDUE:
+        return at + DUMP_S, at + DUMP_S + min(FAILURE_STOP_S, rules.stop_timeout_s)
+    if why is Why.LINGERING:
         return at, at + min(FAILURE_STOP_S, rules.stop_timeout_s)
     trained = view.training_at is not None and view.training_at <= at
     kill_at = at + (rules.stop_timeout_s if trained else min(FAILURE_STOP_S, rules.stop_timeout_s))
@@ -180,6 +185,8 @@ def decide(history: Sequence[Fact], now: float, rules: Rules) -> Decision:
         return Decision(why, send=signal.SIGKILL)
     if now >= term_at and signal.SIGTERM not in view.sent:
         return Decision(why, send=signal.SIGTERM)
+    if why is Why.OVERDUE and not view.sent:
+        return Decision(why, send=DUMP_SIGNAL)
     return Decision(why, wake_at=kill_at if signal.SIGTERM in view.sent else min(term_at, kill_at))
 
 

@@ -22,6 +22,7 @@ from distlaunch.launch.screen import Screen
 from distlaunch.launch.signals import SignalPipe
 from distlaunch.launch.streams import Pump
 from distlaunch.launch.supervision import Decision, Why, conclude, decide
+from distlaunch.protocol import DUMP_SIGNAL
 from distlaunch.run_dir import RunDir
 
 _TURN_S = 0.1
@@ -135,11 +136,11 @@ class Supervisor:
             self._reap()
             self._look_for_errors()
             decision = decide(self._history, self._clock(), self._rules)
+            if decision.why in (Why.FAILURE, Why.OVERDUE):
+                self._screen.fail()
             if decision.send is not None:
                 self._send(decision.send, decision.why)
                 decision = Decision(decision.why)
-            if decision.why is Why.FAILURE:
-                self._screen.fail()
             self._screen.tick()
             self._observer.tick(now)
 
@@ -205,17 +206,18 @@ class Supervisor:
         )
         self._explain(number, why, list(alive))
         for name, child in alive.items():
-            if why is Why.OVERDUE and number == signal.SIGTERM and name in self._progress.hosts:
+            if number != DUMP_SIGNAL:
+                child.send(number)
+            elif name in self._progress.hosts:
                 child.dump_stacks()
-            child.send(number)
         self._history.append(Sent(self._clock(), number))
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
         names = ", ".join(alive)
         if number == signal.SIGKILL:
-            self._observer.note(
-                f"killing {names}" if why is Why.INTERRUPT else f"killing {names}: did not stop in time"
-            )
+            # after a failure, or before the first step, nobody expects a clean end
+            if why not in (Why.FAILURE, Why.OVERDUE):
+                self._observer.note(f"killing {names}")
         elif why is Why.FAILURE:
             culprit = conclude(self._history, self._clock(), self._rules).culprit
             self._observer.note(f"{culprit} failed; stopping {names}")

@@ -14,8 +14,8 @@ from distlaunch.events import (
     Restored,
     TrainingStarted,
 )
-from distlaunch.ui import words
 from distlaunch.launch.paths import shown
+from distlaunch.ui import words
 
 _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 

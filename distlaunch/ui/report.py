@@ -8,9 +8,9 @@ from rich.text import Text
 
 from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.failures import Failure
+from distlaunch.launch.paths import shown
 from distlaunch.ui import words
 from distlaunch.ui.lines import data_source, training_start
-from distlaunch.launch.paths import shown
 from distlaunch.ui.state import RunState
 
 _STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from distlaunch.events import EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
-from distlaunch.protocol import LIFELINE_FD
+from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
 from distlaunch.run_dir import RunDir
 
 RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]
@@ -85,6 +85,12 @@ def stop_cleanly() -> None:
 
 def ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def handle_dump() -> None:
+    import faulthandler
+
+    faulthandler.register(DUMP_SIGNAL)
 
 
 def fork_stubborn() -> None:

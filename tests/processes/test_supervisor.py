@@ -113,6 +113,17 @@ def test_start_deadline_names_who_has_not_come(run_dir: Path) -> None:
     assert outcome.failure.reason.startswith("worker:1 (127.0.0.1:1001) did not come up within 2 s")
 
 
+def test_start_deadline_when_all_have_come(run_dir: Path) -> None:
+    recorder = Recorder()
+    say = ["come", "handle_dump", "hang"]
+    outcome = supervise(make_plan(run_dir, say, say, start_timeout_s=2, stop_timeout_s=0.5), recorder)
+    assert outcome.failure is not None
+    assert outcome.failure.reason.startswith("every task came up, but the first step did not begin within 2 s")
+    assert outcome.failure.detail == ()
+    assert recorder.lines == []
+    assert "in hang" in RunDir(run_dir).task(0, "worker:1").stderr_log.read_text()
+
+
 def test_who_ignores_sigterm_is_killed_and_so_are_grandchildren(run_dir: Path) -> None:
     stubborn = ["ignore_sigterm", "fork_stubborn", "train", "hang"]
     outcome = supervise(make_plan(run_dir, stubborn, ["train", "wait_for=hanging-0", "die"], stop_timeout_s=0.5))

@@ -8,20 +8,23 @@ import pytest
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Asked, Blame, Blamed, Came, Exited, Fact, Finished, Rules, Sent, Spawned, Training
-from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, Why, conclude, decide
+from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, Why, conclude, decidefrom distlaunch.protocol import DUMP_SIGNAL
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
 EVALUATION = Rules(chief="worker:0", needs_finish=False, start_timeout_s=100, stop_timeout_s=30)
 A, B = "worker:0", "worker:1"
 START: list[Fact] = [Spawned(0, A), Spawned(0, B)]
 TRAINING: list[Fact] = [*START, Came(1, A), Came(1, B), Training(2)]
+DUMPED = Sent(100, DUMP_SIGNAL)
 INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
 
 DECISIONS = {
     "starting": (START, 5, Decision(Why.NOTHING, wake_at=100)),
-    "start deadline": (START, 100, Decision(Why.OVERDUE, send=TERM)),
-    "start deadline, told": ([*START, Sent(100, TERM)], 101, Decision(Why.OVERDUE, wake_at=105)),
-    "start deadline, kill": ([*START, Sent(100, TERM)], 105, Decision(Why.OVERDUE, send=KILL)),
+    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
+    "start deadline, dumped": ([*START, DUMPED], 100, Decision(Why.OVERDUE, wake_at=100.5)),
+    "start deadline, stop": ([*START, DUMPED], 100.5, Decision(Why.OVERDUE, send=TERM)),
+    "start deadline, told": ([*START, DUMPED, Sent(100.5, TERM)], 101, Decision(Why.OVERDUE, wake_at=105.5)),
+    "start deadline, kill": ([*START, DUMPED, Sent(100.5, TERM)], 105.5, Decision(Why.OVERDUE, send=KILL)),
     "training has no deadline": (TRAINING, 5000, Decision(Why.NOTHING)),
     "failure settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
     "failure, stop": ([*TRAINING, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=TERM)),
