@@ -110,6 +110,13 @@ class RunDir:
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
         raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
 
+    def discard(self) -> None:
+        """Takes a claim back, if nothing was started in the directory."""
+        if not self.exists():
+            self._lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
+
     @staticmethod
     def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
         """The directory that `claim` would make now."""

@@ -108,7 +108,11 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
         return None
     run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
     with run.lock():
-        return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+        try:
+            return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+        except UsageError:
+            run.discard()
+            raise
 
 
 def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, RunConfig]:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -160,6 +161,18 @@ def test_bad_usage(shell: Shell, words: list[str], message: str) -> None:
     code, out, err = shell(*words)
     assert (code, out) == (2, "")
     assert message in err
+    assert not list((shell.directory / "runs").iterdir())
+
+
+def test_what_cannot_start_leaves_nothing(shell: Shell) -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+        code, out, err = shell("train", "job.yaml", *kind, "--set", f"cluster.ports=[{port}, 1]")
+    assert (code, out) == (2, "")
+    assert f"port {port} is in use by process {os.getpid()}" in err
     assert not list((shell.directory / "runs").iterdir())
 
 
