@@ -141,16 +141,13 @@ def plan_launch(
     gpus: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> LaunchPlan:
-    """The processes of an attempt. Touches nothing.
+    """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
 
     Args:
         cluster: addresses of all tasks; empty for a single process.
         here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
         gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
         extra: arguments for the worker.
-
-    Raises:
-        UsageError: the GPUs are not enough for the workers.
     """
     chosen = (here,) if here is not None else cluster.tasks or (cluster.chief,)
     shares = _gpu_shares(config, chosen, gpus)
@@ -166,10 +163,7 @@ def plan_launch(
         for task in chosen
     )
     return LaunchPlan(
-        run_dir=run.path,
-        attempt=attempt,
-        mode=mode,
-        tasks=tasks,
+        *(run.path, attempt, mode, tasks),
         start_timeout_s=config.cluster.start_timeout_s,
         stop_timeout_s=config.cluster.stop_timeout_s,
         chief=cluster.chief,
