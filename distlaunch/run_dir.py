@@ -110,6 +110,19 @@ class RunDir:
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
         raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
 
+    def discard(self) -> None:
+        """Takes a claim back, if nothing was started in the directory."""
+        if not self.exists():
+            self._lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
+
+    @staticmethod
+    def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
+        """The directory that `claim` would make now."""
+        numbered = (f"{name}-{number}" if number > 1 else name for number in range(1, 100_000))
+        return RunDir(next(Path(runs_dir) / each for each in numbered if not (Path(runs_dir) / each).exists()))
+
     @staticmethod
     def newest(runs_dir: Path | str, name: str) -> RunDir | None:
         """The run of that name (NAME or NAME-K) that was claimed last, if any."""

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.cluster.spec import Task
-from distlaunch.run_dir import TaskDir
+from distlaunch.cluster.devices import VISIBLE, share_gpus
+from distlaunch.cluster.ports import REUSE_ENV
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.run_dir import RunDir, TaskDir
 
 Mode = Literal["train", "evaluate", "export"]
+
+REMOVED_ENV = ("TF_CONFIG",)
+"""Not handed down from the launcher's environment: a task gets its own or none."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +31,26 @@ class TaskPlan:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: TaskDir
+    address: str | None = None
 
     def to_plain(self) -> dict[str, Any]:
-        return {"task": str(self.task), "argv": list(self.argv), "env": dict(self.env), "logs": str(self.files.path)}
+        return {
+            "task": str(self.task),
+            "address": self.address,
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "logs": str(self.files.path),
+        }
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """All processes that this launcher starts for one attempt."""
+    """All processes that this launcher starts for one attempt.
+
+    Attributes:
+        chief: the task that writes checkpoints and the run's events; it may run under another launcher.
+        elsewhere: addresses of the cluster's tasks that other launchers start.
+    """
 
     run_dir: Path
     attempt: int
@@ -37,19 +58,165 @@ class LaunchPlan:
     tasks: tuple[TaskPlan, ...]
     start_timeout_s: float
     stop_timeout_s: float
+    chief: Task = Task("worker", 0)  # noqa: RUF009 (frozen)
+    elsewhere: Mapping[str, str] | None = None
+
+    @property
+    def lead(self) -> Task:
+        """The task whose events tell how the run goes: the chief, or the first of those started here."""
+        here = [plan.task for plan in self.tasks]
+        return self.chief if self.chief in here else here[0]
 
     def to_plain(self) -> dict[str, Any]:
         return {
             "run_dir": str(self.run_dir),
             "attempt": self.attempt,
             "mode": self.mode,
+            "chief": str(self.chief),
             "start_timeout_s": self.start_timeout_s,
             "stop_timeout_s": self.stop_timeout_s,
             "tasks": [task.to_plain() for task in self.tasks],
+            **({"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}),
         }
 
 
-def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode) -> tuple[str, ...]:
+def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequence[str] = ()) -> tuple[str, ...]:
     """The command that runs one task."""
-    arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode]
+    arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
     return (sys.executable, "-m", "distlaunch.worker", *arguments)
+
+
+def local_tasks(config: RunConfig) -> dict[str, int]:
+    """How many tasks of each job run on this machine, in the order of `cluster.ports`; empty for a single process."""
+    if isinstance(config.strategy, MultiWorkerMirrored):
+        return {"worker": config.cluster.workers}
+    if isinstance(config.strategy, ParameterServer) and config.cluster.hosting == "processes":
+        return {"worker": config.cluster.workers, "ps": config.cluster.ps, "chief": 1}
+    return {}
+
+
+def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
+    """The cluster of a run whose tasks all run here, on these ports."""
+    left = iter(ports)
+    return ClusterSpec(
+        {
+            job: tuple(f"127.0.0.1:{next(left)}" for _ in range(count))
+            for job, count in local_tasks(config).items()
+            if count
+        }
+    )
+
+
+def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
+    """The config with the number of workers that a given cluster (TF_CONFIG) really has.
+
+    Raises ConfigError if the global batch cannot be divided over them.
+    """
+    workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
+    if not isinstance(config.strategy, MultiWorkerMirrored) or workers == config.cluster.workers:
+        return config
+    per_worker = config.strategy.replicas_per_worker
+    replicas = workers * (per_worker if isinstance(per_worker, int) else 1)
+    if config.data.global_batch % replicas:
+        message = (
+            f"got {config.data.global_batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
+        )
+        raise ConfigError(Problem(("data", "global_batch"), message))
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"workers": workers})})
+
+
+def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
+    """The run's name for this launcher: one that starts a single task of a larger cluster has a run of its own."""
+    return name if here is None or here == cluster.chief else f"{name}-{here.job}-{here.index}"
+
+
+def plan_launch(
+    config: RunConfig,
+    run: RunDir,
+    attempt: int,
+    mode: Mode,
+    cluster: ClusterSpec,
+    *,
+    here: Task | None = None,
+    gpus: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> LaunchPlan:
+    """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
+
+    Args:
+        cluster: addresses of all tasks; empty for a single process.
+        here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
+        gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+        extra: arguments for the worker.
+    """
+    chosen = (here,) if here is not None else cluster.tasks or (cluster.chief,)
+    shares = _gpu_shares(config, chosen, gpus)
+    ports_are_held = here is None and bool(cluster.tasks)
+    tasks = tuple(
+        TaskPlan(
+            task=task,
+            argv=worker_argv(run.path, attempt, task, mode, extra),
+            env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
+            files=run.task(attempt, str(task)),
+            address=cluster.address(task) if task in cluster.tasks else None,
+        )
+        for task in chosen
+    )
+    return LaunchPlan(
+        *(run.path, attempt, mode, tasks),
+        start_timeout_s=config.cluster.start_timeout_s,
+        stop_timeout_s=config.cluster.stop_timeout_s,
+        chief=cluster.chief,
+        elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
+    )
+
+
+def _environment(
+    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
+) -> dict[str, str]:
+    return {
+        **({"TF_CONFIG": cluster.tf_config(task)} if cluster.tasks else {}),
+        **(REUSE_ENV if ports_are_held else {}),
+        **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
+    """The GPUs of each task. A task that is not named sees all there are."""
+    if not gpus:
+        return {}
+    strategy = config.strategy
+    if isinstance(strategy, OneDevice):
+        return {tasks[0]: tuple(gpus[:1])}
+    if isinstance(strategy, Mirrored) and isinstance(strategy.replicas, int) and strategy.replicas <= len(gpus):
+        return {tasks[0]: tuple(gpus[: strategy.replicas])}
+    workers = [task for task in tasks if task.job == "worker" or isinstance(strategy, MultiWorkerMirrored)]
+    if len(tasks) == 1 or not workers:
+        return {}
+    wanted = strategy.replicas_per_worker if isinstance(strategy, MultiWorkerMirrored) else "auto"
+    shares = share_gpus(gpus, len(workers), wanted if isinstance(wanted, int) else None)
+    return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
+
+
+def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
+    """The plan as text that people read and copy commands from."""
+    lines = [
+        f"run       {plan.run_dir}, attempt {plan.attempt}",
+        f"strategy  {config.strategy.kind}, global batch {config.data.global_batch}",
+        f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop",
+    ]
+    for number, task in enumerate(plan.tasks, 1):
+        role = " (chief)" if task.task == plan.chief and len(plan.tasks) > 1 else ""
+        where = f"  {task.address}" if task.address else ""
+        lines += ["", f"task {number} of {len(plan.tasks)}: {task.task}{role}{where}"]
+        lines += [f"  {name}={value}" for name, value in task.env.items()]
+        lines += ["  " + " ".join(task.argv), f"  logs in {task.files.path}"]
+    if plan.elsewhere:
+        lines += ["", "started by others:", *(f"  {task}  {address}" for task, address in plan.elsewhere.items())]
+    return "\n".join(lines)
+
+
+def plan_json(plan: LaunchPlan) -> str:
+    """The plan as JSON, as plan.json holds it."""
+    return json.dumps(plan.to_plain(), indent=2)

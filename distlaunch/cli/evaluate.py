@@ -1,0 +1,31 @@
+"""`distlaunch evaluate`: the metrics of a run's checkpoint."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+
+
+@click.command("evaluate")
+@click.argument("run", metavar="RUN")
+@OVERRIDES
+@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint; default: the newest.")
+@click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
+@JSON_EVENTS
+@QUIET
+def command(
+    run: str, overrides: tuple[str, ...], checkpoint: int | None, split: str, as_json: bool, quiet: bool
+) -> int:
+    """Evaluate a run's checkpoint, every example once, with the run's own config and strategy."""
+    from distlaunch.launch import job
+    from distlaunch.ui.view import finish_output, make_view
+
+    view = make_view(as_json=as_json, quiet=quiet)
+    extra = ["--split", split, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
+    result = job.use_run(run, "evaluate", overrides, extra, view, os.environ)
+    view.report(result)
+    finish_output()
+    return int(result.outcome.exit_code)

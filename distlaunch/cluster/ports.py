@@ -1,0 +1,126 @@
+"""Ports for tasks on this machine: free ones, held until the tasks have bound them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from distlaunch.errors import UsageError
+
+REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
+"""Lets TensorFlow bind a port that this process holds."""
+
+
+class HeldPorts:
+    """Ports that nobody else gets. `release` after the tasks have bound them, or are gone."""
+
+    def __init__(self, numbers: Sequence[int], sockets: Sequence[socket.socket]) -> None:
+        self.numbers = tuple(numbers)
+        self._sockets = list(sockets)
+
+    def release(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+
+def pick_ports(count: int) -> HeldPorts:
+    """Free ports. A port that is lost between being found and being held is replaced by another."""
+    import portpicker  # only where ports are needed: it costs 50 ms
+
+    numbers: list[int] = []
+    sockets: list[socket.socket] = []
+    for _ in range(count * 10):
+        if len(numbers) == count:
+            break
+        number = portpicker.pick_unused_port()
+        with contextlib.suppress(OSError):
+            sockets.append(_hold(number))
+            numbers.append(number)
+    held = HeldPorts(numbers, sockets)
+    if len(numbers) < count:
+        held.release()
+        raise UsageError(f"found only {len(numbers)} free ports on this machine, {count} are needed")
+    return held
+
+
+def hold_ports(numbers: Sequence[int]) -> HeldPorts:
+    """Holds exactly these ports. Raises UsageError that names the ones in use and, if it can be told, who uses them."""
+    sockets: list[socket.socket] = []
+    busy: list[str] = []
+    for number in numbers:
+        try:
+            _check_free(number)
+            sockets.append(_hold(number))
+        except OSError as error:
+            if error.errno == errno.EACCES:
+                busy.append(f"port {number} is for administrators only (choose one above 1023)")
+            else:
+                holder = find_holder(number)
+                busy.append(f"port {number} is in use" + (f" by {holder}" if holder else ""))
+    if busy:
+        HeldPorts((), sockets).release()
+        raise UsageError(f"cluster.ports: {'; '.join(busy)}; free it, choose others, or use `ports: auto`")
+    return HeldPorts(numbers, sockets)
+
+
+def find_holder(port: int) -> str | None:
+    """The process that listens on a port, e.g. `process 4711 (python)`; None if it is not ours to see."""
+    inodes = _listening_inodes(port)
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for directory in Path("/proc").glob("[0-9]*") if wanted else ():
+        # another user's process, or one that has just ended, cannot be looked into
+        with contextlib.suppress(OSError):
+            if wanted & _links(directory / "fd"):
+                return f"process {directory.name} ({(directory / 'comm').read_text().strip()})"
+    return None
+
+
+def _links(directory: Path) -> set[str]:
+    found: set[str] = set()
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(directory / name))
+    return found
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                fields = row.split()
+                if int(fields[1].rpartition(":")[2], 16) == port and fields[3] == "0A":
+                    inodes.add(fields[9])
+    return inodes
+
+
+def _check_free(port: int) -> None:
+    """A bind that shares with nobody; closed connections that only wait out their time do not count."""
+    with _socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", port))
+
+
+def _hold(port: int) -> socket.socket:
+    held = _socket()
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("", port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def _socket() -> socket.socket:
+    """For all addresses of the machine, of both families where it has both."""
+    if socket.has_ipv6:
+        with contextlib.suppress(OSError):
+            both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
+            both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            return both
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,0 +1,60 @@
+"""One attempt of a run: its files are written, its plan is made and executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distlaunch.config.run import RunConfig
+from distlaunch.launch.engines import ENGINES
+from distlaunch.launch.environment import describe_environment
+from distlaunch.launch.observer import Observer
+from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, plan_launch
+from distlaunch.launch.supervisor import Outcome
+from distlaunch.run_dir import RunDir, write_atomically
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """What was executed, and how it ended."""
+
+    plan: LaunchPlan
+    outcome: Outcome
+
+
+def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str], engine: str) -> LaunchPlan:
+    """The plan of a training attempt; reserves and writes nothing."""
+    place = ENGINES[engine].find(config, environ, dry=True)
+    config = fit_config(config, place.cluster)
+    return plan_launch(config, run, attempt, "train", place.cluster, here=place.here, gpus=place.gpus)
+
+
+def run_attempt(
+    config: RunConfig,
+    run: RunDir,
+    mode: Mode,
+    observer: Observer,
+    environ: Mapping[str, str],
+    *,
+    engine: str = "local",
+    extra: Sequence[str] = (),
+) -> AttemptResult:
+    """Runs the next attempt of a run, whose lock the caller holds."""
+    from distlaunch.config.load import dump_config
+
+    place = ENGINES[engine].find(config, environ)
+    try:
+        config = fit_config(config, place.cluster)
+        attempt = run.next_attempt()
+        plan = plan_launch(config, run, attempt, mode, place.cluster, here=place.here, gpus=place.gpus, extra=extra)
+        text = dump_config(config)
+        write_atomically(run.attempt_config(attempt), text)
+        if mode == "train":
+            write_atomically(run.config, text)
+            run.write_json(run.plan, plan.to_plain())
+            run.write_json(run.environment, describe_environment(place.gpus))
+        for task in plan.tasks:
+            task.files.path.mkdir(parents=True, exist_ok=True)
+        return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer))
+    finally:
+        place.release()

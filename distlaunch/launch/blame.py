@@ -1,0 +1,100 @@
+"""From a verdict to what users read: which task, where, why, and the lines that show it."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from distlaunch.errors import Problem
+from distlaunch.launch.failures import Failure, explain_exit, last_lines, read_error
+from distlaunch.launch.plan import LaunchPlan, TaskPlan
+from distlaunch.launch.supervision import Verdict, Why
+
+
+@dataclass
+class Traces:
+    """What the launcher saw of the processes beside the facts.
+
+    Attributes:
+        states: the kernel's letter for each process that still ran when the first failure was settled.
+        hosts: where each task said that it runs.
+        oom: whether the kernel killed for memory meanwhile; None: not known.
+    """
+
+    codes: dict[str, int] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    spawn_errors: dict[str, str] = field(default_factory=dict)
+    oom: bool | None = None
+
+
+def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
+    """Mistakes in the config that the tasks found, each once; empty if the culprit failed by something else."""
+    culprit = next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
+    error = read_error(culprit.files) if culprit else None
+    if error is None or not error.problems:
+        return ()
+    found: dict[Problem, None] = {}
+    for task in plan.tasks:
+        if other := read_error(task.files):
+            found.update(dict.fromkeys(other.problems))
+    return tuple(found)
+
+
+def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
+    """The finding about a failed attempt."""
+    tasks = {str(task.task): task for task in plan.tasks}
+    if verdict.why is Why.OVERDUE:
+        return _overdue(plan, verdict, traces, tasks)
+    assert verdict.culprit is not None
+    culprit = tasks[verdict.culprit]
+    if verdict.culprit in verdict.late:
+        reason = (
+            f"did not stop within {plan.stop_timeout_s:g} s and was killed; the last checkpoint is from before that"
+        )
+        return _finding(culprit, reason, traces)
+    if verdict.culprit in traces.spawn_errors:
+        return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
+    reason = explain_exit(traces.codes.get(verdict.culprit), read_error(culprit.files), oom=traces.oom)
+    silent_names = list(verdict.silent)
+    if not silent_names:
+        return _finding(culprit, reason, traces)
+    if len(silent_names) > 1:
+        return _finding(
+            culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
+        )
+    silent = tasks[silent_names[0]]
+    stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(silent_names[0]) == "T" else ""
+    return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
+
+
+def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    limit = f"within {plan.start_timeout_s:g} s (cluster.start_timeout_s)"
+    if verdict.silent:
+        names = [name + (f" ({tasks[name].address})" if tasks[name].address else "") for name in verdict.silent]
+        return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
+    if plan.elsewhere:
+        others = _join([f"{task} at {address}" for task, address in plan.elsewhere.items()])
+        reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
+    else:
+        reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
+    # the end of the log is the stacks that were asked for: too much for the screen
+    return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
+
+
+def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
+    error, name = read_error(task.files), str(task.task)
+    return Failure(
+        task=name,
+        host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
+        reason=reason,
+        detail=last_lines(task.files, error),
+        log=task.files.stderr_log,
+        user_error=bool(error and error.user_error),
+    )
+
+
+def _join(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

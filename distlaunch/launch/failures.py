@@ -1,0 +1,175 @@
+"""What a failed task left behind, and how to tell it: error.json, the end of its log, its exit code or signal."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.errors import ExitCode, Problem
+from distlaunch.launch.facts import Blame
+from distlaunch.launch.noise import is_noise
+from distlaunch.run_dir import TaskDir
+
+_CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
+_CONSEQUENCE_TEXT = re.compile(
+    r"collective ops? (?:is |are )?(?:aborted|cancelled)|Collective ops is aborted|Connection reset by peer"
+    r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout",
+    re.IGNORECASE,
+)
+_TAIL_BYTES = 64 * 1024
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class TaskError:
+    """What a task wrote before it failed.
+
+    Attributes:
+        summary: the last line of the exception, e.g. `ValueError: no`.
+        problems: mistakes in the config that show only when things are built.
+    """
+
+    summary: str
+    traceback: str = ""
+    host: str = ""
+    user_error: bool = False
+    problems: tuple[Problem, ...] = ()
+    consequence: bool = False
+
+    @property
+    def blame(self) -> Blame:
+        if self.problems:
+            return Blame.CONFIG
+        return Blame.CONSEQUENCE if self.consequence else Blame.CAUSE
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The finding about a run that failed, as users read it.
+
+    Attributes:
+        task: who failed first; empty if it cannot be laid on one task.
+        reason: what happened, in one sentence.
+        detail: the last lines of the traceback, or of the log where there is no traceback.
+    """
+
+    task: str
+    host: str
+    reason: str
+    detail: tuple[str, ...]
+    log: Path | None
+    user_error: bool = False
+
+
+def read_error(files: TaskDir) -> TaskError | None:
+    """The task's error.json; None if there is none, or none that can be read."""
+    try:
+        data = json.loads(files.error_json.read_text(encoding="utf-8"))
+        if data["kind"] == "config":
+            problems = tuple(Problem(tuple(item["key"]), str(item["message"])) for item in data["problems"])
+            return TaskError("the config is wrong", problems=problems)
+        kind, message = str(data["type"]), str(data["message"]).strip()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return TaskError(
+        summary=f"{kind}: {headline(message)}" if message else kind,
+        traceback=str(data.get("traceback") or ""),
+        host=str(data.get("host") or ""),
+        user_error=bool(data.get("user_error")),
+        consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
+    )
+
+
+def describe_code(code: int, *, oom: bool | None = None) -> str:
+    """How a process ended, in words. `oom`: whether the kernel is known to have killed for memory; None: not known."""
+    if code >= 0:
+        if code == 0:
+            return "ended with exit code 0 before training was done"
+        known = " (did not start: command not found)" if code == 127 else ""
+        return f"ended with exit code {code}{known}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if -code == signal.SIGKILL and oom:
+        return "killed by SIGKILL: out of memory (the kernel's OOM killer ended it)"
+    if -code == signal.SIGKILL and oom is None:
+        return "killed by SIGKILL; if nobody did it, the kernel's OOM killer did (see `dmesg`)"
+    if -code == signal.SIGKILL:
+        return "killed by SIGKILL, by somebody or something else than the kernel's OOM killer"
+    return f"killed by {name}"
+
+
+def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
+    """The reason for a task's failure: its exception if it told one, and how its process ended."""
+    how = describe_code(code, oom=oom) if code is not None else ""
+    if error is None:
+        return how or "failed"
+    plain_exit = code is None or code in (1, int(ExitCode.FAILED))
+    return error.summary if plain_exit else f"{error.summary} ({how})"
+
+
+def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
+    """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
+    if error is not None and error.user_error:
+        return ()
+    if error is not None and error.traceback.strip():
+        told = _without_listing(error.traceback.rstrip().splitlines())
+        lines = [line for line in told if line.strip("\t ^~|") and not is_noise(line)]
+        return _tail_of(lines, limit)
+    for path in (files.stderr_log, files.stdout_log):
+        lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
+        if lines:
+            return _tail_of(lines, limit)
+    return ()
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed for memory in this process's cgroup; None if it cannot be told."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        text = Path(f"/sys/fs/cgroup{group.rstrip('/')}/memory.events").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def headline(message: str) -> str:
+    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
+    lines = [line for line in _without_listing(message.splitlines()) if line.strip()]
+    if message.lstrip().startswith("in user code:"):
+        return _cut(lines[-1].strip())
+    line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    return _cut(line)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 400 else line[:400] + " ..."
+
+
+def _without_listing(lines: list[str]) -> list[str]:
+    """Without `Detected at node ...` and the frames below it, and without node names."""
+    kept: list[str] = []
+    listing = False
+    for line in lines:
+        listing = line.startswith("Detected at node") or (listing and (not line.strip() or line.startswith("  File ")))
+        if not listing and not line.lstrip().startswith("[[{{node"):
+            kept.append(line)
+    return kept
+
+
+def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
+    return tuple(_cut(line) for line in lines[-limit:])
+
+
+def _tail_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").replace("\r", "\n")
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""Follows the event files of an attempt, and turns events into the facts that supervision knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distlaunch.events import (
+    EpochEnded,
+    Event,
+    EventReader,
+    Logs,
+    RunEnded,
+    StepsDone,
+    TaskStarted,
+    TrainingStarted,
+)
+from distlaunch.launch.facts import Came, Fact, Finished, Training
+from distlaunch.launch.plan import LaunchPlan
+from distlaunch.run_dir import RunDir
+
+LAUNCHER = "launcher"
+
+
+class EventFollower:
+    """Reads what the tasks of an attempt report. To be made before they start."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._lead = str(plan.lead)
+        self._readers = [
+            EventReader(RunDir(plan.run_dir).events, from_end=True),
+            *(EventReader(task.files.events) for task in plan.tasks),
+        ]
+
+    def read(self) -> Iterator[Event]:
+        """New events of this attempt. The lead task speaks for the run, the others only for themselves."""
+        for reader in self._readers:
+            for event in reader.read():
+                ours = event.task in (self._lead, LAUNCHER) or isinstance(
+                    event, TaskStarted | TrainingStarted | RunEnded
+                )
+                if event.attempt == self._plan.attempt and ours:
+                    yield event
+
+    def is_for_show(self, event: Event) -> bool:
+        """Whether an event tells the user something that the lead's events do not."""
+        return event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted)
+
+
+def facts_of(event: Event, now: float) -> list[Fact]:
+    """What an event means for supervision."""
+    match event:
+        case TaskStarted():
+            return [Came(now, event.task)]
+        case TrainingStarted() | StepsDone() | EpochEnded():
+            return [Training(now)]
+        case RunEnded(status="done") if event.task != LAUNCHER:
+            return [Finished(now, event.task)]
+    return []
+
+
+@dataclass
+class Progress:
+    """How far the attempt has come, as far as the lead task's events tell."""
+
+    lead: str
+    """The task that speaks for the run."""
+    step: int = 0
+    epoch: int = 0
+    """How many are complete."""
+    logs: Logs = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    ended: bool = False
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, TaskStarted):
+            self.hosts[event.task] = event.host
+        if event.task != self.lead:
+            return
+        match event:
+            case TrainingStarted():
+                self.step, self.epoch = event.first_step, event.first_epoch
+            case StepsDone():
+                self.step, self.epoch, self.logs = event.step, event.epoch, event.logs
+            case EpochEnded():
+                self.step, self.epoch, self.logs = event.step, event.epoch + 1, event.logs
+            case RunEnded():
+                self.ended = True

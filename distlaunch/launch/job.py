@@ -1,0 +1,165 @@
+"""What the commands do: choose the run, hold it, run its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt
+from distlaunch.launch.engines.local import given_cluster
+from distlaunch.launch.observer import Observer
+from distlaunch.launch.paths import shown
+from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
+from distlaunch.run_dir import RunDir
+
+Locate = Callable[[Iterable[Problem]], list[Problem]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks to train.
+
+    Attributes:
+        target: a config file, or a run directory to go on with.
+    """
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    name: str | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What will be trained, and in which run.
+
+    Attributes:
+        run: the run to go on with; None: a new one, called `name`.
+        told: what the user should know about the choice.
+        finished: `run` has come to its end already.
+    """
+
+    config: RunConfig
+    name: str
+    locate: Locate
+    run: RunDir | None = None
+    told: str = ""
+    finished: bool = False
+
+    @property
+    def would_be(self) -> RunDir:
+        """The run's directory; for a new run the one that it would get now."""
+        return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
+
+
+def choose(request: Request, environ: Mapping[str, str]) -> Choice:
+    """Decides which run a request is about. Raises ConfigError, UsageError."""
+    target = Path(request.target)
+    if target.is_dir():
+        return _choose_directory(request, RunDir(target), environ)
+    config, locate = _load(target, request.overrides, environ)
+    if request.name is not None:
+        config = config.model_copy(update={"name": request.name})
+    given = given_cluster(config, environ)
+    name = config.name or target.stem
+    if given is not None:
+        fit_config(config, given[0])
+        name = task_run_name(name, *given)
+    if not request.resume and config.resume != "auto":
+        return Choice(config, name, locate)
+    found = RunDir.newest(config.runs_dir, name)
+    if found is None:
+        return Choice(
+            config, name, locate, told=f"there is no run called {name} yet: starting it" if request.resume else ""
+        )
+    if found.finished():
+        return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
+    return Choice(config, found.name, locate, found, told=f"going on with {shown(found.path)}")
+
+
+def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
+    if not run.exists():
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
+    if not request.resume:
+        raise UsageError(f"{shown(run.path)} is a run directory: add --resume to go on with it, or give a config file")
+    if request.name is not None:
+        raise UsageError("--name: a run that is resumed keeps its name")
+    config, locate = _load_run(run, request.overrides, environ)
+    if run.finished() and not request.overrides:
+        return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
+    return Choice(config, run.name, locate, run, told=f"going on with {shown(run.path)}")
+
+
+def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+    """Runs a config or goes on with a run; None if the run is finished already.
+
+    Raises:
+        ConfigError: the config is wrong, be it that a worker found out.
+        UsageError: the request cannot be fulfilled.
+    """
+    choice = choose(request, environ)
+    if choice.told:
+        observer.note(choice.told)
+    if choice.finished:
+        return None
+    run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
+    with run.lock():
+        try:
+            return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+        except UsageError:
+            run.discard()
+            raise
+
+
+def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, RunConfig]:
+    """What `train` would start, without touching anything."""
+    choice = choose(request, environ)
+    run = choice.would_be
+    return plan_attempt(choice.config, run, run.next_attempt(), environ, "local"), choice.config
+
+
+def use_run(
+    path: str,
+    mode: Mode,
+    overrides: Sequence[str],
+    extra: Sequence[str],
+    observer: Observer,
+    environ: Mapping[str, str],
+) -> AttemptResult:
+    """Starts the processes of an existing run to do something else than training."""
+    run = RunDir(path)
+    if not run.exists():
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml)")
+    config, locate = _load_run(run, overrides, environ)
+    with run.lock():
+        return checked(run_attempt(config, run, mode, observer, environ, extra=extra), locate)
+
+
+def checked(result: AttemptResult, locate: Locate) -> AttemptResult:
+    """The result, unless the tasks found mistakes in the config: then raises ConfigError with their lines."""
+    if result.outcome.problems:
+        raise ConfigError(locate(result.outcome.problems))
+    return result
+
+
+def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+    from distlaunch.config.load import load_config
+
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such config file")
+    loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
+    return loaded.config, lambda problems: [
+        Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems
+    ]
+
+
+def _load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+    from distlaunch.config.load import load_resolved
+
+    if overrides:
+        return _load(run.config, overrides, environ)
+    return load_resolved(run.config), list

@@ -1,0 +1,45 @@
+"""Which lines of a task are TensorFlow talking to itself. They stay in the log files and off the screen."""
+
+from __future__ import annotations
+
+import re
+
+_PATTERNS = (
+    # absl and glog: `I0000 00:00:1718000000.000000   12 file.cc:52] text`. Errors are told unless known to be harmless.
+    r"[IW]\d{4} \d{2}:\d{2}:[\d.]+\s+\d+ \S+\.(?:cc|h|cu|py):\d+\]",
+    # TensorFlow's own: `2026-11-02 12:00:00.123456: I tensorflow/core/...] text`
+    r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IW] (?:tensorflow|external|third_party|xla)/",
+    r"WARNING: All log messages before absl::InitializeLog\(\)",
+    r"To enable the following instructions: ",
+    r"To enable them in other operations, rebuild TensorFlow",
+    r"(?:INFO|WARNING):(?:tensorflow|absl):",
+    r"/job:\w+/replica:\d+/task:\d+$",
+    r"Additional GRPC error information from remote target ",
+    r":?[A-Z_]+:Error received from peer ",
+    r"The error could be from a previous operation\. Restart your program to reset\.",
+    r"\s*\[\[\{\{node ",
+    r"Skipping registering GPU devices\.\.\.",
+    r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",
+)
+_HARMLESS_ERRORS = (
+    r"failed call to cuInit",
+    r"computation placer already registered",
+    r"Unable to register cu(?:DNN|BLAS|FFT) (?:plugin )?factory",
+    r"Attempting to register factory for plugin cu(?:DNN|BLAS|FFT)",
+    r"Could not (?:find cuda drivers|load dynamic library)",
+    r"Cannot dlopen some GPU libraries",
+    r"kernel driver does not appear to be running",
+    r"retrieving CUDA diagnostic information",
+    r"Aborting RingReduce with",
+    r"BaseCollectiveExecutor::StartAbort",
+    r"(?:CollectiveGather|RingGather|RingReduce) .*abort",
+    r"TF-TRT Warning: Could not find TensorRT",
+)
+_NOISE = re.compile("|".join(_PATTERNS))
+_NATIVE = re.compile(r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IWE] ")
+_HARMLESS = re.compile("|".join(_HARMLESS_ERRORS))
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line is of no use to the user while all goes well."""
+    return bool(_NOISE.match(line)) or bool(_NATIVE.match(line) and _HARMLESS.search(line))

@@ -1,0 +1,260 @@
+"""Starts the processes of a plan and follows them to their end. What to do is decided in `supervision`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from distlaunch.errors import ExitCode, Problem
+from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed
+from distlaunch.launch.blame import Traces, config_problems, find_failure
+from distlaunch.launch.facts import Asked, Blamed, Exited, Fact, Rules, Sent, Spawned, Training
+from distlaunch.launch.failures import Failure, oom_kills, read_error
+from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
+from distlaunch.launch.observer import Observer, Sturdy
+from distlaunch.launch.plan import REMOVED_ENV, LaunchPlan, TaskPlan
+from distlaunch.launch.process import Child, Lifeline
+from distlaunch.launch.screen import Screen
+from distlaunch.launch.signals import SignalPipe
+from distlaunch.launch.streams import Pump
+from distlaunch.launch.supervision import Decision, Why, conclude, decide
+from distlaunch.protocol import DUMP_SIGNAL
+from distlaunch.run_dir import RunDir
+
+_TURN_S = 0.1
+"""How long the loop waits at most, and how often it looks at events and processes while output floods in."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        failure: the finding, if it failed.
+        problems: mistakes in the config that tasks found while building; then `failure` is None.
+        warnings: what went wrong without making the attempt fail.
+    """
+
+    status: str
+    exit_code: ExitCode
+    failure: Failure | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Supervisor:
+    """Runs one plan. When `run` returns or raises, none of its processes is left.
+
+    Args:
+        clock: monotonic seconds.
+        on_training: called once, when the first step is about to run.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        observer: Observer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        environ: Mapping[str, str] = os.environ,
+        on_training: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._plan, self._clock, self._on_training = plan, clock, on_training
+        self._observer = Sturdy(observer)
+        self._environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+        self._rules = Rules(
+            chief=str(plan.lead),
+            needs_finish=plan.mode == "train",
+            start_timeout_s=plan.start_timeout_s,
+            stop_timeout_s=plan.stop_timeout_s,
+            servers=frozenset(str(task.task) for task in plan.tasks if task.task.job == "ps"),
+        )
+        self._history: list[Fact] = []
+        self._children: dict[str, Child] = {}
+        self._traces = Traces()
+        self._progress = Progress(str(plan.lead))
+        self._follower = EventFollower(plan)
+        self._screen = Screen(self._observer.line, clock)
+        self._pump = Pump(self._screen.line, clock)
+        self._began = clock()
+
+    def run(self) -> Outcome:
+        """Starts the processes and follows them until the last has ended."""
+        oom_before = oom_kills()
+        self._observer.started(self._plan)
+        with SignalPipe() as signals, Lifeline() as lifeline:
+            self._pump.watch(signals.fd)
+            try:
+                for task in self._plan.tasks:
+                    self._spawn(task, lifeline)
+                self._follow(signals)
+            finally:
+                for name, child in self._children.items():
+                    child.kill()
+                    self._pump.finish(name)
+                self._pump.close()
+                self._screen.close()
+            oom_after = oom_kills()
+            if oom_before is not None and oom_after is not None:
+                self._traces.oom = oom_after > oom_before
+            # signals are still held back: nothing may keep the finding from being written
+            try:
+                return self._finish()
+            finally:
+                self._observer.ended()
+
+    def _spawn(self, task: TaskPlan, lifeline: Lifeline) -> None:
+        name, now = str(task.task), self._clock()
+        self._history.append(Spawned(now, name))
+        try:
+            child = Child(task.argv, {**self._environ, **task.env}, lifeline)
+        except OSError as error:
+            self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
+            self._history.append(Exited(now, name, 127))
+            return
+        self._children[name] = child
+        self._pump.add(name, child.stdout, task.files.stdout_log)
+        self._pump.add(name, child.stderr, task.files.stderr_log)
+
+    def _follow(self, signals: SignalPipe) -> None:
+        decision, checked_at = Decision(Why.NOTHING), float("-inf")
+        while not decision.over:
+            now = self._clock()
+            wait = _TURN_S if decision.wake_at is None else min(_TURN_S, decision.wake_at - now)
+            woken = self._pump.turn(max(0.0, wait))
+            now = self._clock()
+            if not woken and now < checked_at + _TURN_S and not (decision.wake_at and now >= decision.wake_at):
+                continue
+            checked_at = now
+            self._read_events()
+            if woken:
+                self._hear(signals.read(), self._clock())
+            self._reap()
+            self._look_for_errors()
+            decision = decide(self._history, self._clock(), self._rules)
+            if decision.why in (Why.FAILURE, Why.OVERDUE):
+                self._screen.fail()
+            if decision.send is not None:
+                self._send(decision.send, decision.why)
+                decision = Decision(decision.why)
+            self._screen.tick()
+            self._observer.tick(now)
+
+    def _hear(self, numbers: list[signal.Signals], now: float) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                continue
+            again = any(isinstance(fact, Asked) for fact in self._history)
+            self._history.append(Asked(now, number))
+            if not again:
+                ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
+                training = any(isinstance(fact, Training) for fact in self._history)
+                self._observer.note(("stopping after the current step" if training else "stopping") + ctrl_c)
+
+    def _read_events(self) -> None:
+        for event in self._follower.read():
+            facts = facts_of(event, self._clock())
+            self._progress.add(event)
+            for fact in facts:
+                if isinstance(fact, Training):
+                    self._note_training(fact)
+                else:
+                    self._history.append(fact)
+            if self._plan.mode != "train" and len(self._progress.hosts) == len(self._plan.tasks):
+                self._note_training(Training(self._clock()))
+            if self._follower.is_for_show(event):
+                self._observer.event(event)
+
+    def _note_training(self, fact: Training) -> None:
+        if not any(isinstance(known, Training) for known in self._history):
+            self._history.append(fact)
+            self._on_training()
+
+    def _reap(self) -> None:
+        """Notes which processes have ended; their last words are read before their end counts."""
+        ended = [
+            (name, child) for name, child in self._children.items() if child.code is None and child.poll() is not None
+        ]
+        for name, _ in ended:
+            self._pump.finish(name)
+        if ended:
+            self._read_events()
+        for name, child in ended:
+            assert child.code is not None
+            self._traces.codes[name] = child.code
+            self._history.append(Exited(self._clock(), name, child.code))
+
+    def _look_for_errors(self) -> None:
+        """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
+        stopping = any(isinstance(fact, Sent) for fact in self._history)
+        if stopping or all(code == ExitCode.DONE for code in self._traces.codes.values()):
+            return
+        known = {fact.task for fact in self._history if isinstance(fact, Blamed)}
+        for task in self._plan.tasks:
+            name = str(task.task)
+            if name not in known and (error := read_error(task.files)) is not None:
+                self._history.append(Blamed(self._clock(), name, error.blame))
+
+    def _send(self, number: signal.Signals, why: Why) -> None:
+        alive = {name: child for name, child in self._children.items() if child.code is None}
+        self._traces.states.update(
+            {name: child.state() for name, child in alive.items() if name not in self._traces.states}
+        )
+        self._explain(number, why, list(alive))
+        for name, child in alive.items():
+            if number != DUMP_SIGNAL:
+                child.send(number)
+            elif name in self._progress.hosts:
+                child.dump_stacks()
+        self._history.append(Sent(self._clock(), number))
+
+    def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
+        names = ", ".join(alive)
+        if number == signal.SIGKILL:
+            # after a failure, or before the first step, nobody expects a clean end
+            if why not in (Why.FAILURE, Why.OVERDUE):
+                self._observer.note(f"killing {names}")
+        elif why is Why.FAILURE:
+            culprit = conclude(self._history, self._clock(), self._rules).culprit
+            self._observer.note(f"{culprit} failed; stopping {names}")
+        elif why is Why.LINGERING:
+            self._observer.note(f"the run is done; ending {names}")
+
+    def _finish(self) -> Outcome:
+        verdict = conclude(self._history, self._clock(), self._rules)
+        self._traces.hosts = self._progress.hosts
+        problems = config_problems(self._plan, verdict) if verdict.culprit else ()
+        failure = (
+            find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
+        )
+        self._write_end(verdict.status, failure)
+        self._read_events()
+        warnings = [f"{name} ended badly after the run was done (its log: {self._log(name)})" for name in verdict.odd]
+        warnings += [
+            f"{name} did not end by itself and was killed" for name in verdict.late if verdict.status == "done"
+        ]
+        code = ExitCode.USAGE if problems else verdict.exit_code
+        return Outcome(verdict.status, code, failure, problems, tuple(warnings))
+
+    def _write_end(self, status: str, failure: Failure | None) -> None:
+        """Appends what the tasks could not tell any more."""
+        seconds = self._clock() - self._began
+        at = self._progress
+        events: list[Event] = []
+        if failure is not None:
+            log = str(failure.log or "")
+            events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
+        if self._plan.mode == "train" and not at.ended:
+            events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
+        with contextlib.suppress(OSError):  # a full disk; the screen still tells
+            writer = EventWriter(RunDir(self._plan.run_dir).events, attempt=self._plan.attempt, task=LAUNCHER)
+            for event in events:
+                writer.write(event)
+            writer.close()
+
+    def _log(self, name: str) -> str:
+        return next(str(task.files.stderr_log) for task in self._plan.tasks if str(task.task) == name)

@@ -1,0 +1,128 @@
+"""What is printed when a run has ended: the summary, or the failure and what to do next."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from distlaunch.launch.attempt import AttemptResult
+from distlaunch.launch.failures import Failure
+from distlaunch.launch.paths import shown
+from distlaunch.ui import words
+from distlaunch.ui.lines import data_source, training_start
+from distlaunch.ui.state import RunState
+
+_STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
+
+
+def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:
+    """The table at the end of a training."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    outcome = result.outcome
+    table.add_row("status", Text(outcome.status, style=_STATUS_STYLES[outcome.status]))
+    table.add_row("run", shown(result.plan.run_dir))
+    for name, value in _facts(state):
+        table.add_row(name, value)
+    if outcome.status in ("stopped", "interrupted"):
+        table.add_row("next", _resume(result))
+    console.print()
+    _print_table(console, table)
+    print_metrics(console, state.last_epoch.logs if state.last_epoch else {})
+
+
+def print_metrics(console: Console, logs: dict[str, float], split: str = "train") -> None:
+    """Metrics by name, those of a split beside those of validation."""
+    names = list(dict.fromkeys(name.removeprefix("val_") for name in logs))
+    if not names:
+        return
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
+    has_train, has_validation = any(name in logs for name in names), any(f"val_{name}" in logs for name in names)
+    table.add_column("metric")
+    if has_train:
+        table.add_column(split, justify="right")
+    if has_validation:
+        table.add_column("validation", justify="right")
+    for name in names:
+        values = [logs.get(name)] * has_train + [logs.get(f"val_{name}")] * has_validation
+        table.add_row(name, *("" if value is None else words.number(value) for value in values))
+    console.print()
+    _print_table(console, table)
+
+
+def print_failure(console: Console, state: RunState, result: AttemptResult) -> None:
+    """Who failed first, why, the lines that show it, and what to do next."""
+    failure = result.outcome.failure
+    if failure is None:
+        return
+    head = f"{failure.task} on {failure.host}: " if len(result.plan.tasks) > 1 else ""
+    console.print()
+    console.print(Text.assemble(("failed: ", "red bold"), head, failure.reason), highlight=False)
+    if failure.detail:
+        console.print()
+        console.print(Text(_indented(failure)), highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    if failure.log is not None:
+        table.add_row("log", shown(failure.log))
+    if result.plan.mode == "train":
+        last = state.checkpoint or state.restored
+        at = f" (goes on from step {last.step:,})" if last else ""
+        table.add_row("next", _resume(result) + at)
+    console.print()
+    _print_table(console, table)
+
+
+def print_warnings(console: Console, result: AttemptResult) -> None:
+    for warning in result.outcome.warnings:
+        console.print(Text.assemble(("warning: ", "yellow bold"), warning), highlight=False)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Without the blanks that fill the last column up."""
+    with console.capture() as captured:
+        console.print(table, highlight=False, markup=False)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
+
+
+def _indented(failure: Failure) -> str:
+    return "\n".join(f"  {line}" for line in failure.detail)
+
+
+def _resume(result: AttemptResult) -> str:
+    return f"distlaunch train {shown(result.plan.run_dir)} --resume"
+
+
+def _facts(state: RunState) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if state.training is not None:
+        rows += [("strategy", training_start(state.training)), ("trained", _trained(state))]
+    if state.data is not None:
+        rows.append(("data", data_source(state.data)))
+    if state.checkpoint is not None:
+        saved = state.checkpoint
+        rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))
+    rows += [("export", shown(path)) for path in state.exports.values()]
+    return rows
+
+
+def _trained(state: RunState) -> str:
+    start = state.training
+    assert start is not None
+    steps = state.step - start.first_step
+    seconds = state.ended.seconds if state.ended else state.training_s
+    text = f"{words.count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
+    if start.first_step:
+        text += f", from step {start.first_step:,}"
+    return text
+
+
+def _epochs(state: RunState) -> str:
+    first = state.training.first_epoch if state.training else 0
+    complete = state.last_epoch.epoch + 1 if state.last_epoch else first
+    total = state.training.epochs if state.training else complete
+    return words.count(total, "epoch") if complete == total else f"{complete} of {words.count(total, 'epoch')}"

@@ -1,0 +1,113 @@
+"""What is known of a run, folded from its events. Every view draws from this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from distlaunch.events import (
+    CheckpointSaved,
+    DataResolved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Exported,
+    Logs,
+    Restored,
+    RunEnded,
+    StepsDone,
+    TaskStarted,
+    TrainingStarted,
+)
+
+_SMOOTHING = 0.3
+
+
+@dataclass
+class RunState:
+    """A run so far. `tasks` are those that this launcher has started."""
+
+    tasks: tuple[str, ...] = ()
+    came: dict[str, str] = field(default_factory=dict)
+    data: DataResolved | None = None
+    training: TrainingStarted | None = None
+    restored: Restored | None = None
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    steps_per_s: float | None = None
+    logs: Logs = field(default_factory=dict)
+    epoch_open: bool = False
+    last_epoch: EpochEnded | None = None
+    num_epochs: int = 0
+    checkpoint: CheckpointSaved | None = None
+    evaluated: Evaluated | None = None
+    exports: dict[str, str] = field(default_factory=dict)
+    ended: RunEnded | None = None
+    training_s: float = 0.0
+
+    @staticmethod
+    def of(events: Iterable[Event]) -> RunState:
+        state = RunState()
+        for event in events:
+            state.add(event)
+        return state
+
+    def begin_attempt(self, tasks: tuple[str, ...]) -> None:
+        """Processes start anew; what was learnt about the run stays."""
+        self.tasks, self.came, self.training, self.ended, self.steps_per_s = tasks, {}, None, None, None
+
+    def add(self, event: Event) -> None:
+        match event:
+            case TaskStarted():
+                self.came[event.task] = event.host
+            case DataResolved():
+                self.data = event
+            case TrainingStarted():
+                self.training, self.step, self.epoch = event, event.first_step, event.first_epoch
+                self.step_in_epoch, self.logs, self.epoch_open = 0, {}, True
+            case StepsDone():
+                self._add_steps(event)
+            case EpochEnded():
+                self.last_epoch, self.num_epochs = event, self.num_epochs + 1
+                self.epoch, self.step, self.logs, self.epoch_open = event.epoch, event.step, event.logs, False
+                self.training_s += event.seconds
+            case CheckpointSaved():
+                self.checkpoint = event
+            case Restored():
+                self.restored = event
+            case Evaluated():
+                self.evaluated = event
+            case Exported():
+                self.exports[event.format] = event.path
+            case RunEnded():
+                self.ended, self.step = event, max(self.step, event.step)
+
+    @property
+    def missing(self) -> list[str]:
+        """Tasks that have not reported yet."""
+        return [task for task in self.tasks if task not in self.came]
+
+    @property
+    def is_past_last_epoch(self) -> bool:
+        """Whether only the last checkpoint and the export are left."""
+        if self.training is None or self.last_epoch is None:
+            return False
+        return self.ended is not None or (not self.epoch_open and self.epoch + 1 >= self.training.epochs)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds of training that are left in the run; None if not known."""
+        start = self.training
+        if start is None or start.steps_per_epoch is None or not self.steps_per_s:
+            return None
+        left = (start.epochs - self.epoch) * start.steps_per_epoch - self.step_in_epoch
+        return max(0, left) / self.steps_per_s
+
+    def _add_steps(self, event: StepsDone) -> None:
+        self.epoch, self.step, self.step_in_epoch, self.logs = event.epoch, event.step, event.step_in_epoch, event.logs
+        self.epoch_open = True
+        if event.seconds > 0:
+            now = event.steps / event.seconds
+            before = self.steps_per_s
+            self.steps_per_s = now if before is None else before + _SMOOTHING * (now - before)

@@ -1,0 +1,60 @@
+"""Numbers, times and sizes as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+def number(value: float) -> str:
+    """Four significant digits, without an exponent where that is short: `0.1234`, `12.35`, `3.2e-05`."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"
+
+
+def metrics(logs: Mapping[str, float]) -> str:
+    """`loss 0.1234, val 0.2345  accuracy 0.9876`: each with its validation value."""
+    parts = []
+    for name in dict.fromkeys(name.removeprefix("val_") for name in logs):
+        train, validation = logs.get(name), logs.get(f"val_{name}")
+        if train is None and validation is not None:
+            parts.append(f"val_{name} {number(validation)}")
+        elif train is not None:
+            parts.append(f"{name} {number(train)}" + (f", val {number(validation)}" if validation is not None else ""))
+    return "  ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `1 min 23 s`, `2 h 05 min`."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def clock(seconds: float) -> str:
+    """`0:07`, `1:02:03`."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def size(num_bytes: int) -> str:
+    """`512 B`, `1.2 MB`."""
+    value = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def count(how_many: int, noun: str) -> str:
+    """`1 step`, `1,234 steps`."""
+    return f"{how_many:,} {noun}{'' if how_many == 1 else 's'}"
+
+
+def rate(steps_per_s: float) -> str:
+    return f"{steps_per_s:.0f} steps/s" if steps_per_s >= 10 else f"{steps_per_s:.2g} steps/s"

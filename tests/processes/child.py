@@ -1,0 +1,150 @@
+"""A task that behaves as told, instead of a worker: `child.py RUN_DIR TASK ACTION [ACTION...]`, one after the other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from distlaunch.events import EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
+from distlaunch.run_dir import RunDir
+
+RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]
+LEAD = os.environ.get("LEAD", "worker:0") == TASK
+WRITER = EventWriter(RUN.events if LEAD else RUN.task(0, TASK).events, attempt=0, task=TASK)
+
+
+def mark(name: str) -> None:
+    (RUN.path / name).write_text(str(os.getpid()))
+
+
+def wait_for(name: str) -> None:
+    until = time.monotonic() + 30
+    while not (RUN.path / name).exists():
+        if time.monotonic() > until:
+            os._exit(99)
+        time.sleep(0.005)
+
+
+def come() -> None:
+    WRITER.write(TaskStarted(host="host-" + TASK[-1], pid=os.getpid()))
+
+
+def train() -> None:
+    come()
+    WRITER.write(
+        TrainingStarted(strategy="fake", loop="fit", replicas=2, tasks=2, global_batch=8, epochs=2, first_epoch=0,
+                        first_step=0, steps_per_epoch=4, parameters=10)
+    )  # fmt: skip
+    WRITER.write(StepsDone(epoch=0, step=3, step_in_epoch=3, steps=3, seconds=0.1, logs={"loss": 0.5}))
+    mark(f"training-{TASK[-1]}")
+
+
+def finish(status: str = "done") -> None:
+    WRITER.write(RunEnded(status=status, step=8, epoch=2, seconds=1.0, logs={"loss": 0.25}))
+
+
+def error(kind: str, message: str = "no") -> None:
+    trace = f"Traceback (most recent call last):\n  File 'x.py', line 1\n{kind}: {message}"
+    data = {
+        "kind": "exception",
+        "type": kind,
+        "message": message,
+        "traceback": trace,
+        "host": "far",
+        "user_error": False,
+    }
+    RUN.task(0, TASK).error_json.write_text(json.dumps(data))
+
+
+def config_error(key: str, message: str) -> None:
+    problems = [{"key": key.split("."), "message": message}]
+    RUN.task(0, TASK).error_json.write_text(json.dumps({"kind": "config", "problems": problems}))
+
+
+def hang() -> None:
+    mark(f"hanging-{TASK[-1]}")
+    while True:
+        time.sleep(60)
+
+
+def stop_cleanly() -> None:
+    """Until SIGTERM comes; then as a worker does."""
+
+    def stop(*_: object) -> None:
+        finish("stopped")
+        os._exit(4)
+
+    signal.signal(signal.SIGTERM, stop)
+    train()
+    hang()
+
+
+def ignore_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def handle_dump() -> None:
+    import faulthandler
+
+    faulthandler.register(DUMP_SIGNAL)
+
+
+def fork_stubborn() -> None:
+    """A grandchild that ignores SIGTERM and holds the pipes."""
+    code = (
+        "import signal,time,sys; signal.signal(15, signal.SIG_IGN); open(sys.argv[1], 'w').write('x'); time.sleep(300)"
+    )
+    subprocess.Popen([sys.executable, "-c", code, str(RUN.path / "grandchild")])
+    wait_for("grandchild")
+
+
+def flood(megabytes: str) -> None:
+    line = b"x" * 99 + b"\n"
+    for _ in range(int(megabytes)):
+        sys.stdout.buffer.write(line * 10_000)
+    sys.stdout.buffer.flush()
+
+
+def say(text: str, end: str = "\n") -> None:
+    sys.stdout.write(text.encode().decode("unicode_escape") + end)
+    sys.stdout.flush()
+
+
+def say_error(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+def close_stdout() -> None:
+    os.close(1)
+
+
+def honour_lifeline() -> None:
+    import threading
+
+    fd = int(os.environ[LIFELINE_FD])
+
+    def wait() -> None:
+        os.read(fd, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def quiet_exit(code: str = "0") -> None:
+    sys.stdout.flush() if not sys.stdout.closed else None
+    os._exit(int(code))
+
+
+def die(number: str = "9") -> None:
+    os.kill(os.getpid(), int(number))
+
+
+if __name__ == "__main__":
+    Path(RUN.task(0, TASK).path).mkdir(parents=True, exist_ok=True)
+    for action in sys.argv[3:]:
+        name, *arguments = action.split("=")
+        globals()[name](*arguments)

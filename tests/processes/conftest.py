@@ -1,0 +1,24 @@
+"""Real children under the real supervisor."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from supervised import processes_of
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A run directory; whatever was started for it must be gone at the end of the test."""
+    path = tmp_path / "run"
+    path.mkdir()
+    fds = set(os.listdir("/proc/self/fd"))
+    yield path
+    left = processes_of(path)
+    for process in left:
+        process.kill()
+    assert not left, f"still running: {left}"
+    assert len(os.listdir("/proc/self/fd")) <= len(fds), "descriptors leaked"

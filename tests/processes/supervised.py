@@ -1,0 +1,78 @@
+"""Plans of real children, and what is left of them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from distlaunch.cluster.spec import Task
+from distlaunch.events import Event
+from distlaunch.launch.plan import LaunchPlan, Mode, TaskPlan
+from distlaunch.run_dir import RunDir
+
+CHILD = Path(__file__).with_name("child.py")
+REPOSITORY = str(Path(__file__).parents[2])
+
+
+@dataclass
+class Recorder:
+    """An observer that remembers."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    on_tick: Callable[[], None] = lambda: None
+
+    def started(self, plan: LaunchPlan) -> None: ...
+
+    def event(self, event: Event) -> None:
+        self.events.append(event)
+
+    def line(self, task: str, text: str) -> None:
+        self.lines.append((task, text))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def tick(self, now: float) -> None:
+        self.on_tick()
+
+    def ended(self) -> None: ...
+
+
+def make_plan(
+    run_dir: Path, *tasks: list[str], mode: Mode = "train", start_timeout_s: float = 30, stop_timeout_s: float = 10
+) -> LaunchPlan:
+    """A plan of tasks that run child.py with these actions."""
+    run = RunDir(run_dir)
+    plans = []
+    for index, actions in enumerate(tasks):
+        task = Task("worker", index)
+        argv = (sys.executable, str(CHILD), str(run.path), str(task), *actions)
+        env = {"PYTHONPATH": REPOSITORY, "MARKER": str(run.path)}
+        plans.append(TaskPlan(task, argv, env, run.task(0, str(task)), f"127.0.0.1:{1000 + index}"))
+    return LaunchPlan(run.path, 0, mode, tuple(plans), start_timeout_s, stop_timeout_s)
+
+
+def processes_of(run_dir: Path) -> list[psutil.Process]:
+    """Whatever still runs and was started for a run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("MARKER") == str(run_dir):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 15) -> None:
+    until = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.01)

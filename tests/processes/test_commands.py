@@ -1,0 +1,250 @@
+"""The commands as users run them, with a worker that only pretends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from supervised import REPOSITORY, processes_of, wait_until
+
+pytest.importorskip("distlaunch.config.load")
+
+from distlaunch.run_dir import RunDir
+
+CONFIG = """\
+model: {function: "m.py:model"}
+data:
+  function: m.py:data
+  global_batch: 4
+compile: {optimizer: sgd, loss: mse}
+train: {epochs: 2}
+export: [keras]
+"""
+
+
+class Shell:
+    """Runs the command in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.env = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if name not in ("TF_CONFIG", "NO_COLOR", "FORCE_COLOR")
+            },
+            "PYTHONPATH": REPOSITORY,
+            "MARKER": str(directory),
+            "COLUMNS": "80",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, str(Path(__file__).with_name("fake_cli.py")), *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(argv, cwd=self.directory, env={**self.env, **env}, text=True, **pipes)
+
+    def __call__(self, *words: str, **env: str) -> tuple[int, str, str]:
+        process = self.start(*words, **env)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    (tmp_path / "m.py").write_text("def model():\n    pass\n\n\ndef data():\n    pass\n")
+    return Shell(tmp_path)
+
+
+def test_train(shell: Shell, golden: Callable[[str, str], None]) -> None:
+    code, out, err = shell("train", "job.yaml")
+    assert (code, err) == (0, "")
+    golden("train/done.txt", out)
+    run = RunDir(shell.directory / "runs/job")
+    assert run.finished()
+    for path in (run.config, run.plan, run.environment, run.attempt_config(0), run.task(0, "worker:0").stdout_log):
+        assert path.is_file()
+    assert "noise" in run.task(0, "worker:0").stderr_log.read_text()
+
+
+def test_a_failure(shell: Shell, golden: Callable[[str, str], None]) -> None:
+    code, out, err = shell("train", "job.yaml", FAKE="fail")
+    assert code == 3
+    out = re.sub(r"in \d+\.\d s", "in N s", out)
+    golden("train/failed.txt", out + "--- stderr\n" + re.sub(r"on \S+:", "on HOST:", err))
+
+
+def test_no_control_codes_outside_a_terminal(shell: Shell) -> None:
+    _, out, err = shell("train", "job.yaml", FAKE="fail", NO_COLOR="1")
+    assert "\x1b" not in out + err
+    assert not any(len(line) > 80 for line in (out + err).splitlines() if "runs/" not in line)
+
+
+def test_json_is_nothing_but_events(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", "--json")
+    assert (code, err) == (0, "")
+    kinds = [json.loads(line)["event"] for line in out.splitlines()]
+    assert kinds[0] == "TaskStarted"
+    assert kinds[-1] == "RunEnded"
+
+
+def test_quiet_is_silent(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "--quiet") == (0, "", "")
+    code, out, err = shell("train", "job.yaml", "--quiet", FAKE="fail")
+    assert (code, out) == (3, "")
+    assert "ValueError: boom" in err
+
+
+def test_runs_never_mix(shell: Shell) -> None:
+    for _ in range(2):
+        shell("train", "job.yaml", "-q")
+    shell("train", "job.yaml", "-q", "--name", "other")
+    assert sorted(path.name for path in (shell.directory / "runs").iterdir()) == ["job", "job-2", "other"]
+
+
+def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    code, out, _ = shell("train", "job.yaml", "--resume")
+    assert code == 0
+    assert "going on with runs/job" in out
+    assert "restored  step 4" in out
+    assert RunDir(shell.directory / "runs/job").next_attempt() == 2
+    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
+    assert shell("train", "runs/job", "--resume")[:2] == (0, "runs/job is finished already\n")
+
+
+def test_resume_auto_in_the_config(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", "--set", "resume=auto", FAKE="fail")[0] == 3
+    assert shell("train", "job.yaml", "-q", "--set", "resume=auto")[0] == 0
+    assert [path.name for path in (shell.directory / "runs").iterdir()] == ["job"]
+
+
+def test_more_epochs_for_a_finished_run(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q")
+    code, out, _ = shell("train", "runs/job", "--resume", "--set", "train.epochs=3")
+    assert code == 0
+    assert "restored  step 8" in out
+
+
+def test_resume_of_nothing(shell: Shell) -> None:
+    code, out, _ = shell("train", "job.yaml", "--resume")
+    assert code == 0
+    assert out.startswith("there is no run called job yet: starting it\n")
+
+
+def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
+    code, _, err = shell("train", "job.yaml", FAKE="config")
+    assert code == 2
+    assert err == "error: job.yaml:4: data.global_batch: does not fit\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
+        (["train", "runs"], "runs: no run directory"),
+        (["evaluate", "runs/x"], "runs/x: no run directory"),
+        (["train", "job.yaml", "--name", "a/b"], "a/b"),
+    ],
+)
+def test_bad_usage(shell: Shell, words: list[str], message: str) -> None:
+    (shell.directory / "runs").mkdir()
+    code, out, err = shell(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert not list((shell.directory / "runs").iterdir())
+
+
+def test_what_cannot_start_leaves_nothing(shell: Shell) -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+        code, out, err = shell("train", "job.yaml", *kind, "--set", f"cluster.ports=[{port}, 1]")
+    assert (code, out) == (2, "")
+    assert f"port {port} is in use by process {os.getpid()}" in err
+    assert not list((shell.directory / "runs").iterdir())
+
+
+def test_a_run_in_use(shell: Shell) -> None:
+    first = shell.start("train", "job.yaml", FAKE="wait")
+    wait_until(lambda: (shell.directory / "runs/job/waiting-worker:0").exists())
+    code, _, err = shell("train", "runs/job", "--resume")
+    assert code == 2
+    assert f"this run is still going on (process {first.pid})" in err
+    first.send_signal(signal.SIGINT)
+    out, _ = first.communicate(timeout=20)
+    assert first.returncode == 130
+    assert "stopping after the current step; press Ctrl-C again to end at once" in out
+    assert "next" in out
+    assert "distlaunch train runs/job --resume" in out
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_a_reader_that_goes_away_does_not_end_the_job(shell: Shell) -> None:
+    process = shell.start("train", "job.yaml")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=20) == 0
+    assert RunDir(shell.directory / "runs/job").finished()
+
+
+def test_plan_touches_nothing(shell: Shell) -> None:
+    code, out, _ = shell(
+        "plan", "job.yaml", "--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"
+    )
+    assert code == 0
+    assert "runs/job, attempt 0" in out
+    assert "127.0.0.1:(picked at start)" in out
+    assert not (shell.directory / "runs").exists()
+    assert len(json.loads(shell("plan", "job.yaml", "--json")[1])["tasks"]) == 1
+
+
+def test_several_workers(shell: Shell) -> None:
+    kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+    code, out, _ = shell("train", "job.yaml", *kind)
+    assert code == 0
+    assert "[worker:0] hello" in out
+    assert "[worker:1] hello" in out
+
+
+def test_one_task_of_a_given_cluster(shell: Shell) -> None:
+    tf_config = {"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": {"type": "worker", "index": 1}}
+    kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=4"]
+    code, out, _ = shell("train", "job.yaml", *kind, TF_CONFIG=json.dumps(tf_config))
+    assert code == 0, out
+    assert [path.name for path in (shell.directory / "runs").iterdir()] == ["job-worker-1"]
+    assert "workers: 2" in (shell.directory / "runs/job-worker-1/config.yaml").read_text()
+
+
+def test_evaluate_and_export(shell: Shell, golden: Callable[[str, str], None]) -> None:
+    shell("train", "job.yaml", "-q")
+    code, out, err = shell("evaluate", "runs/job", "--checkpoint", "8")
+    assert (code, err) == (0, "")
+    golden("train/evaluate.txt", out)
+    assert (
+        "exported  keras,saved_model" in shell("export", "runs/job", "--format", "keras", "--format", "saved_model")[1]
+    )
+    assert RunDir(shell.directory / "runs/job").finished()
+
+
+def test_smoke(shell: Shell, golden: Callable[[str, str], None]) -> None:
+    code, out, err = shell("train", "job.yaml", "--smoke")
+    assert (code, err) == (0, "")
+    golden("train/smoke.txt", out)
+
+
+def test_smoke_says_what_does_not_work(shell: Shell) -> None:
+    code, out, _ = shell("train", "job.yaml", "--smoke", FAKE="fail")
+    assert code == 3
+    assert " no   validation ran: not seen" in out

@@ -1,0 +1,96 @@
+"""How failures are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distlaunch.launch.facts import Blame
+from distlaunch.launch.failures import describe_code, explain_exit, headline, last_lines, read_error
+from distlaunch.run_dir import TaskDir
+
+GRAPH_ERROR = """Graph execution error:
+
+Detected at node CollectiveReduceV2 defined at (most recent call last):
+  File "<frozen runpy>", line 198, in _run_module_as_main
+
+  File "x.py", line 3, in f
+
+Collective ops is aborted by: recvmsg:Connection reset by peer
+\t [[{{node CollectiveReduceV2}}]] [Op:__inference_call_1896]"""
+USER_CODE = 'in user code:\n\n    File "x.py", line 257, in share  *\n        return y\n\n    TypeError: no match\n'
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no", "no"),
+        ("first\nsecond", "first"),
+        ("\nfirst", "first"),
+        (GRAPH_ERROR, "Collective ops is aborted by: recvmsg:Connection reset by peer"),
+        (USER_CODE, "TypeError: no match"),
+    ],
+)
+def test_headline(message: str, expected: str) -> None:
+    assert headline(message) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "part"),
+    [
+        (1, None, "exit code 1"),
+        (127, None, "command not found"),
+        (-11, None, "SIGSEGV"),
+        (-9, None, "if nobody did it, the kernel's OOM killer did"),
+        (-9, True, "out of memory"),
+        (-9, False, "than the kernel's OOM killer"),
+        (-63, None, "signal 63"),
+    ],
+)
+def test_describe_code(code: int, oom: bool | None, part: str) -> None:
+    assert part in describe_code(code, oom=oom)
+
+
+def write(files: TaskDir, **data: object) -> None:
+    files.error_json.write_text(json.dumps({"kind": "exception", "message": "", "traceback": "", "host": "h", **data}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "blame"),
+    [
+        ("UnavailableError", "x", Blame.CONSEQUENCE),
+        ("DeadlineExceededError", "x", Blame.CONSEQUENCE),
+        ("InternalError", "Collective ops is aborted by: x", Blame.CONSEQUENCE),
+        ("ValueError", "bad shape", Blame.CAUSE),
+        ("ResourceExhaustedError", "OOM when allocating", Blame.CAUSE),
+    ],
+)
+def test_blame(tmp_path: Path, kind: str, message: str, blame: Blame) -> None:
+    files = TaskDir(tmp_path)
+    write(files, type=kind, message=message)
+    error = read_error(files)
+    assert error is not None
+    assert error.blame is blame
+
+
+def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
+    files = TaskDir(tmp_path)
+    write(files, type="ValueError", message="x")
+    assert explain_exit(-6, read_error(files)) == "ValueError: x (killed by SIGABRT)"
+    assert explain_exit(3, read_error(files)) == "ValueError: x"
+    assert explain_exit(3, None) == "ended with exit code 3"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "exception"}', '{"kind": "config", "problems": 3}'])
+def test_a_torn_error_file_is_none(tmp_path: Path, text: str) -> None:
+    files = TaskDir(tmp_path)
+    files.error_json.write_text(text)
+    assert read_error(files) is None
+
+
+def test_users_errors_need_no_traceback(tmp_path: Path) -> None:
+    files = TaskDir(tmp_path)
+    write(files, type="CheckpointError", message="none", traceback="Traceback ...\nx", user_error=True)
+    assert last_lines(files, read_error(files)) == ()

@@ -1,0 +1,94 @@
+"""Plans as users read them, whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError, UsageError
+from distlaunch.launch.plan import fit_config, local_cluster, plan_json, plan_launch, render_plan, task_run_name
+from distlaunch.run_dir import RunDir
+
+TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}})
+
+
+def config(strategy: dict[str, Any], **cluster: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "mnist",
+            "model": {"function": "m:f"},
+            "data": {"function": "m:d", "global_batch": 128},
+            "strategy": strategy,
+            "cluster": cluster,
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python")
+
+
+CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
+    "one_device": (config({"kind": "one_device"}), {}),
+    "mirrored_4_gpus": (config({"kind": "mirrored", "replicas": 2}), {"gpus": ("0", "1", "2", "3")}),
+    "multi_worker": (config({"kind": "multi_worker_mirrored"}, workers=2, ports=[5001, 5002]), {}),
+    "multi_worker_4_gpus": (config({"kind": "multi_worker_mirrored"}, workers=2), {"gpus": ("0", "1", "2", "3")}),
+    "parameter_server": (config({"kind": "parameter_server"}, workers=2, ps=1), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plan(case: str, golden: Callable[[str, str], None]) -> None:
+    run_config, arguments = CASES[case]
+    ports = run_config.cluster.ports
+    cluster = local_cluster(run_config, ports if ports != "auto" else ["(picked at start)"] * 4)
+    plan = plan_launch(run_config, RunDir("/runs/mnist"), 0, "train", cluster, **arguments)
+    golden(f"plan/{case}.txt", render_plan(plan, run_config) + "\n")
+    golden(f"plan/{case}.json", plan_json(plan) + "\n")
+
+
+def test_one_task_of_a_given_cluster(golden: Callable[[str, str], None]) -> None:
+    spec, here = from_tf_config(TF_CONFIG)
+    run_config = config({"kind": "multi_worker_mirrored"}, workers=3)
+    name = task_run_name("mnist", spec, here)
+    plan = plan_launch(run_config, RunDir(Path("/runs") / name), 2, "train", spec, here=here)
+    golden("plan/tf_config.txt", render_plan(plan, run_config) + "\n")
+    assert plan.lead == Task("worker", 1)
+
+
+def test_extra_arguments_reach_the_worker() -> None:
+    run_config = config({"kind": "one_device"})
+    plan = plan_launch(run_config, RunDir("/r"), 3, "evaluate", ClusterSpec({}), extra=["--checkpoint", "7"])
+    assert plan.tasks[0].argv[-4:] == ("--mode", "evaluate", "--checkpoint", "7")
+
+
+def test_the_given_cluster_decides_how_many_workers_there_are() -> None:
+    spec, _ = from_tf_config(TF_CONFIG)
+    kind = {"kind": "multi_worker_mirrored"}
+    fitting = config(kind, workers=2).model_copy(
+        update={"data": config(kind).data.model_copy(update={"global_batch": 96})}
+    )
+    assert fit_config(fitting, spec).cluster.workers == 3
+    with pytest.raises(ConfigError, match=r"data.global_batch: got 128; TF_CONFIG has 3 workers, .* multiple of 3"):
+        fit_config(config(kind, workers=2), spec)
+
+
+def test_too_few_gpus() -> None:
+    run_config = config({"kind": "multi_worker_mirrored"}, workers=2)
+    with pytest.raises(UsageError, match="2 workers do not fit on 1 GPU"):
+        plan_launch(run_config, RunDir("/r"), 0, "train", local_cluster(run_config, [1, 2]), gpus=("0",))
+
+
+def test_names() -> None:
+    spec, here = from_tf_config(TF_CONFIG)
+    assert task_run_name("x", spec, here) == "x-worker-1"
+    assert task_run_name("x", spec, Task("worker", 0)) == "x"
+    assert task_run_name("x", spec, None) == "x"

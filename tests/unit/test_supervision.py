@@ -1,0 +1,224 @@
+"""Histories in; decisions and verdicts out."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.errors import ExitCode
+from distlaunch.launch.facts import Asked, Blame, Blamed, Came, Exited, Fact, Finished, Rules, Sent, Spawned, Training
+from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, Why, conclude, decide
+from distlaunch.protocol import DUMP_SIGNAL
+
+RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
+EVALUATION = Rules(chief="worker:0", needs_finish=False, start_timeout_s=100, stop_timeout_s=30)
+A, B = "worker:0", "worker:1"
+START: list[Fact] = [Spawned(0, A), Spawned(0, B)]
+TRAINING: list[Fact] = [*START, Came(1, A), Came(1, B), Training(2)]
+DUMPED = Sent(100, DUMP_SIGNAL)
+INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+
+DECISIONS = {
+    "starting": (START, 5, Decision(Why.NOTHING, wake_at=100)),
+    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
+    "start deadline, dumped": ([*START, DUMPED], 100, Decision(Why.OVERDUE, wake_at=100.5)),
+    "start deadline, stop": ([*START, DUMPED], 100.5, Decision(Why.OVERDUE, send=TERM)),
+    "start deadline, told": ([*START, DUMPED, Sent(100.5, TERM)], 101, Decision(Why.OVERDUE, wake_at=105.5)),
+    "start deadline, kill": ([*START, DUMPED, Sent(100.5, TERM)], 105.5, Decision(Why.OVERDUE, send=KILL)),
+    "training has no deadline": (TRAINING, 5000, Decision(Why.NOTHING)),
+    "failure settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "failure, stop": ([*TRAINING, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=TERM)),
+    "failure, kill": (
+        [*TRAINING, Exited(10, B, 1), Sent(10.8, TERM)],
+        10 + SETTLE_S + FAILURE_STOP_S,
+        Decision(Why.FAILURE, send=KILL),
+    ),
+    "failure, all gone": ([*TRAINING, Exited(10, B, 1), Exited(10.2, A, 1)], 10.2, Decision(Why.FAILURE, over=True)),
+    "early exit 0": ([*TRAINING, Exited(10, B, 0)], 11, Decision(Why.FAILURE, send=TERM)),
+    "exit 0 after its end": ([*TRAINING, Finished(9, B), Exited(10, B, 0)], 99, Decision(Why.NOTHING)),
+    "exit 0 after the run's end": ([*TRAINING, Finished(9, A), Exited(10, B, 0)], 99, Decision(Why.NOTHING)),
+    "chief done, worker lingers": (
+        [*TRAINING, Finished(9, A), Exited(10, A, 0)],
+        20,
+        Decision(Why.NOTHING, wake_at=40),
+    ),
+    "chief done, worker is ended": (
+        [*TRAINING, Finished(9, A), Exited(10, A, 0)],
+        40,
+        Decision(Why.LINGERING, send=TERM),
+    ),
+    "Ctrl-C": ([*TRAINING, Asked(10, INT)], 10, Decision(Why.INTERRUPT, send=TERM)),
+    "Ctrl-C, waiting": ([*TRAINING, Asked(10, INT), Sent(10, TERM)], 11, Decision(Why.INTERRUPT, wake_at=40)),
+    "Ctrl-C, too late": ([*TRAINING, Asked(10, INT), Sent(10, TERM)], 40, Decision(Why.INTERRUPT, send=KILL)),
+    "Ctrl-C told twice": (
+        [*TRAINING, Asked(10, INT), Asked(10.01, INT), Sent(10.01, TERM)],
+        11,
+        Decision(Why.INTERRUPT, wake_at=40),
+    ),
+    "Ctrl-C twice": (
+        [*TRAINING, Asked(10, INT), Sent(10, TERM), Asked(11, INT)],
+        11,
+        Decision(Why.INTERRUPT, send=KILL),
+    ),
+    "Ctrl-C before training": ([*START, Asked(10, INT), Sent(10, TERM)], 11, Decision(Why.INTERRUPT, wake_at=15)),
+    "SIGTERM twice is patient": (
+        [*TRAINING, Asked(10, TERM), Sent(10, TERM), Asked(12, TERM)],
+        12,
+        Decision(Why.TERMINATE, wake_at=40),
+    ),
+    "Ctrl-C after SIGTERM": (
+        [*TRAINING, Asked(10, TERM), Sent(10, TERM), Asked(12, INT)],
+        12,
+        Decision(Why.TERMINATE, send=KILL),
+    ),
+    "a failure while stopping": (
+        [*TRAINING, Asked(10, TERM), Sent(10, TERM), Exited(11, B, -9)],
+        12,
+        Decision(Why.TERMINATE, wake_at=11 + SETTLE_S + FAILURE_STOP_S),
+    ),
+    "stopped by someone else": ([*TRAINING, Exited(10, B, 4)], 11, Decision(Why.STOPPED, send=TERM)),
+    "killed, waiting": (
+        [*TRAINING, Asked(1, INT), Sent(1, TERM), Sent(2, KILL)],
+        3,
+        Decision(Why.INTERRUPT, wake_at=12),
+    ),
+    "nothing can end it": (
+        [*TRAINING, Asked(1, INT), Sent(1, TERM), Sent(2, KILL)],
+        12,
+        Decision(Why.INTERRUPT, wake_at=12, over=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_decide(case: str) -> None:
+    history, now, expected = DECISIONS[case]
+    assert decide(history, now, RULES) == expected
+
+
+VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
+    "done": ([*TRAINING, Finished(9, A), Exited(10, A, 0), Exited(10, B, 0)], "done", ExitCode.DONE, None),
+    "killed": ([*TRAINING, Exited(10, B, -9), Exited(10.2, A, 1)], "failed", ExitCode.FAILED, B),
+    "first exit wins": ([*TRAINING, Exited(10, A, 1), Exited(10.2, B, 1)], "failed", ExitCode.FAILED, A),
+    "a consequence comes first": (
+        [*TRAINING, Exited(10, A, 3), Blamed(10, A, Blame.CONSEQUENCE), Exited(10.5, B, -11)],
+        "failed",
+        ExitCode.FAILED,
+        B,
+    ),
+    "the cause has told but not ended": (
+        [*TRAINING, Exited(10, A, 3), Blamed(10, A, Blame.CONSEQUENCE), Blamed(10, B, Blame.CAUSE), Sent(10.7, TERM)],
+        "failed",
+        ExitCode.FAILED,
+        B,
+    ),
+    "siblings that were stopped are not failures": (
+        [*TRAINING, Exited(10, B, 1), Sent(10.7, TERM), Exited(10.8, A, -15)],
+        "failed",
+        ExitCode.FAILED,
+        B,
+    ),
+    "early exit 0": ([*TRAINING, Exited(10, B, 0), Exited(10.1, A, 1)], "failed", ExitCode.FAILED, B),
+    "a crash after the end": (
+        [*TRAINING, Finished(9, A), Exited(10, A, 0), Exited(11, B, -6)],
+        "done",
+        ExitCode.DONE,
+        None,
+    ),
+    "SIGTERM, all stop": (
+        [*TRAINING, Asked(10, TERM), Exited(11, A, 4), Exited(11, B, 4)],
+        "stopped",
+        ExitCode.PREEMPTED,
+        None,
+    ),
+    "SIGTERM, one is killed": (
+        [*TRAINING, Asked(10, TERM), Exited(11, A, 4), Sent(40, KILL), Exited(40.1, B, -9)],
+        "failed",
+        ExitCode.FAILED,
+        B,
+    ),
+    "SIGTERM, one fails": (
+        [*TRAINING, Asked(10, TERM), Exited(11, A, 1), Sent(17, KILL), Exited(17.1, B, -9)],
+        "failed",
+        ExitCode.FAILED,
+        A,
+    ),
+    "SIGTERM before training": (
+        [*START, Asked(10, TERM), Exited(11, A, -15), Exited(11, B, -15)],
+        "stopped",
+        ExitCode.PREEMPTED,
+        None,
+    ),
+    "SIGTERM at the very end": (
+        [*TRAINING, Asked(10, TERM), Finished(10, A), Exited(11, A, 0), Exited(11, B, 0)],
+        "done",
+        ExitCode.DONE,
+        None,
+    ),
+    "SIGTERM, then Ctrl-C": (
+        [*TRAINING, Asked(10, TERM), Asked(11, INT), Sent(11, KILL), Exited(11, A, -9), Exited(11, B, -9)],
+        "interrupted",
+        ExitCode.INTERRUPTED,
+        None,
+    ),
+    "Ctrl-C": (
+        [*TRAINING, Asked(10, INT), Exited(11, A, 4), Exited(11, B, 4)],
+        "interrupted",
+        ExitCode.INTERRUPTED,
+        None,
+    ),
+    "Ctrl-C twice": (
+        [*TRAINING, Asked(10, INT), Asked(11, INT), Sent(11, KILL), Exited(11.1, A, -9), Exited(11.1, B, -9)],
+        "interrupted",
+        ExitCode.INTERRUPTED,
+        None,
+    ),
+    "stopped by someone else": ([*TRAINING, Exited(10, A, 4), Exited(10, B, 4)], "stopped", ExitCode.PREEMPTED, None),
+    "config": (
+        [*START, Exited(5, A, 1), Exited(5.1, B, 2), Blamed(5.1, B, Blame.CONFIG)],
+        "failed",
+        ExitCode.FAILED,
+        B,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_conclude(case: str) -> None:
+    history, status, code, culprit = VERDICTS[case]
+    verdict = conclude(history, 1000 if status != "done" else 12, RULES)
+    assert (verdict.status, verdict.exit_code, verdict.culprit) == (status, code, culprit)
+
+
+def test_silent_peers() -> None:
+    history = [
+        *TRAINING,
+        Exited(10, A, 3),
+        Blamed(10, A, Blame.CONSEQUENCE),
+        Sent(10.7, TERM),
+        Sent(16, KILL),
+        Exited(16, B, -9),
+    ]
+    assert conclude(history, 17, RULES).silent == (B,)
+
+
+def test_who_did_not_come() -> None:
+    history = [*START, Came(1, A), Sent(100, TERM), Exited(101, A, -15), Exited(101, B, -15)]
+    verdict = conclude(history, 101, RULES)
+    assert (verdict.why, verdict.silent) == (Why.OVERDUE, (B,))
+
+
+def test_evaluation_ends_with_exit_code_0() -> None:
+    history = [*TRAINING, Exited(10, B, 0), Exited(11, A, 0)]
+    assert decide(history, 11, EVALUATION) == Decision(Why.NOTHING, over=True)
+    assert conclude(history, 11, EVALUATION).status == "done"
+
+
+def test_servers_end_with_the_chief() -> None:
+    rules = Rules("chief:0", True, 100, 30, frozenset({"ps:0"}))
+    history = [Spawned(0, "chief:0"), Spawned(0, "ps:0"), Training(1), Finished(9, "chief:0"), Exited(10, "chief:0", 0)]
+    assert decide(history, 10, rules) == Decision(Why.LINGERING, send=TERM)
+    history += [Sent(10, TERM), Exited(10.1, "ps:0", -15)]
+    assert conclude(history, 10.1, rules).status == "done"
+    assert conclude(history, 10.1, rules).odd == ()

@@ -1,0 +1,129 @@
+"""Views of events, at 80 columns and without colour."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from distlaunch.cluster.spec import Task
+from distlaunch.events import EpochEnded, Event, Notice, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.launch.plan import LaunchPlan, TaskPlan
+from distlaunch.run_dir import RunDir
+from distlaunch.ui import words
+from distlaunch.ui.live import LiveView, progress_line
+from distlaunch.ui.plain import PlainView
+from distlaunch.ui.state import RunState
+
+START = TrainingStarted(
+    strategy="multi_worker_mirrored", loop="fit", replicas=2, tasks=2, global_batch=128, epochs=10, first_epoch=0,
+    first_step=0, steps_per_epoch=469, parameters=1,
+)  # fmt: skip
+LOGS = {"loss": 0.25, "accuracy": 0.9}
+
+
+def steps(epoch: int, in_epoch: int, seconds: float = 1.0, num: int = 100) -> StepsDone:
+    step = epoch * 469 + in_epoch
+    return StepsDone(epoch=epoch, step=step, step_in_epoch=in_epoch, steps=num, seconds=seconds, logs=LOGS)
+
+
+def make_plan() -> LaunchPlan:
+    run = RunDir("/r")
+    tasks = tuple(TaskPlan(Task("worker", i), ("x",), {}, run.task(0, f"worker:{i}")) for i in range(2))
+    return LaunchPlan(run.path, 0, "train", tasks, 300, 30)
+
+
+def render(state: RunState) -> str:
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(progress_line(state))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip()
+
+
+def test_the_bar_fits_80_columns() -> None:
+    line = render(RunState.of([START, steps(2, 200)]))
+    assert len(line) == 80
+    assert line.startswith("epoch 3/10 ━")
+    assert line.endswith("200/469 100 steps/s  eta 0:36")
+
+
+def test_the_bar_between_epochs_shows_the_next() -> None:
+    ended = EpochEnded(epoch=2, step=1407, seconds=5, logs=LOGS)
+    assert render(RunState.of([START, steps(2, 469), ended])).startswith("epoch 4/10")
+
+
+def test_the_bar_without_a_known_length() -> None:
+    start = TrainingStarted(**{**START.__dict__, "steps_per_epoch": None})
+    assert "200 steps" in render(RunState.of([start, steps(0, 200)]))
+
+
+def test_validation_is_told() -> None:
+    assert render(RunState.of([START, steps(2, 469)])).endswith("469/469 validating")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (words.number(0.25), "0.2500"),
+        (words.number(0), "0.0000"),
+        (words.number(1234567.0), "1.235e+06"),
+        (words.number(3.2e-5), "3.2e-05"),
+        (words.number(float("nan")), "nan"),
+        (words.duration(3.21), "3.2 s"),
+        (words.duration(83), "1 min 23 s"),
+        (words.duration(59.99), "1 min 00 s"),
+        (words.duration(7500), "2 h 05 min"),
+        (words.clock(3723), "1:02:03"),
+        (words.clock(7), "0:07"),
+        (words.size(999), "999 B"),
+        (words.size(1_234_567), "1.2 MB"),
+        (words.count(1, "step"), "1 step"),
+        (words.count(1234, "step"), "1,234 steps"),
+        (words.metrics({"loss": 0.5, "acc": 0.25, "val_loss": 0.75}), "loss 0.5000, val 0.7500  acc 0.2500"),
+        (words.metrics({"val_loss": 0.75}), "val_loss 0.7500"),
+    ],
+)
+def test_words(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_plain_lines(golden: Callable[[str, str], None]) -> None:
+    """One line an epoch and one at most every ten seconds."""
+    console = Console(file=io.StringIO(), width=80)
+    view = PlainView(console)
+    view.started(make_plan())
+    script: list[Event | float] = [
+        0.0, 11.0, TaskStarted(task="worker:0", host="a", pid=1), 22.0, TaskStarted(task="worker:1", host="b", pid=2),
+        START, 23.0, steps(0, 100), 34.0, steps(0, 200), 35.0, steps(0, 300), 36.0, steps(0, 469),
+        EpochEnded(epoch=0, step=469, seconds=13.5, logs={**LOGS, "val_loss": 0.3, "val_accuracy": 0.85}), 37.0,
+        Notice(level="warning", message="careful"), steps(1, 100), 48.0, steps(1, 200),
+        RunEnded(status="done", step=938, epoch=2, seconds=50),
+    ]  # fmt: skip
+    for entry in script:
+        if isinstance(entry, float):
+            view.tick(entry)
+        else:
+            view.event(entry)
+    view.line("worker:1", "[bold]not markup[/bold] " + "long " * 30)
+    view.note("stopping")
+    view.ended()
+    assert isinstance(console.file, io.StringIO)
+    golden("ui/plain.txt", console.file.getvalue())
+
+
+def test_the_terminal_is_left_clean() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="truecolor")
+    view = LiveView(console)
+    view.started(make_plan())
+    view.tick(0)
+    for now, event in enumerate([START, steps(0, 100), EpochEnded(epoch=0, step=469, seconds=1, logs=LOGS)], 1):
+        view.event(event)
+        view.tick(now)
+    view.line("worker:1", "hello [red]")
+    view.ended()
+    assert isinstance(console.file, io.StringIO)
+    output = console.file.getvalue()
+    assert "hello [red]" in output
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
