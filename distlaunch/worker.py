@@ -114,13 +114,16 @@ def _run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return ExitCode.USAGE
     except BaseException as error:
-        traceback.print_exc()
+        if isinstance(error, DistlaunchError):
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         _write_error(files.error_json, _describe(error))
         return ExitCode.FAILED
 
 
 def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
-    """The chief writes the run's own events; every other task, and evaluations, write beside their logs."""
+    """The chief writes the run's own events; every other task writes beside its logs."""
     from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 
     text = os.environ.get("TF_CONFIG")

@@ -8,10 +8,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.protocol import Batch, Strategy
 from distlaunch.training.references import Key, call, load_function
+
+
+_GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
 
 def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Model:
@@ -39,7 +43,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
 
 def _compile(model: keras.Model, config: Compile) -> None:
     arguments: dict[str, Any] = {
-        "optimizer": _component(config.optimizer, keras.optimizers.get, ("compile", "optimizer")),
+        "optimizer": _component(config.optimizer, "optimizers", ("compile", "optimizer")),
         "loss": _nested(config.loss, _loss, ("compile", "loss")),
         "loss_weights": config.loss_weights,
         "metrics": _nested(config.metrics, _metric, ("compile", "metrics")) or None,
@@ -61,15 +65,15 @@ def _nested(value: Any, make: Any, key: Key) -> Any:
 
 
 def _loss(value: Named, key: Key) -> Any:
-    return _component(value, keras.losses.get, key)
+    return _component(value, "losses", key)
 
 
 def _metric(value: Named, key: Key) -> Any:
     # names such as "accuracy" stay names: Keras picks the metric that fits the shapes
-    return value if isinstance(value, str) and ":" not in value else _component(value, keras.metrics.get, key)
+    return value if isinstance(value, str) and ":" not in value else _component(value, "metrics", key)
 
 
-def _component(value: Named, get: Any, key: Key) -> Any:
+def _component(value: Named, group: str, key: Key) -> Any:
     """A Keras object from its name and arguments, or what a function of the user's returns."""
     component = value if isinstance(value, Component) else Component(name=value, args={})
     args = {name: _schedule(arg) for name, arg in component.args.items()}
@@ -78,20 +82,11 @@ def _component(value: Named, get: Any, key: Key) -> Any:
             function = load_function(component.name, key)
             # a loss or metric function (y_true, y_pred) is used as it is; anything else makes the object
             return function if _takes_predictions(function) and not args else function(**args)
-        if not args and not isinstance(value, Component):
-            return get(component.name)
-        return get({"class_name": _class_name(component.name, get), "config": args})
+        name = canonical(group, component.name)
+        made = getattr(getattr(keras, group), name or component.name, None)
+        return made(**args) if made is not None else _GET[group](component.name)
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(key, f"{component.name}: {str(error).strip().splitlines()[0]}")) from error
-
-
-def _class_name(name: str, get: Any) -> str:
-    """Finds the class for `adam`, `Adam` or `sparse_categorical_crossentropy`."""
-    module = {keras.optimizers.get: keras.optimizers, keras.losses.get: keras.losses, keras.metrics.get: keras.metrics}[get]
-    plain = name.replace("_", "").lower()
-    classes = {n.lower(): n for n in dir(module) if isinstance(getattr(module, n), type)}
-    aliases = {"mse": "meansquarederror", "mae": "meanabsoluteerror", "bce": "binarycrossentropy"}
-    return classes.get(aliases.get(plain, plain), name)
 
 
 def _schedule(value: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.training.references import load_function
@@ -27,7 +28,7 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, tensorboar
 
 
 def _only_on_chief(config: CallbackConfig) -> bool:
-    return config.tasks == "chief" or (config.tasks == "auto" and config.name in _WRITERS)
+    return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
 
 
 def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.callbacks.Callback:
@@ -35,11 +36,11 @@ def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.ca
     if ":" in config.name:
         factory = load_function(config.name, (*key, "name"))
     else:
-        factory = getattr(keras.callbacks, config.name, None)
+        factory = getattr(keras.callbacks, canonical("callbacks", config.name) or config.name, None)
         if factory is None:
             raise ConfigError(Problem((*key, "name"), f"got '{config.name}', which keras.callbacks does not have"))
     args = dict(config.args)
-    if config.name == "TensorBoard":
+    if canonical("callbacks", config.name) == "TensorBoard":
         args.setdefault("log_dir", tensorboard_dir)
     try:
         callback = factory(**args)

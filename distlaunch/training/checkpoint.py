@@ -111,6 +111,9 @@ class CheckpointStore:
         try:
             meta = json.loads((path / "meta.json").read_text())
             data = (path / "state.npz").read_bytes()
+        except FileNotFoundError:
+            have = ", ".join(map(str, self.steps())) or "none"
+            raise CheckpointError(f"{path}: there is no checkpoint of step {step}; those there are: {have}") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
         if hashlib.sha256(data).hexdigest() != meta.get("sha256"):

@@ -30,12 +30,14 @@ class StepContext:
         self.optimizer = getattr(model, "optimizer", None)
         self._per_example_loss = per_example_loss
 
+    @tf.autograph.experimental.do_not_convert
     def per_example_loss(self, y: Any, predictions: Any) -> tf.Tensor:
         """The config's loss, not reduced: shape [rows]."""
         if self._per_example_loss is None:
             raise ConfigError(Problem(("compile", "loss"), "the step asks for a loss, but the config names none"))
         return self._per_example_loss(y, predictions)
 
+    @tf.autograph.experimental.do_not_convert
     def average(self, per_example: tf.Tensor, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         """This replica's share of the mean over the global batch: the sum over its rows / rows of the global batch.
 
@@ -54,12 +56,14 @@ class StepContext:
         total = rows if global_rows() is None else tf.cast(global_rows(), per_example.dtype)
         return has_rows(tf.reduce_sum(per_example)) / total
 
+    @tf.autograph.experimental.do_not_convert
     def regularization(self) -> tf.Tensor:
         """This replica's share of the model's regularisation and other added losses: their sum / replicas."""
         context = tf.distribute.get_replica_context()
         replicas = 1 if context is None else context.num_replicas_in_sync
         return tf.add_n(self.model.losses) / replicas if self.model.losses else tf.constant(0.0)
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:
         """One optimizer step on all trainable variables; gradients are summed over replicas."""
         variables = self.model.trainable_variables
@@ -92,7 +96,8 @@ def make_steps(config: RunConfig, model: keras.Model) -> Steps:
     if config.train.step is None:
         _check_reference(context)
         return Steps(model, lambda batch: reference_step(context, batch), test, logs="mean")
-    step: StepOf = tf.function(load_function(config.train.step, ("train", "step")))
+    # converted, not wrapped in a tf.function: that would be traced for one replica and used by all
+    step: StepOf = tf.autograph.to_graph(load_function(config.train.step, ("train", "step")))
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
 
 
