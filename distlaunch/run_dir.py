@@ -97,7 +97,9 @@ class RunDir:
         Raises UsageError if the directory cannot be made.
         """
         if not _NAME.match(name):
-            raise UsageError(f"run name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+            raise UsageError(
+                f"run name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
         for number in range(1, 100_000):
             run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
             try:
@@ -105,7 +107,9 @@ class RunDir:
                 return run
             except FileExistsError:
                 if not run.path.is_dir():
-                    raise UsageError(f"cannot make the run directory {run.path}: a file of that name is in the way") from None
+                    raise UsageError(
+                        f"cannot make the run directory {run.path}: a file of that name is in the way"
+                    ) from None
             except OSError as error:
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
         raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")

@@ -35,7 +35,7 @@ class StopFlag:
         return self._asked.is_set()
 
     def install(self) -> None:
-        """Takes the stop signal over. TensorFlow installs a handler of its own when it connects; the later one counts."""
+        """Takes the stop signal over, after TensorFlow has installed a handler of its own: the later one counts."""
         signal.signal(STOP_SIGNAL, lambda *_: self._asked.set())
 
 

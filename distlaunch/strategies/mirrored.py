@@ -43,7 +43,7 @@ _instances = itertools.count(1)
 
 
 def _with_own_keys(devices: list[str]) -> tf.distribute.MirroredStrategy:
-    """A MirroredStrategy whose collectives are not mistaken for those of an earlier one in this process (a notebook)."""
+    """A MirroredStrategy whose collectives cannot be mistaken for those of an earlier one in this process."""
     base = next(_instances) * 1_000_000
     return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)
 
@@ -56,6 +56,8 @@ def _devices(replicas: int | str) -> list[str]:
         return [f"GPU:{index}" for index in range(gpus)]
     if int(replicas) > gpus:
         raise ConfigError(
-            Problem(("strategy", "replicas"), f"got {replicas}, but there are {gpus} GPUs; use at most {gpus}, or 'auto'")
+            Problem(
+                ("strategy", "replicas"), f"got {replicas}, but there are {gpus} GPUs; use at most {gpus}, or 'auto'"
+            )
         )
     return [f"GPU:{index}" for index in range(int(replicas))]

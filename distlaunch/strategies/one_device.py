@@ -18,9 +18,9 @@ class OneDevice:
     num_replicas = 1
     is_chief = True
 
-    def __init__(self, config: OneDeviceConfig | None = None, task: Task = Task("worker", 0)) -> None:
+    def __init__(self, config: OneDeviceConfig | None = None, task: Task | None = None) -> None:
         del config  # it has no options
-        self.task = task
+        self.task = task or Task("worker", 0)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()

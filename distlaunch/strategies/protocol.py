@@ -29,7 +29,7 @@ class Source:
         elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
             entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
             epoch whose length was not known.
-        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`; runs in the input pipeline.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
     """
 
     elements: Any

@@ -3,6 +3,8 @@
 Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop in the graph, outer loop in Python.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -188,7 +190,9 @@ class ReplicaProgram:
         values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
         return [ballot, *values]
 
-    def _collect(self, ballot: tf.Tensor, extras: list[tf.Variable]) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
+    def _collect(
+        self, ballot: tf.Tensor, extras: list[tf.Variable]
+    ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
         variables = [*self._metrics, *extras]
         votes, *values = self._split(self._sum_over_replicas(ballot, variables), variables)
         mapping = list(zip(self._metrics, values, strict=False))
@@ -219,7 +223,7 @@ class ReplicaProgram:
         vector = tf.function(lambda: self._sum_over_replicas(self._ballot(Vote()), variables))()
         for name, value in zip(named, self._split(vector, variables)[1:], strict=True):
             state[name] = value.numpy()
-        state["log/steps_in_epoch"] = np.int64(self._steps_in_epoch)
+        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
 
     def restore(self, state: State | None) -> None:
@@ -299,5 +303,7 @@ def _checked(name: str, variable: Any, state: State) -> np.ndarray:
     if name not in state:
         raise StateMismatchError(f"it has no variable '{name}'")
     if tuple(state[name].shape) != tuple(variable.shape):
-        raise StateMismatchError(f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}")
+        raise StateMismatchError(
+            f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}"
+        )
     return state[name]

@@ -10,6 +10,8 @@ The functions replaced are `keras.src.losses.loss.{scale,unscale}_loss_for_distr
 tests/parity compares every case with one device, so a change in Keras shows.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
@@ -78,19 +80,24 @@ def install() -> None:
         return tf.math.divide_no_nan(value, tf.cast(share, value.dtype))  # the tracker weights by this replica's rows
 
     @functools.wraps(reduce_weighted)
-    def reduce_globally(values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "sum_over_batch_size",
-                        dtype: Any = None) -> Any:  # fmt: skip
-        rows = current_share()
-        divisor = None if rows is None else _local_divisor(sample_weight, mask, reduction)
-        if divisor is None:
+    def reduce_globally(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        share = current_share()
+        divisor = _local_divisor(sample_weight, mask, reduction)
+        if share is None or divisor is None:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
-        divisor = divisor * tf.cast(rows > 0, tf.float32)
+        divisor = divisor * tf.cast(share > 0, tf.float32)
         whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, divisor)
         _local.share = tf.math.divide_no_nan(divisor, whole)
         try:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
         finally:
-            _local.share = rows
+            _local.share = share
 
     def call_with_means(self: Any, *args: Any, **kwargs: Any) -> Any:
         _local.means = True
@@ -106,18 +113,17 @@ def install() -> None:
     loss_module._distlaunch_installed = True
 
 
-def _local_divisor(sample_weight: Any, mask: Any, reduction: str | None) -> tf.Tensor | None:
+def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor | None:
     """What this replica's mean divides by, where that is not simply its number of rows."""
     weighted = reduction == "mean_with_sample_weight" and sample_weight is not None
     masked = mask is not None and reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
     if not weighted and not masked:
         return None
-    weights = tf.cast(sample_weight, tf.float32) if weighted else None
     if not masked:
-        return tf.reduce_sum(weights)
+        return tf.reduce_sum(tf.cast(sample_weight, tf.float32))
     valid = tf.cast(mask, tf.float32)
-    if weights is not None:
-        valid, weights = loss_module.squeeze_or_expand_to_same_rank(valid, weights)
+    if weighted:
+        valid, weights = loss_module.squeeze_or_expand_to_same_rank(valid, tf.cast(sample_weight, tf.float32))
         valid = valid * weights
     return tf.reduce_sum(valid)
 

@@ -14,7 +14,6 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.protocol import Batch, Strategy
 from distlaunch.training.references import Key, call, load_function
 
-
 _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
 
@@ -91,7 +90,11 @@ def _component(value: Named, group: str, key: Key) -> Any:
 
 def _schedule(value: Any) -> Any:
     """A learning-rate schedule given as `{name: CosineDecay, args: {...}}`."""
-    if isinstance(value, dict) and set(value) == {"name", "args"} and hasattr(keras.optimizers.schedules, value["name"]):
+    if (
+        isinstance(value, dict)
+        and set(value) == {"name", "args"}
+        and hasattr(keras.optimizers.schedules, value["name"])
+    ):
         return getattr(keras.optimizers.schedules, value["name"])(**value["args"])
     return value
 

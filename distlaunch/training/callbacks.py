@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 
 from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Callback as CallbackConfig
@@ -12,9 +13,12 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.training.references import load_function
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, tensorboard_dir: str) -> list[keras.callbacks.Callback]:
+def build_callbacks(
+    configs: list[CallbackConfig], *, is_chief: bool, tensorboard_dir: str
+) -> list[keras.callbacks.Callback]:
     """The callbacks that run on this task, in the config's order.
 
     Raises:
@@ -54,12 +58,13 @@ def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.ca
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
-    hooks = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-    return any(
-        hook in vars(callback) or (not _is_keras(callback) and getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook))
-        for callback in callbacks
-        for hook in hooks
-    )
+    return any(_watches(callback, hook) for callback in callbacks for hook in _BATCH_HOOKS)
+
+
+def _watches(callback: keras.callbacks.Callback, hook: str) -> bool:
+    if hook in vars(callback):  # LambdaCallback
+        return True
+    return not _is_keras(callback) and getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
 
 
 def _is_keras(callback: keras.callbacks.Callback) -> bool:
@@ -68,11 +73,12 @@ def _is_keras(callback: keras.callbacks.Callback) -> bool:
 
 def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Attributes of a callback that are plain numbers or strings, such as EarlyStopping's `wait` and `best`."""
-    return {
-        name: value.item() if hasattr(value, "item") and getattr(value, "size", 1) == 1 else value
-        for name, value in vars(callback).items()
-        if not name.startswith("_") and (value is None or isinstance(value, (bool, int, float, str)) or _is_scalar(value))
-    }
+    state = {}
+    for name, value in vars(callback).items():
+        plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+        if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
+            state[name] = plain
+    return state
 
 
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
@@ -80,7 +86,3 @@ def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> 
     for name, value in state.items():
         if name in vars(callback):
             setattr(callback, name, value)
-
-
-def _is_scalar(value: Any) -> bool:
-    return hasattr(value, "item") and getattr(value, "size", 0) == 1 and hasattr(value, "dtype")

@@ -142,13 +142,14 @@ class CheckpointStore:
 
 
 def _write_state(path: Path, state: State) -> tuple[str, int]:
-    """Returns checksum and size. Types that npz does not know (bfloat16, float8) are stored as integers of their size."""
+    """Returns checksum and size. Types that npz does not know, such as bfloat16, are stored as integers."""
     plain = {name: value if value.dtype.kind in _PLAIN else _as_integers(value) for name, value in state.items()}
     foreign = {name: value.dtype.name for name, value in state.items() if value.dtype.kind not in _PLAIN}
     plain["__dtypes__"] = np.frombuffer(json.dumps(foreign).encode(), np.uint8)
     with path.open("wb") as file:
-        # npz keys may not clash with savez's own argument names, and must survive as file names in the archive
-        np.savez(file, **{f"{index}": value for index, value in enumerate(plain.values())}, names=np.array(list(plain)))
+        # numbers as keys: names may hold what a file name in an archive may not
+        arrays: dict[str, Any] = {str(index): value for index, value in enumerate(plain.values())}
+        np.savez(file, **arrays, names=np.array(list(plain)))
         file.flush()
         os.fsync(file.fileno())
     with path.open("rb") as file:
@@ -181,4 +182,3 @@ def _sync_directory(path: Path) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
-

@@ -4,6 +4,8 @@ A *pass* goes once through the training data. Its order depends on the seed and 
 every process of a run sees the same global batches, and a resumed run goes on where the old one stopped.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import math
@@ -114,12 +116,12 @@ def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> S
     limit = config.train_examples if training else config.validation_examples
     example_map = load_function(config.map, ("data", "map")) if config.map else None
     weigh = _class_weights(config.class_weight) if training and config.class_weight else None
-    seed = seed if training and config.shuffle is not False else None
+    order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
     if isinstance(data, tf.data.Dataset):
-        split = _from_dataset(data, config, limit, example_map, seed, drop=drop)
+        split = _from_dataset(data, config, limit, example_map, order_seed, drop=drop)
     else:
-        split = _from_arrays(data, config, limit, example_map, seed, drop=drop)
+        split = _from_arrays(data, config, limit, example_map, order_seed, drop=drop)
     if weigh is None:
         return split
     load = split.load
@@ -138,7 +140,8 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
     if len(lengths) != 1:
         shapes = [leaf.shape for leaf in tf.nest.flatten(arrays)]
         raise ConfigError(Problem(("data", "function"), f"the arrays differ in length: their shapes are {shapes}"))
-    number = min(lengths.pop(), limit or 2**62)
+    length: int = lengths.pop()
+    number = length if limit is None else min(length, limit)
     size = config.global_batch
     if number < (size if drop else 1):
         raise ConfigError(Problem(("data",), f"{number} examples make no batch of {size}"))
@@ -157,7 +160,9 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
 
     def gather_and_map(rows: tf.Tensor) -> Batch:
         batch = gather(rows)
-        spec = _mapped_spec(example_map, tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), tensors))
+        spec = _mapped_spec(
+            example_map, tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), tensors)
+        )
         return tf.map_fn(lambda example: _apply(example_map, example), batch, fn_output_signature=spec)
 
     empty = tf.zeros([0], tf.int64)
@@ -178,13 +183,15 @@ def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | Non
         if not config.batched:
             if seed is not None:
                 buffer = BUFFER if config.shuffle is True else int(config.shuffle)
-                order = number_of_pass + tf.constant(seed, tf.int64) * 1_000_003
+                order: Any = number_of_pass + tf.constant(seed, tf.int64) * 1_000_003
                 examples = examples.shuffle(buffer, seed=order, reshuffle_each_iteration=False)
             if example_map is not None:
                 examples = examples.map(lambda *e: _apply(example_map, pack(e)), num_parallel_calls=tf.data.AUTOTUNE)
             examples = examples.batch(size)
         if drop:
-            examples = examples.filter(lambda *batch: tf.shape(tf.nest.flatten(pack(batch))[0])[0] == config.global_batch)
+            examples = examples.filter(
+                lambda *batch: tf.shape(tf.nest.flatten(pack(batch))[0])[0] == config.global_batch
+            )
         return examples.skip(start) if start else examples
 
     spec = batches(tf.constant(0, tf.int64), 0).element_spec

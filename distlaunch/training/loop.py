@@ -158,7 +158,11 @@ class TrainingLoop:
         self._pending_seconds += seconds
         every = self._config.train.log_every_steps
         at_end = self._progress.step_in_epoch == self._epoch_steps
-        due = self._report.due_at_step(self._progress.step) if every else self._around.clock() - self._last_report > REPORT_INTERVAL_S
+        due = (
+            self._report.due_at_step(self._progress.step)
+            if every
+            else self._around.clock() - self._last_report > REPORT_INTERVAL_S
+        )
         if due or at_end:
             self._report_steps(result.logs)
 

@@ -164,7 +164,9 @@ class Session:
     def _progress_of(self, saved: Saved | None) -> Progress:
         """Where to start, as the chief found it."""
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
-            message = "the global batch size has changed since the checkpoint: the order of examples differs from here on"
+            message = (
+                "the global batch size has changed since the checkpoint: the order of examples differs from here on"
+            )
             self._emit(Notice(level="warning", message=message))
         mine = json.dumps(asdict(saved.progress) if saved else None).encode()
         progress = json.loads(self.strategy.from_chief(mine))
@@ -195,4 +197,3 @@ def _seed(config: RunConfig) -> None:
     keras.utils.set_random_seed(config.seed)
     if config.determinism:
         tf.config.experimental.enable_op_determinism()
-

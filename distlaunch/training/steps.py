@@ -52,8 +52,8 @@ class StepContext:
             per_example = tf.reduce_mean(per_example, axis=list(range(1, per_example.shape.rank)))
         if sample_weight is not None:
             per_example = per_example * tf.cast(tf.reshape(sample_weight, tf.shape(per_example)), per_example.dtype)
-        rows = tf.cast(tf.shape(per_example)[0], per_example.dtype)
-        total = rows if global_rows() is None else tf.cast(global_rows(), per_example.dtype)
+        rows = global_rows()
+        total = tf.cast(tf.shape(per_example)[0] if rows is None else rows, per_example.dtype)
         return has_rows(tf.reduce_sum(per_example)) / total
 
     @tf.autograph.experimental.do_not_convert
@@ -114,5 +114,5 @@ def per_example(model: keras.Model) -> PerExampleLoss | None:
 
 def _check_reference(context: StepContext) -> None:
     if context._per_example_loss is None:
-        message = "the reference step of 'loop: custom' needs exactly one loss; name one, use 'loop: fit', or write train.step"
+        message = "the reference step of 'loop: custom' needs exactly one loss; name it, or use 'loop: fit'"
         raise ConfigError(Problem(("compile", "loss"), message))

@@ -151,7 +151,7 @@ def tagger() -> keras.Model:
     )
 
 
-def own_step(context, batch):  # noqa: ANN001, ANN201
+def own_step(context, batch):
     """A step function of the user's, with Python control flow on a tensor."""
     x, y = batch
     with tf.GradientTape() as tape:

@@ -1,6 +1,6 @@
 """Trains parity cases and records every step's values; run as a script it is one task of a multi-worker job.
 
-    TF_CONFIG=... python -m tests.parity.train_case RESULTS.json CASE...
+TF_CONFIG=... python -m tests.parity.train_case RESULTS.json CASE...
 """
 
 from __future__ import annotations

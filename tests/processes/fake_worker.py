@@ -7,9 +7,8 @@ import signal
 import sys
 import time
 
-from distlaunch.config.load import load_resolved
-
 from distlaunch import events as ev
+from distlaunch.config.load import load_resolved
 from distlaunch.run_dir import RunDir
 
 parser = argparse.ArgumentParser()
