@@ -128,7 +128,7 @@ class ReplicaProgram:
             if self._steps.logs == "last":
                 variable.assign(value * rows / total)
             else:
-                variable.assign_add(tf.where(rows > 0, value, tf.zeros_like(value)))
+                variable.assign_add(value)
 
     def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> None:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"

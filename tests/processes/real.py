@@ -1,0 +1,86 @@
+"""Starts the real `distlaunch` command with real TensorFlow workers, and looks at what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from supervised import REPOSITORY, processes_of, wait_until
+
+from distlaunch.events import Event, StepsDone, read_events
+from distlaunch.run_dir import RunDir
+
+CONFIGS = Path(REPOSITORY) / "configs"
+LIMIT_S = 180.0
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    """The command in the background, as from a script: no terminal."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "distlaunch", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": REPOSITORY},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], limit_s: float = LIMIT_S) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(*words: str, cwd: Path, limit_s: float = LIMIT_S) -> tuple[int, str, str]:
+    return finish(start(*words, cwd=cwd), limit_s)
+
+
+def wait_for(run_dir: RunDir, condition: Callable[[list[Event]], bool]) -> None:
+    """Until the run's events fulfil a condition."""
+    wait_until(lambda: condition(read_events(run_dir.events)), timeout_s=LIMIT_S)
+
+
+def at_step(number: int) -> Callable[[list[Event]], bool]:
+    return lambda events: any(isinstance(event, StepsDone) and event.step >= number for event in events)
+
+
+def final_state(run_dir: RunDir) -> dict[str, np.ndarray]:
+    """The newest checkpoint's arrays by name, without the metrics."""
+    from distlaunch.training.checkpoint import CheckpointStore
+
+    saved = CheckpointStore(run_dir.checkpoints).newest_good()
+    assert saved is not None
+    return {name: value for name, value in saved.state.items() if not name.startswith(("metric/", "log/"))}
+
+
+def assert_nothing_left(run_dir: RunDir) -> None:
+    wait_until(lambda: not processes_of(run_dir.path), timeout_s=10)
+
+
+def kill_task(run_dir: RunDir, index: int) -> None:
+    """SIGKILL to the process of a worker."""
+    from distlaunch.events import TaskStarted
+
+    files = [run_dir.events, run_dir.task(run_dir.next_attempt() - 1, f"worker:{index}").events]
+    started = [
+        event
+        for file in files
+        for event in read_events(file)
+        if isinstance(event, TaskStarted) and event.task == f"worker:{index}"
+    ]
+    os.kill(started[-1].pid, signal.SIGKILL)
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]

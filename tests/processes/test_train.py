@@ -1,0 +1,174 @@
+"""The whole product with real workers: training, kills, exact resume, evaluation, export, one's own model."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real import (
+    CONFIGS,
+    assert_nothing_left,
+    at_step,
+    final_state,
+    finish,
+    json_lines,
+    kill_task,
+    run,
+    start,
+    wait_for,
+)
+
+from distlaunch.run_dir import RunDir
+
+TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
+SHORT = ("--set", "data.train_examples=1000", "--set", "train.epochs=3", "--set", "determinism=true")
+MAIN = str(CONFIGS / "fashion_mnist.yaml")
+SINGLE = str(CONFIGS / "fashion_mnist_one_device.yaml")
+SHIPPED = ("--set", "data.args.source=shipped")
+
+
+@pytest.mark.parametrize("strategy", [(), TWO_WORKERS], ids=["one_device", "two workers"])
+def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
+    """Kill -9 in the middle of an epoch: exit 3, the culprit named; the resumed run ends with the same weights, bit by bit."""
+    options = (*strategy, *SHIPPED, *SHORT, "--set", "checkpoint.every_steps=5", "--set", "train.steps_per_call=2")
+    code, _, err = run("train", SINGLE, *options, "--name", "whole", cwd=tmp_path)
+    assert code == 0, err
+    job = start("train", SINGLE, *options, "--set", "train.log_every_steps=1", "--name", "killed", cwd=tmp_path)
+    killed = RunDir(tmp_path / "runs" / "killed")
+    wait_for(killed, at_step(23))  # in the second epoch of 16 steps
+    victim = 1 if strategy else 0
+    kill_task(killed, victim)
+    began = time.monotonic()
+    code, _, err = finish(job)
+    assert time.monotonic() - began < 15
+    assert code == 3, err
+    assert f"worker:{victim}" in err or not strategy, err
+    assert "SIGKILL" in err, err
+    assert_nothing_left(killed)
+    code, out, err = run("train", str(killed.path), "--resume", cwd=tmp_path)
+    assert code == 0, err
+    assert "resumed" in out + err or "step" in out, out
+    expected, got = final_state(RunDir(tmp_path / "runs" / "whole")), final_state(killed)
+    assert expected.keys() == got.keys()
+    assert all(np.array_equal(expected[name], got[name]) for name in expected)
+
+
+def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
+    """Ctrl-C on two workers: both stop at the same step with a checkpoint, exit 130; another strategy goes on from it."""
+    job = start("train", MAIN, "--set", "train.steps_per_call=1", "--name", "stopped", cwd=tmp_path)
+    stopped = RunDir(tmp_path / "runs" / "stopped")
+    wait_for(stopped, at_step(10))
+    job.send_signal(signal.SIGINT)
+    code, out, err = finish(job, 60)
+    assert code == 130, err
+    assert "Traceback" not in out + err
+    steps = [int(path.name.removeprefix("step-")) for path in stopped.checkpoints.glob("step-*")]
+    assert steps and max(steps) >= 10
+    assert_nothing_left(stopped)
+    other = ("--set", "strategy.kind=mirrored", "--set", "train.epochs=1", "--set", "export=[]")
+    code, out, err = run("train", str(stopped.path), "--resume", *other, "--json", cwd=tmp_path)
+    assert code == 0, err
+    restored = [event for event in json_lines(out) if event["event"] == "Restored"]
+    assert restored[0]["step"] == max(steps)
+
+
+def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
+    """Two workers on the shipped data, then `evaluate` gives the same numbers, and the exports load in a clean process."""
+    options = ("--set", "train.epochs=2", "--set", "data.validation_examples=333")
+    code, out, err = run("train", MAIN, *options, "--json", cwd=tmp_path)
+    assert code == 0, err
+    ended = [event for event in json_lines(out) if event["event"] == "EpochEnded"][-1]["logs"]
+    run_dir = RunDir(tmp_path / "runs" / "fashion-mnist")
+    code, out, err = run("evaluate", str(run_dir.path), "--json", cwd=tmp_path)
+    assert code == 0, err
+    evaluated = next(event for event in json_lines(out) if event["event"] == "Evaluated")["logs"]
+    assert evaluated["loss"] == pytest.approx(ended["val_loss"], rel=1e-5)
+    assert evaluated["accuracy"] == pytest.approx(ended["val_accuracy"], rel=1e-6)
+    code, _, err = run("evaluate", str(run_dir.path), "--checkpoint", "7", cwd=tmp_path)
+    assert code == 3
+    assert "no checkpoint of step 7" in err
+    assert "Traceback" not in err
+    assert accuracy_of_export(run_dir) == pytest.approx(evaluated["accuracy"], abs=1e-6)
+
+
+def accuracy_of_export(run_dir: RunDir) -> float:
+    """Loads both exports where there is no distlaunch code and no strategy."""
+    code = f"""
+import numpy as np, keras, tensorflow as tf
+from distlaunch.workloads.images import fashion_mnist
+x, y = (part[:333] for part in fashion_mnist("shipped")["validation"])
+kept = keras.models.load_model({str(run_dir.export / "model.keras")!r}).predict(x, verbose=0)
+served = tf.saved_model.load({str(run_dir.export / "saved_model")!r}).serve(x).numpy()
+assert np.abs(kept - served).max() < 1e-4
+print("accuracy", (kept.argmax(-1) == y).mean())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout.split()[-1])
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    options = (*SHIPPED, *SHORT, "--name", "damaged")
+    assert run("train", SINGLE, *options, cwd=tmp_path)[0] == 0
+    run_dir = RunDir(tmp_path / "runs" / "damaged")
+    newest = max(run_dir.checkpoints.glob("step-*")) / "state.npz"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    code, out, err = run("evaluate", str(run_dir.path), "--json", cwd=tmp_path)
+    assert code == 0, err
+    events = json_lines(out)
+    assert next(e for e in events if e["event"] == "Restored")["step"] == 32
+    assert "checksum" in next(e for e in events if e["event"] == "CheckpointFailed")["reason"]
+
+
+OWN = '''
+import keras, numpy as np
+
+def model(units):
+    return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(units), keras.layers.Dense(1)])
+
+def data(fail=False):
+    if fail:
+        raise RuntimeError("no such table")
+    x = np.random.default_rng(0).normal(size=(100, 3)).astype("float32")
+    return x, x.sum(1, keepdims=True)
+'''
+OWN_CONFIG = """
+model: {function: "mine.py:model", args: {units: 4}}
+data: {function: "mine.py:data", global_batch: 10}
+compile: {optimizer: sgd, loss: mse}
+train: {epochs: 2, callbacks: [{name: CSVLogger, args: {filename: log.csv}}, {name: EarlyStopping, args: {monitor: loss}}]}
+strategy: {kind: mirrored, replicas: 2}
+"""
+
+
+def test_my_own_model(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text(OWN_CONFIG)
+    code, out, err = run("train", "mine.yaml", "--quiet", cwd=tmp_path)
+    assert (code, out) == (0, ""), err
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+    # a mistake that only the worker can see is a config error with its line, and nothing is trained
+    code, _, err = run("train", "mine.yaml", "--set", "compile.loss=mine.py:nothing", cwd=tmp_path)
+    assert code == 2, err
+    # an exception of the user's own code is shown with its traceback
+    code, _, err = run("train", "mine.yaml", "--set", "data.args.fail=true", cwd=tmp_path)
+    assert code == 3
+    assert "no such table" in err
+    assert "mine.py" in err
+
+
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_passes_its_smoke_test(config: Path, tmp_path: Path) -> None:
+    code, out, err = run("train", str(config), "--smoke", *smoke_source(config), cwd=tmp_path)
+    assert code == 0, out + err
+
+
+def smoke_source(config: Path) -> tuple[str, ...]:
+    return SHIPPED if "fashion_mnist" in config.read_text() else ()

@@ -1,0 +1,90 @@
+"""Checkpoints: atomic, checksummed, of any type, pruned."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from distlaunch.errors import CheckpointError
+from distlaunch.training.checkpoint import CheckpointStore, Progress
+
+STATE = {
+    "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "model/b": np.array([1.5, -2.25], ml_dtypes.bfloat16),
+    "optimizer/iteration": np.array(7, np.int64),
+    "seed": np.array([1, 2**32 - 1], np.uint32),
+    "flag": np.array(True),
+    "names": np.zeros(0, np.float16),
+}
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    progress = Progress(step=12, epoch=1, step_in_epoch=2, history={"loss": [1.0]}, callbacks=[{"wait": 1}])
+    store.save(STATE, progress, {"seed": 3})
+    saved = store.load(12)
+    assert (saved.progress, saved.config) == (progress, {"seed": 3})
+    assert saved.state.keys() == STATE.keys()
+    for name, value in STATE.items():
+        assert saved.state[name].dtype == value.dtype
+        assert np.array_equal(saved.state[name], value)
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 3, 100_000_000):
+        store.save(STATE, Progress(step=step), {})
+    assert store.steps() == [3, 100_000_000]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta", "no state"])
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        store.save(STATE, Progress(step=step), {})
+    state, meta = tmp_path / "step-00000002" / "state.npz", tmp_path / "step-00000002" / "meta.json"
+    data = state.read_bytes()
+    if damage == "flip":
+        state.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    elif damage == "truncate":
+        state.write_bytes(data[:-1])
+    elif damage == "no meta":
+        meta.unlink()
+    elif damage == "torn meta":
+        meta.write_text(meta.read_text()[:20])
+    else:
+        state.unlink()
+    heard = []
+    saved = store.newest_good(lambda step, reason: heard.append((step, reason)))
+    assert saved is not None
+    assert saved.progress.step == 1
+    assert [step for step, _ in heard] == [2]
+    with pytest.raises(CheckpointError):
+        store.load(2)
+
+
+def test_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=1), {})
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        store.save(STATE, Progress(step=2), {})
+    monkeypatch.undo()
+    assert store.steps() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert store.newest_good() is not None
+
+
+def test_leftovers_of_a_killed_process_go(tmp_path: Path) -> None:
+    (tmp_path / ".step-00000001.99.tmp").mkdir()
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=2), {})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
