@@ -102,11 +102,13 @@ def _run(arguments: argparse.Namespace) -> int:
             at = outcome.progress
             seconds = time.monotonic() - began
             emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
+            session.leave()
             return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
         if arguments.mode == "evaluate":
             session.evaluate(arguments.split, arguments.checkpoint)
         else:
             session.export(arguments.formats, arguments.checkpoint, restore=True)
+        session.leave()
         return ExitCode.DONE
     except ConfigError as error:
         problems = [{"key": list(problem.key), "message": problem.message} for problem in error.problems]

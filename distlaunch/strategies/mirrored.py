@@ -33,6 +33,9 @@ class Mirrored:
     def from_chief(self, message: bytes) -> bytes:
         return message
 
+    def leave(self) -> None:
+        pass
+
     def program(self, steps: Steps) -> ReplicaProgram:
         number = self.num_replicas
         replicas = Replicas(total=number, local=number, first=0, num_processes=1, is_chief=True)

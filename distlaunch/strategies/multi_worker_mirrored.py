@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import MultiWorkerMirrored as MultiWorkerMirroredConfig
@@ -45,6 +47,20 @@ class MultiWorkerMirrored:
         text[: len(own)] = own
         return self._sum(text).astype(np.uint8).tobytes() if length else b""
 
+    def leave(self) -> None:
+        # A task that has its sum may still owe the others parts of theirs, so none may end before all have come here.
+        # Worker 0 keeps the keys, so it is the last to go.
+        if self._num_processes == 1:
+            return
+        _announce("here", self._rank)
+        for rank in range(self._num_processes):
+            _await("here", rank)
+        if self._rank > 0:
+            _announce("gone", self._rank)
+            return
+        for rank in range(1, self._num_processes):
+            _await("gone", rank)
+
     def _sum(self, value: Any) -> np.ndarray:
         """The sum of one value of each process (of its first replica)."""
 
@@ -69,6 +85,19 @@ class MultiWorkerMirrored:
             is_chief=self.is_chief,
         )
         return ReplicaProgram(self._strategy, steps, replicas)
+
+
+def _announce(what: str, rank: int) -> None:
+    """Sets a key in the coordination service, which TensorFlow keeps on worker 0 beside the strategy."""
+    context.context().set_config_key_value(f"distlaunch/{what}/{rank}", "1")
+
+
+def _await(what: str, rank: int) -> None:
+    """Waits for a key; in short turns, since signals are handled between them."""
+    while True:
+        with contextlib.suppress(tf.errors.DeadlineExceededError):
+            context.context().get_config_key_value(f"distlaunch/{what}/{rank}", 500)
+            return
 
 
 def _num_workers(resolver: Any) -> int:

@@ -28,6 +28,9 @@ class OneDevice:
     def from_chief(self, message: bytes) -> bytes:
         return message
 
+    def leave(self) -> None:
+        pass
+
     def program(self, steps: Steps) -> ReplicaProgram:
         replicas = Replicas(total=1, local=1, first=0, num_processes=1, is_chief=True)
         return ReplicaProgram(tf.distribute.get_strategy(), steps, replicas)

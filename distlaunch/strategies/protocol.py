@@ -128,3 +128,7 @@ class Strategy(Protocol):
     def from_chief(self, message: bytes) -> bytes:
         """The chief's message, in every task; every task must call it."""
         ...
+
+    def leave(self) -> None:
+        """Waits until no task needs this process any more; the last thing before it ends, if nothing has failed."""
+        ...

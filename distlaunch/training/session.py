@@ -106,6 +106,10 @@ class Session:
                 self._emit(Exported(format=name, path=str(path)))
         self.program.agree(Vote())
 
+    def leave(self) -> None:
+        """The last call of a task that has not failed: no other task needs it afterwards."""
+        self.strategy.leave()
+
     # set-up
 
     def _read_data(self) -> tuple[Split, Split | None]:

@@ -34,7 +34,7 @@ SHIPPED = ("--set", "data.args.source=shipped")
 
 @pytest.mark.parametrize("strategy", [(), TWO_WORKERS], ids=["one_device", "two workers"])
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
-    """Kill -9 in the middle of an epoch: exit 3, the culprit named; the resumed run ends with the same weights, bit by bit."""
+    """Kill -9 in the middle of an epoch: exit 3, the culprit named; resumed, it ends with the same weights, bit by bit."""
     options = (*strategy, *SHIPPED, *SHORT, "--set", "checkpoint.every_steps=5", "--set", "train.steps_per_call=2")
     code, _, err = run("train", SINGLE, *options, "--name", "whole", cwd=tmp_path)
     assert code == 0, err
@@ -59,7 +59,7 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
 
 
 def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
-    """Ctrl-C on two workers: both stop at the same step with a checkpoint, exit 130; another strategy goes on from it."""
+    """Ctrl-C on two workers: both stop at the same step with a checkpoint; another strategy goes on from it."""
     job = start("train", MAIN, "--set", "train.steps_per_call=1", "--name", "stopped", cwd=tmp_path)
     stopped = RunDir(tmp_path / "runs" / "stopped")
     wait_for(stopped, at_step(10))
@@ -68,7 +68,7 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
     assert code == 130, err
     assert "Traceback" not in out + err
     steps = [int(path.name.removeprefix("step-")) for path in stopped.checkpoints.glob("step-*")]
-    assert steps and max(steps) >= 10
+    assert max(steps) >= 10
     assert_nothing_left(stopped)
     other = ("--set", "strategy.kind=mirrored", "--set", "train.epochs=1", "--set", "export=[]")
     code, out, err = run("train", str(stopped.path), "--resume", *other, "--json", cwd=tmp_path)
@@ -78,7 +78,7 @@ def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:
 
 
 def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
-    """Two workers on the shipped data, then `evaluate` gives the same numbers, and the exports load in a clean process."""
+    """Two workers on the shipped data; `evaluate` gives the same numbers; the exports load in a clean process."""
     options = ("--set", "train.epochs=2", "--set", "data.validation_examples=333")
     code, out, err = run("train", MAIN, *options, "--json", cwd=tmp_path)
     assert code == 0, err
@@ -103,7 +103,8 @@ import numpy as np, keras, tensorflow as tf
 from distlaunch.workloads.images import fashion_mnist
 x, y = (part[:333] for part in fashion_mnist("shipped")["validation"])
 kept = keras.models.load_model({str(run_dir.export / "model.keras")!r}).predict(x, verbose=0)
-served = tf.saved_model.load({str(run_dir.export / "saved_model")!r}).serve(x).numpy()
+exported = tf.saved_model.load({str(run_dir.export / "saved_model")!r})
+served = exported.serve(x).numpy()
 assert np.abs(kept - served).max() < 1e-4
 print("accuracy", (kept.argmax(-1) == y).mean())
 """
@@ -127,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     assert "checksum" in next(e for e in events if e["event"] == "CheckpointFailed")["reason"]
 
 
-OWN = '''
+OWN = """
 import keras, numpy as np
 
 def model(units):
@@ -138,12 +139,14 @@ def data(fail=False):
         raise RuntimeError("no such table")
     x = np.random.default_rng(0).normal(size=(100, 3)).astype("float32")
     return x, x.sum(1, keepdims=True)
-'''
+"""
 OWN_CONFIG = """
 model: {function: "mine.py:model", args: {units: 4}}
 data: {function: "mine.py:data", global_batch: 10}
 compile: {optimizer: sgd, loss: mse}
-train: {epochs: 2, callbacks: [{name: CSVLogger, args: {filename: log.csv}}, {name: EarlyStopping, args: {monitor: loss}}]}
+train:
+  epochs: 2
+  callbacks: [{name: CSVLogger, args: {filename: log.csv}}, {name: EarlyStopping, args: {monitor: loss}}]
 strategy: {kind: mirrored, replicas: 2}
 """
 

@@ -1,0 +1,130 @@
+"""Every example once, in an order that depends on seed and pass alone, whatever the number of replicas."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlaunch.config.run import Data
+from distlaunch.errors import ConfigError
+
+tf = pytest.importorskip("tensorflow")
+
+from distlaunch.strategies.replica_input import split_rows  # noqa: E402
+from distlaunch.training.data import make_split  # noqa: E402
+
+ROWS, BATCH = 23, 5
+
+
+def config(**keys: Any) -> Data:
+    return Data(function="unused:unused", args={}, **{"global_batch": BATCH, **keys})
+
+
+def as_arrays() -> Any:
+    return np.arange(ROWS), np.arange(ROWS) * 10
+
+
+def as_dataset() -> Any:
+    return tf.data.Dataset.from_tensor_slices(as_arrays())
+
+
+def as_unknown() -> Any:
+    return as_dataset().filter(lambda x, y: True)
+
+
+KINDS = {"arrays": as_arrays, "dataset": as_dataset, "unknown length": as_unknown}
+
+
+def joined(parts: list[list[int]]) -> list[int]:
+    return list(itertools.chain(*parts))
+
+
+def batches(source: Any, number: int) -> list[list[int]]:
+    found = []
+    for element in source.elements.take(number):
+        x, y = source.load(element)
+        assert (y.numpy() == x.numpy() * 10).all()
+        found.append(x.numpy().tolist())
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_pass_has_each_example_once(kind: str) -> None:
+    split = make_split(KINDS[kind](), config(), seed=3, training=True)
+    visible = split.num_batches is None
+    got = batches(split.training_source(0, 0, ends_visible=visible), 12 if visible else 10)
+    if visible:
+        assert got.pop(11) == got.pop(5) == []
+    first, second = joined(got[:5]), joined(got[5:])
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+    assert first != second != sorted(second)
+    assert [len(batch) for batch in got[:5]] == [5, 5, 5, 5, 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_source_goes_on(kind: str) -> None:
+    """From the middle of the second pass on: what an uninterrupted source gives there."""
+    split = make_split(KINDS[kind](), config(), seed=3, training=True)
+    visible = split.num_batches is None
+    whole = [batch for batch in batches(split.training_source(0, 0, ends_visible=visible), 15) if batch]
+    resumed = [batch for batch in batches(split.training_source(1, 2, ends_visible=visible), 5) if batch]
+    assert resumed[:4] == whole[7:11]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_replicas_share_each_batch(replicas: int, workers: int) -> None:
+    if replicas % workers:
+        pytest.skip("replicas are the same in each worker")
+    split = make_split(as_arrays(), config(), seed=1, training=True)
+    local = replicas // workers
+    parts = [
+        split_rows(
+            split.training_source(0, 0, ends_visible=False),
+            first_replica=worker * local,
+            num_local=local,
+            num_replicas=replicas,
+        ).take(5 * local)
+        for worker in range(workers)
+    ]
+    streams = [iter(part.as_numpy_iterator()) for part in parts]
+    for whole in batches(split.training_source(0, 0, ends_visible=False), 5):
+        elements = [next(stream) for stream in streams for _ in range(local)]
+        assert {float(total) for _, _, total in elements} == {len(whole)}
+        real = [x.tolist() if rows else [] for (x, _), rows, _ in elements]
+        assert list(itertools.chain(*real)) == whole
+        sizes = [len(part) for part in real]
+        assert max(sizes) - min(sizes) <= 1
+        assert all(len(x) == 1 for (x, _), rows, _ in elements if rows == 0)  # a stand-in
+
+
+def test_an_evaluation_source_ends() -> None:
+    split = make_split(as_arrays(), config(), seed=1, training=False)
+    assert joined(batches(split.evaluation_source(), 5)) == list(range(ROWS))
+    assert batches(split.evaluation_source(), 7)[5:] == [[], []]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drop_and_limits(kind: str) -> None:
+    split = make_split(KINDS[kind](), config(remainder="drop", train_examples=13), seed=0, training=True)
+    source = split.training_source(0, 0, ends_visible=split.num_batches is None)
+    sizes = [len(batch) for batch in batches(source, 4) if batch]
+    assert set(sizes) == {BATCH}
+    with pytest.raises(ConfigError, match="make no batch"):
+        make_split(as_arrays(), config(remainder="drop", train_examples=4), seed=0, training=True)
+
+
+def test_a_map_is_applied_to_each_example(tmp_path: Any) -> None:
+    (tmp_path / "mapping.py").write_text("def add(x, y):\n    return x + 1, (x + 1) * 10\n")
+    for kind in ("arrays", "dataset"):
+        mapped = config(map=f"{tmp_path / 'mapping.py'}:add", shuffle=False)
+        split = make_split(KINDS[kind](), mapped, seed=0, training=True)
+        assert batches(split.training_source(0, 0, ends_visible=False), 1) == [[1, 2, 3, 4, 5]]
+
+
+def test_arrays_of_different_length_are_refused() -> None:
+    with pytest.raises(ConfigError, match="differ in length"):
+        make_split((np.zeros(3), np.zeros(4)), config(), seed=0, training=True)
