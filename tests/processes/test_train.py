@@ -34,7 +34,7 @@ SHIPPED = ("--set", "data.args.source=shipped")
 
 @pytest.mark.parametrize("strategy", [(), TWO_WORKERS], ids=["one_device", "two workers"])
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
-    """Kill -9 in the middle of an epoch: exit 3, the culprit named; resumed, it ends with the same weights, bit by bit."""
+    """Kill -9 within an epoch: exit 3, the culprit named; resumed, it ends with the same weights, bit by bit."""
     options = (*strategy, *SHIPPED, *SHORT, "--set", "checkpoint.every_steps=5", "--set", "train.steps_per_call=2")
     code, _, err = run("train", SINGLE, *options, "--name", "whole", cwd=tmp_path)
     assert code == 0, err
