@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.full_data
 @pytest.mark.parametrize("config", ["fashion_mnist_one_device", "fashion_mnist_custom_loop", "fashion_mnist"])
 def test_custom_training_tutorial(config: str, tmp_path: Path) -> None:
-    """CNN, Adam, global batch 64, 10 epochs: the tutorial's training loss went from 0.51 to 0.16, its accuracy to 91 %."""
+    """CNN, Adam, batch 64, 10 epochs: the tutorial's training loss goes from 0.51 to 0.16, its accuracy to 91 %."""
     command = [sys.executable, "-m", "distlaunch", "train", str(REPOSITORY / "configs" / f"{config}.yaml"), "--json"]
     options = ["--set", "data.args.source=system", "--set", "export=[]"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
