@@ -76,9 +76,19 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         return Choice(
             config, name, locate, told=f"there is no run called {name} yet: starting it" if request.resume else ""
         )
-    if found.finished():
+    if found.finished() and not _has_more_epochs(config, found):
         return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
     return Choice(config, found.name, locate, found, told=f"going on with {shown(found.path)}")
+
+
+def _has_more_epochs(config: RunConfig, run: RunDir) -> bool:
+    """Whether a finished run would train on with this config."""
+    from distlaunch.config.load import load_resolved
+
+    try:
+        return config.train.epochs > load_resolved(run.config).train.epochs
+    except ConfigError:  # of another version: nothing to go on with
+        return False
 
 
 def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
