@@ -92,8 +92,8 @@ def _check_process(config: RunConfig) -> None:
     kind = config.strategy.kind
     if kind not in STRATEGIES:
         raise UsageError(
-            f"strategy.kind: got '{kind}', which needs processes of its own; in this process {' and '.join(STRATEGIES)} "
-            f"can run; use `distlaunch train` for '{kind}'"
+            f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
+            f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
         )
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import keras

@@ -92,7 +92,9 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
 def _gone(elsewhere: Mapping[str, str]) -> str:
     """Which task is gone, as far as a launcher knows that sees only its own."""
     who = _addresses(elsewhere)
-    return f"{who[0]}, started elsewhere, is gone" if len(who) == 1 else f"a task started elsewhere is gone: {_join(who, 'or')}"
+    if len(who) == 1:
+        return f"{who[0]}, started elsewhere, is gone"
+    return f"a task started elsewhere is gone: {_join(who, 'or')}"
 
 
 def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
