@@ -179,12 +179,10 @@ def test_the_notebook(machine: Machine) -> None:
 
 
 NOTEBOOK = """\
-import os, signal, sys, threading, time
+import os, signal, sys
 import numpy as np
 from distlaunch.errors import ConfigError, UsageError
-from distlaunch.events import EpochEnded, read_events
 from distlaunch.notebook import train
-from distlaunch.run_dir import RunDir
 
 CONFIG = sys.argv[1]
 
@@ -200,35 +198,55 @@ first = train(CONFIG, ["strategy.kind=mirrored", "strategy.replicas=3", "name=fi
 print(first.status, first.run_dir.relative_to(os.getcwd()), first.model.predict(np.ones((4, 2)), verbose=0).shape)
 refused(CONFIG, ["strategy.kind=mirrored", "strategy.replicas=4", "data.global_batch=4", "name=greedy"])
 
-def interrupt():
-    while not any(isinstance(event, EpochEnded) for event in read_events(RunDir("runs/long").events)):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
+for step in (0, 4, 9):
+    name = f"stopped-{step}"
+    options = ["strategy.kind=one_device", f"name={name}", "resume=auto", "train.epochs=4"]
+    callback = "train.callbacks=[{name: '%s/stop.py:Stop', args: {step: %d}}]" % (os.getcwd(), step)
+    stopped = train(CONFIG, [*options, callback])
+    print(stopped.status, len(stopped.history["loss"]), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    again = train(CONFIG, options)
+    same = {key: np.allclose(values, first.history[key][:4], rtol=1e-4) for key, values in again.history.items()}
+    print(again.status, again.run_dir == stopped.run_dir, same, {len(values) for values in again.history.values()})
+"""
 
-threading.Thread(target=interrupt, daemon=True).start()
-endless = ["strategy.kind=one_device", "name=long", "train.epochs=1000000", "resume=auto"]
-long = train(CONFIG, endless)
-done = len(long.history["loss"])
-print(long.status, done > 0, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-again = train(CONFIG, [*endless, f"train.epochs={done + 2}"])
-print(again.status, again.run_dir == long.run_dir, len(again.history["loss"]) - done)
+
+STOP = """\
+import os, signal
+import keras
+
+class Stop(keras.callbacks.Callback):
+    def __init__(self, step):
+        super().__init__()
+        self.at = step
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == (1, self.at):
+            os.kill(os.getpid(), signal.SIGINT)
 """
 
 
 def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     (machine.directory / "cells.py").write_text(NOTEBOOK)
+    (machine.directory / "stop.py").write_text(STOP)
     code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml")
     assert code == 0, out[-2000:] + err
     lines = [line for line in out.splitlines() if not line.startswith(("epoch ", "going on from step "))]
     assert lines[0].startswith("strategy.kind: got 'multi_worker_mirrored', which needs processes of its own")
     assert "use `distlaunch train`" in lines[0]
     assert lines[1].startswith("config: data.global_batch: got 0")
-    said = lines[-5:]
+    said = lines[-11:]
     assert said[0] == "done elsewhere/first (4, 1)"
     assert said[1].startswith("4 CPU devices are wanted, but TensorFlow runs already in this process with 3, and ")
-    assert said[2:] == [
-        "stopping after the current step; interrupt again to end at once",
-        "stopped True True",
-        "done True 2",
-    ]
+    assert (
+        said[2:]
+        == [
+            "stopping after the current step; interrupt again to end at once",
+            "stopped 1 True",
+            "done True {'loss': True, 'val_loss': True} {4}",
+        ]
+        * 3
+    )
     assert isinstance(read_events(machine.run("greedy").events)[-1], RunEnded)
