@@ -14,7 +14,9 @@ from distlaunch.errors import ExitCode
 @click.argument("target", metavar="CONFIG|RUN")
 @OVERRIDES
 @click.option("--name", help="Name of the run directory, instead of the config's.")
-@click.option("--resume", is_flag=True, help="Go on with the newest run of this config that is not finished.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with the newest run of this config that is not finished, or had fewer epochs."
+)
 @click.option("--smoke", is_flag=True, help="Prove the config in under a minute: a few steps, a restart, an export.")
 @JSON_EVENTS
 @QUIET

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import yaml
@@ -33,11 +35,17 @@ def _reads_as_text(value: str) -> bool:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(PurePath, lambda dumper, path: _text(dumper, str(path)))
 
 
 def dump_config(config: RunConfig) -> str:
     """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again."""
     return yaml.dump(_escaped(config.to_plain()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def dump_plain(config: Mapping[str, Any]) -> str:
+    """A config made in Python, as its author would have written it. Raises YAMLError for values of other types."""
+    return yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def _escaped(value: Any) -> Any:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from yaml import YAMLError
 
 from distlaunch.config import overrides as override
 from distlaunch.config.checks import cross_check
-from distlaunch.config.dump import dump_config
+from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.references import reference_problems
 from distlaunch.config.run import RunConfig
 from distlaunch.config.schema_errors import problems_of
@@ -24,7 +25,7 @@ from distlaunch.config.words import show
 from distlaunch.config.yaml_events import parse
 from distlaunch.errors import ConfigError, Problem
 
-__all__ = ["LoadedConfig", "dump_config", "load_config", "load_resolved"]
+__all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,40 @@ def load_config(
     path = Path(path)
     builder = TreeBuilder(str(path), environ)
     root = builder.build(parse(read_text(path), str(path)))
+    return _checked(builder, root, path, tuple(overrides), environ, num_gpus)
+
+
+def load_mapping(
+    config: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    num_gpus: int | None = None,
+) -> LoadedConfig:
+    """The same for a config made in Python. Files that it names are found from the working directory.
+
+    Raises:
+        ConfigError: holds every problem that was found.
+    """
+    builder = TreeBuilder("config", environ, numbered=False)
+    try:
+        text = dump_plain(config)
+    except YAMLError as error:
+        raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
+    return _checked(builder, builder.build(parse(text, "config")), Path("run"), tuple(overrides), environ, num_gpus)
+
+
+def _checked(
+    builder: TreeBuilder,
+    root: Node,
+    path: Path,
+    overrides: tuple[str, ...],
+    environ: Mapping[str, str],
+    num_gpus: int | None,
+) -> LoadedConfig:
     if not isinstance(root.value, dict):
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
         raise ConfigError(Problem((), message, root.source))
-    early = builder.problems + override.apply(root, tuple(overrides), environ)
+    early = builder.problems + override.apply(root, overrides, environ)
     _name(root, path)
     data: Any = root.plain()
     config, wrong = _validate(data)

@@ -57,7 +57,12 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _finding(culprit, reason, traces)
     if verdict.culprit in traces.spawn_errors:
         return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
-    reason = explain_exit(traces.codes.get(verdict.culprit), read_error(culprit.files), oom=traces.oom)
+    error = read_error(culprit.files)
+    reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.oom)
+    if plan.elsewhere and error is not None and error.consequence:
+        finding = _finding(culprit, f"{_gone(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
+        # the traceback is that of the task that noticed it, and tells nothing about the one that is gone
+        return dataclasses.replace(finding, detail=())
     silent_names = list(verdict.silent)
     if not silent_names:
         return _finding(culprit, reason, traces)
@@ -76,12 +81,24 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
         names = [name + (f" ({tasks[name].address})" if tasks[name].address else "") for name in verdict.silent]
         return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
     if plan.elsewhere:
-        others = _join([f"{task} at {address}" for task, address in plan.elsewhere.items()])
+        others = _join(_addresses(plan.elsewhere))
         reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
     else:
         reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
     # the end of the log is the stacks that were asked for: too much for the screen
     return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
+
+
+def _gone(elsewhere: Mapping[str, str]) -> str:
+    """Which task is gone, as far as a launcher knows that sees only its own."""
+    who = _addresses(elsewhere)
+    if len(who) == 1:
+        return f"{who[0]}, started elsewhere, is gone"
+    return f"a task started elsewhere is gone: {_join(who, 'or')}"
+
+
+def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
+    return [f"{task} at {address}" for task, address in elsewhere.items()]
 
 
 def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
@@ -96,5 +113,5 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
     )
 
 
-def _join(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _join(names: list[str], word: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -71,7 +71,7 @@ class Progress:
     """How many are complete."""
     logs: Logs = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
-    ended: bool = False
+    ended: RunEnded | None = None
 
     def add(self, event: Event) -> None:
         if isinstance(event, TaskStarted):
@@ -86,4 +86,4 @@ class Progress:
             case EpochEnded():
                 self.step, self.epoch, self.logs = event.step, event.epoch + 1, event.logs
             case RunEnded():
-                self.ended = True
+                self.ended = event

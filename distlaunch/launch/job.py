@@ -71,12 +71,14 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         name = task_run_name(name, *given)
     if not request.resume and config.resume != "auto":
         return Choice(config, name, locate)
+    from distlaunch.config.resume import has_more_to_do
+
     found = RunDir.newest(config.runs_dir, name)
     if found is None:
         return Choice(
             config, name, locate, told=f"there is no run called {name} yet: starting it" if request.resume else ""
         )
-    if found.finished():
+    if not has_more_to_do(config, found):
         return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
     return Choice(config, found.name, locate, found, told=f"going on with {shown(found.path)}")
 

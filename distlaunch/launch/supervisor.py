@@ -248,8 +248,10 @@ class Supervisor:
         if failure is not None:
             log = str(failure.log or "")
             events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        if self._plan.mode == "train" and not at.ended:
+        if self._plan.mode == "train" and at.ended is None:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
+        elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
+            events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
         with contextlib.suppress(OSError):  # a full disk; the screen still tells
             writer = EventWriter(RunDir(self._plan.run_dir).events, attempt=self._plan.attempt, task=LAUNCHER)
             for event in events:

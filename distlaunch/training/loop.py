@@ -132,6 +132,10 @@ class TrainingLoop:
                 logs = result.logs
                 self._advance(result, self._around.clock() - began)
                 self._hooks.on_train_batch_end(first + result.steps - 1, logs)
+            here = self._progress.step_in_epoch
+            if here and (result.ended if self._epoch_steps is None else here == self._epoch_steps):
+                # a checkpoint of this step must hold them: whoever goes on from it has no step left to learn them from
+                self._progress = replace(self._progress, pending_logs=scalars(logs))
             if result.vote.stop:
                 return None
             if result.ended:

@@ -80,6 +80,10 @@ class Session:
             self.export(list(config.export))
         return outcome
 
+    def trained_model(self) -> keras.Model:
+        """The model with its present values on one device, free of the strategy; every task must call it."""
+        return rebuild(self._config, self.program.snapshot(), self._rows)
+
     def evaluate(self, split: str, step: int | None) -> None:
         """Metrics of a checkpoint on one split, every example counted once."""
         self._restore(step)

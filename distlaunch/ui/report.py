@@ -94,6 +94,8 @@ def _indented(failure: Failure) -> str:
 
 
 def _resume(result: AttemptResult) -> str:
+    if result.plan.elsewhere:
+        return "on every machine, its command again with --resume"
     return f"distlaunch train {shown(result.plan.run_dir)} --resume"
 
 

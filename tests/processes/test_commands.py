@@ -135,6 +135,15 @@ def test_more_epochs_for_a_finished_run(shell: Shell) -> None:
     assert "restored  step 8" in out
 
 
+def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q")
+    code, out, _ = shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")
+    assert code == 0
+    assert out.startswith("going on with runs/job\n")
+    assert "restored  step 8" in out
+    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
+
+
 def test_resume_of_nothing(shell: Shell) -> None:
     code, out, _ = shell("train", "job.yaml", "--resume")
     assert code == 0
@@ -224,7 +233,9 @@ def test_one_task_of_a_given_cluster(shell: Shell) -> None:
     code, out, _ = shell("train", "job.yaml", *kind, TF_CONFIG=json.dumps(tf_config))
     assert code == 0, out
     assert [path.name for path in (shell.directory / "runs").iterdir()] == ["job-worker-1"]
-    assert "workers: 2" in (shell.directory / "runs/job-worker-1/config.yaml").read_text()
+    run = RunDir(shell.directory / "runs/job-worker-1")
+    assert "workers: 2" in run.config.read_text()
+    assert run.finished()
 
 
 def test_evaluate_and_export(shell: Shell, golden: Callable[[str, str], None]) -> None:

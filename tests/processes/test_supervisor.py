@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_a_suspended_peer_is_named(run_dir: Path) -> None:
     assert outcome.failure.task == "worker:1"
     assert "stopped answering (its process is suspended" in outcome.failure.reason
     assert "worker:0 noticed" in outcome.failure.reason
+
+
+def test_a_peer_of_another_launcher_is_named(run_dir: Path) -> None:
+    plan = make_plan(run_dir, ["train", "error=UnavailableError=Socket closed", "quiet_exit=3"])
+    one, two = {"worker:1": "b:1"}, {"worker:1": "b:1", "worker:2": "c:1"}
+    outcome = supervise(dataclasses.replace(plan, elsewhere=one))
+    assert outcome.failure is not None
+    assert outcome.failure.reason == (
+        "worker:1 at b:1, started elsewhere, is gone; worker:0 noticed it: UnavailableError: Socket closed"
+    )
+    assert outcome.failure.detail == ()
+    outcome = supervise(dataclasses.replace(plan, elsewhere=two))
+    assert outcome.failure is not None
+    assert outcome.failure.reason.startswith("a task started elsewhere is gone: worker:1 at b:1 or worker:2 at c:1; ")
 
 
 def test_config_problems_are_collected_once(run_dir: Path) -> None:

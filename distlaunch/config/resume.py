@@ -1,0 +1,18 @@
+"""Whether a run that is there can be gone on with."""
+
+from __future__ import annotations
+
+from distlaunch.config.load import load_resolved
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError
+from distlaunch.run_dir import RunDir
+
+
+def has_more_to_do(config: RunConfig, run: RunDir) -> bool:
+    """Whether the run did not come to its end, or the config has more epochs than it."""
+    if not run.finished():
+        return True
+    try:
+        return config.train.epochs > load_resolved(run.config).train.epochs
+    except ConfigError:  # of another version: nothing to go on with
+        return False

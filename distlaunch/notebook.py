@@ -1,0 +1,191 @@
+"""Training inside this process, for notebooks and tests. Everything else is as `distlaunch train` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.spec import Task
+from distlaunch.config.load import dump_config, load_config, load_mapping
+from distlaunch.config.resume import has_more_to_do
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import UsageError
+from distlaunch.events import CheckpointFailed, EpochEnded, Event, EventWriter, Notice, Restored, RunEnded, TaskStarted
+from distlaunch.run_dir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    import keras
+
+STRATEGIES = ("one_device", "mirrored")
+"""Those of a single process that has TensorFlow."""
+
+_TASK = Task("worker", 0)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a training.
+
+    Attributes:
+        history: values of each epoch by name, those of earlier attempts of the run included.
+        model: on one device, free of the strategy, with the weights at the end.
+        run_dir: the run directory; give it to `train` to go on.
+        status: `stopped`: interrupted, with a checkpoint.
+    """
+
+    history: dict[str, list[float]]
+    model: keras.Model
+    run_dir: Path
+    status: Literal["done", "stopped"]
+
+
+def train(
+    config: str | Path | Mapping[str, Any], overrides: Iterable[str] = (), runs_dir: str | Path | None = None
+) -> Result:
+    """Runs a config, or goes on with a run, and prints a line an epoch.
+
+    An interrupt (Ctrl-C, or the notebook's stop button) stops after the current step, with a checkpoint.
+
+    Args:
+        config: a config file, its content as a dict, or a run directory to go on with. With `resume: auto` a config
+            goes on with the newest run of its name, if that has something left to do.
+        overrides: `train.epochs=3` and the like.
+        runs_dir: where a new run directory is made, instead of where the config says.
+
+    Raises:
+        ConfigError: the config is wrong; it holds every problem that was found.
+        UsageError: the strategy needs processes of its own, or more devices than this process has.
+    """
+    loaded = _load(config, tuple(overrides))
+    if runs_dir is not None:
+        loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
+    _check_process(loaded)
+    run = _choose(config, loaded)
+    with run.lock():
+        return _run(loaded, run)
+
+
+def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
+    num_gpus = len(find_gpus(os.environ))
+    if isinstance(config, Mapping):
+        return load_mapping(config, overrides, num_gpus=num_gpus).config
+    path = Path(config)
+    if not path.is_dir():
+        return load_config(path, overrides, num_gpus=num_gpus).config
+    run = RunDir(path)
+    if not run.exists():
+        raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
+    return load_config(run.config, overrides, num_gpus=num_gpus).config
+
+
+def _check_process(config: RunConfig) -> None:
+    kind = config.strategy.kind
+    if kind not in STRATEGIES:
+        raise UsageError(
+            f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
+            f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
+        )
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise UsageError(
+            f"Keras runs on {keras.backend.backend()} in this process, but '{kind}' needs it on tensorflow; "
+            "set KERAS_BACKEND=tensorflow before Keras is imported"
+        )
+
+
+def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
+    if not isinstance(given, Mapping) and Path(given).is_dir():
+        return RunDir(given)
+    name = config.name or "run"
+    found = RunDir.newest(config.runs_dir, name) if config.resume == "auto" else None
+    if found is not None and has_more_to_do(config, found):
+        return found
+    return RunDir.claim(config.runs_dir, name)
+
+
+def _run(config: RunConfig, run: RunDir) -> Result:
+    """The next attempt of a run, whose lock the caller holds."""
+    from distlaunch.training.session import Session
+
+    attempt = run.next_attempt()
+    text = dump_config(config)
+    write_atomically(run.attempt_config(attempt), text)
+    write_atomically(run.config, text)
+    teller = _Teller(run, attempt, config.train.epochs)
+    began = time.monotonic()
+    with contextlib.closing(teller), _interrupts() as should_stop:
+        try:
+            teller.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+            session = Session(config, run, _TASK, teller.emit, should_stop)
+            outcome = session.run_training()
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            teller.fail(status, time.monotonic() - began)
+            raise
+        at = outcome.progress
+        seconds = time.monotonic() - began
+        teller.emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
+    history = {name: list(values) for name, values in at.history.items()}
+    return Result(history, session.trained_model(), run.path, outcome.status)
+
+
+class _Teller:
+    """Writes the run's events, and prints those that a person waits for."""
+
+    def __init__(self, run: RunDir, attempt: int, epochs: int) -> None:
+        self._writer = EventWriter(run.events, attempt=attempt, task=str(_TASK))
+        self._run, self._epochs = run, epochs
+        self._step, self._epoch = 0, 0
+        self.close = self._writer.close
+
+    def emit(self, event: Event) -> None:
+        self._writer.write(event)
+        match event:
+            case EpochEnded():
+                self._step, self._epoch = event.step, event.epoch + 1
+                values = "  ".join(f"{name} {value:.4g}" for name, value in event.logs.items())
+                print(f"epoch {event.epoch + 1}/{self._epochs}  {values}", flush=True)
+            case Restored():
+                self._step, self._epoch = event.step, event.epoch
+                print(f"going on from step {event.step} of {self._run.name}", flush=True)
+            case CheckpointFailed():
+                print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
+            case Notice(level="warning"):
+                print(f"warning: {event.message}", flush=True)
+
+    def fail(self, status: str, seconds: float) -> None:
+        """The end of an attempt that could not tell it."""
+        self._writer.write(RunEnded(status=status, step=self._step, epoch=self._epoch, seconds=seconds))
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether an interrupt came. The second ends at once; Python's handlers are for the main thread only."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+        print("stopping after the current step; interrupt again to end at once", flush=True)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
