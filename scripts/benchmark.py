@@ -2,14 +2,16 @@
 
     python scripts/benchmark.py [--models mlp,cnn] [--strategies mirrored] [--rounds 5] [--json FILE] [--quick]
 
-One set of processes measures one row of the table. It compiles all three first, then trains them in turn, round by
+One set of processes measures one row of the table. It compiles all of them first, then trains them in turn, round by
 round, so that a busy machine slows all alike. Of each round of two epochs the second counts. What is said of one
 machine holds for another only as far as the ratios do; look at their range before believing them.
 
-All three use the same model, Adam, loss, accuracy metric, global batch and examples in a new order each epoch:
+All use the same model, Adam, loss, accuracy metric, global batch and examples in a new order each epoch:
 * `fit`: `model.fit` on the arrays;
 * `loop`: TensorFlow's tutorial "Custom training with tf.distribute.Strategy": a tf.function for one step, called once
   for each batch of a dataset from `experimental_distribute_dataset`;
+* `repeat`: that loop over `dataset.repeat()`, counting its steps: several workers then need not agree, before each
+  step, whether the data has ended;
 * `distlaunch`: the strategy, input, program and loop that `distlaunch train` uses, with its default options.
 """
 
@@ -31,9 +33,10 @@ from benchmark_task import CONTENDERS, STRATEGIES, Result, Row
 from distlaunch.cluster.ports import REUSE_ENV, pick_ports
 
 BATCHES = {"mlp": (128,), "cnn": (128, 64)}
-STEPS = {"mlp": 64, "cnn": 24}  # of one epoch
+STEPS = {"mlp": 64, "cnn": 16}  # of one epoch
 QUICK_STEPS = 4
 DEADLINE_S = 1200
+OTHERS = CONTENDERS[:-1]
 TASK = Path(__file__).with_name("benchmark_task.py")
 
 
@@ -84,15 +87,18 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
 
 def describe(row: Row, result: Result) -> str:
     """The row's line, and one more for each contender that does not run."""
-    cells = [f"{row.title:<36}"]
-    cells += [f"{_milliseconds(result, name):>{width}}" for name, width in zip(CONTENDERS, (12, 12, 14), strict=True)]
-    cells += [f"{_ratio(result, name):>22}" for name in ("fit", "loop")]
-    return "\n".join(["".join(cells), *(f"    {name} fails: {why}" for name, why in result.failures.items())])
+    cells = [_milliseconds(result, name) for name in CONTENDERS] + [_ratio(result, name) for name in OTHERS]
+    return "\n".join([_line(row.title, cells), *(f"    {name} fails: {why}" for name, why in result.failures.items())])
 
 
 def header() -> str:
-    names = ["fit ms", "loop ms", "distlaunch ms", "fit/distlaunch", "loop/distlaunch"]
-    return f"{'':<36}" + "".join(f"{n:>{w}}" for n, w in zip(names, (12, 12, 14, 20, 22), strict=True))
+    names = [f"{name} ms" for name in CONTENDERS] + [f"{name}/{CONTENDERS[-1]}" for name in OTHERS]
+    return _line("", names)
+
+
+def _line(title: str, cells: list[str]) -> str:
+    widths = [14] * len(CONTENDERS) + [22] * len(OTHERS)
+    return f"{title:<34}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
 
 
 def _milliseconds(result: Result, name: str) -> str:

@@ -20,6 +20,6 @@ def test_quick_run_prints_the_ratios():
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     header, *rows = done.stdout.splitlines()
-    assert header.split()[-2:] == ["fit/distlaunch", "loop/distlaunch"]
+    assert header.split()[-3:] == ["fit/distlaunch", "loop/distlaunch", "repeat/distlaunch"]
     assert [row.split()[2] for row in rows] == ["one_device", "mirrored"], done.stdout
-    assert all(row.count("x (") == 2 for row in rows), done.stdout
+    assert all(row.count("x (") == 3 for row in rows), done.stdout
