@@ -1,0 +1,209 @@
+"""One process of `benchmark.py`: trains the contenders in turn and writes what it measured to a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlaunch.cluster.spec import Task
+
+CONTENDERS = ("fit", "loop", "repeat", "distlaunch")
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one_device": {"kind": "one_device"},
+    "mirrored": {"kind": "mirrored", "replicas": 2},
+    "multi_worker_mirrored": {"kind": "multi_worker_mirrored"},
+}
+CROSS_ENTROPY = {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, and what its processes need to know."""
+
+    model: str
+    batch: int
+    strategy: str
+    steps: int
+    rounds: int
+
+    @property
+    def title(self) -> str:
+        replicas = "" if self.strategy == "one_device" else " x2"
+        return f"{self.model} {self.batch}  {self.strategy}{replicas}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds a step, one number a round, of each contender, or why it does not run."""
+
+    seconds: dict[str, list[float]]
+    failures: dict[str, str]
+
+
+Epoch = Callable[[], float]  # trains two epochs; returns the seconds of the second
+
+
+def measure(row: Row, task: Task) -> Result:
+    """Runs in each process of a row; all of them go through the same sequence."""
+    from distlaunch.config.run import RunConfig
+    from distlaunch.strategies import create
+
+    config = RunConfig.model_validate(_config(row))
+    strategy = create(config.strategy, task)
+    repeat = functools.partial(_loop, repeat=True)
+    makers = {"fit": _fit, "loop": _loop, "repeat": repeat, "distlaunch": _distlaunch}
+    running: dict[str, Epoch] = {}
+    result = Result({}, {})
+    for name in CONTENDERS:
+        try:
+            running[name] = makers[name](config, strategy, row)
+            running[name]()  # compiles
+        except Exception as error:  # whatever a contender raises is its result
+            running.pop(name, None)
+            result.failures[name] = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    for _ in range(row.rounds):
+        for name, epoch in running.items():
+            result.seconds.setdefault(name, []).append(epoch() / row.steps)
+    strategy.from_chief(b"done")  # nobody leaves before the others are done
+    return result
+
+
+def _config(row: Row) -> dict[str, Any]:
+    return {
+        "model": {"function": f"distlaunch.workloads.images:{row.model}"},
+        "data": {
+            "function": f"{__file__}:examples",
+            "args": {"number": row.batch * row.steps},
+            "global_batch": row.batch,
+        },
+        "compile": {"optimizer": "adam", "loss": CROSS_ENTROPY, "metrics": ["accuracy"]},
+        "train": {"epochs": 2},
+        "validation": None,
+        "checkpoint": {"every_epochs": 1_000_000},
+        "strategy": STRATEGIES[row.strategy],
+        "cluster": {"workers": 2} if row.strategy == "multi_worker_mirrored" else {},
+    }
+
+
+def examples(number: int) -> dict[str, Any]:
+    """So many training examples: the shipped subset of Fashion-MNIST, over and over."""
+    from distlaunch.workloads.images import fashion_mnist
+
+    images, labels = fashion_mnist(source="shipped")["train"]
+    indices = [index % len(images) for index in range(number)]
+    return {"train": (images[indices], labels[indices])}
+
+
+def _fit(_: Any, strategy: Any, row: Row) -> Epoch:
+    import keras
+
+    from distlaunch.workloads import images
+
+    x, y = examples(row.batch * row.steps)["train"]
+    began: dict[int, float] = {}
+    took: dict[int, float] = {}
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, _: began.update({epoch: time.perf_counter()}),
+        on_epoch_end=lambda epoch, _: took.update({epoch: time.perf_counter() - began[epoch]}),
+    )
+    with strategy.scope():
+        model = getattr(images, row.model)()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.Adam(), loss=loss, metrics=["accuracy"], jit_compile=False)
+
+    def epoch() -> float:
+        model.fit(x, y, batch_size=row.batch, epochs=2, callbacks=[watch], verbose=0)
+        return took[1]
+
+    return epoch
+
+
+def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
+    import keras
+    import tensorflow as tf
+
+    from distlaunch.workloads import images
+
+    x, y = examples(row.batch * row.steps)["train"]
+    with strategy.scope():
+        native = tf.distribute.get_strategy()
+        model = getattr(images, row.model)()
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        per_example = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).batch(row.batch)
+    distributed = native.experimental_distribute_dataset(dataset.repeat() if repeat else dataset)
+    endless = iter(distributed) if repeat else None
+
+    def train_step(inputs: Any) -> tf.Tensor:
+        examples, labels = inputs
+        with tf.GradientTape() as tape:
+            predictions = model(examples, training=True)
+            loss = tf.nn.compute_average_loss(per_example(labels, predictions), global_batch_size=row.batch)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(labels, predictions)
+        return loss
+
+    @tf.function
+    def distributed_step(inputs: Any) -> tf.Tensor:
+        return native.reduce(tf.distribute.ReduceOp.SUM, native.run(train_step, args=(inputs,)), axis=None)
+
+    def one_epoch() -> float:
+        began, total = time.perf_counter(), 0.0
+        accuracy.reset_state()
+        for inputs in distributed if endless is None else itertools.islice(endless, row.steps):
+            total += distributed_step(inputs)
+        float(total), float(accuracy.result())  # the tutorial prints them
+        return time.perf_counter() - began
+
+    return lambda: (one_epoch(), one_epoch())[1]
+
+
+def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
+    from distlaunch.events import EpochEnded, Event
+    from distlaunch.training.build import build_model
+    from distlaunch.training.checkpoint import CheckpointStore, Progress
+    from distlaunch.training.data import make_split, read_splits
+    from distlaunch.training.loop import Surroundings, TrainingLoop
+    from distlaunch.training.steps import make_steps
+
+    train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)
+    model = build_model(config, strategy, train.first_rows(2))
+    program = strategy.program(make_steps(config, model))
+
+    def epoch() -> float:
+        took: list[float] = []
+
+        def emit(event: Event) -> None:
+            if isinstance(event, EpochEnded):
+                took.append(event.seconds)
+
+        store = CheckpointStore(Path("unused"))  # only a chief writes
+        around = Surroundings(emit, lambda: False, store, is_chief=False, clock=time.perf_counter)
+        TrainingLoop(config, model, program, train, None, [], around).run(Progress(), None)
+        return took[1]
+
+    return epoch
+
+
+def main() -> None:
+    work = json.loads(sys.argv[1])
+    result = measure(Row(**work["row"]), Task("worker", work["index"]))
+    Path(work["file"]).write_text(json.dumps(dataclasses.asdict(result)))
+    sys.stdout.flush()
+    os._exit(0)  # TensorFlow's own shutdown can wait for peers that are gone
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""The benchmark runs and prints its ratios. How fast anything is, no test says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tensorflow")
+ROOT = Path(__file__).parents[2]
+
+
+def test_quick_run_prints_the_ratios():
+    command = [sys.executable, "scripts/benchmark.py", "--quick"]
+    command += ["--models", "mlp", "--strategies", "one_device,mirrored"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.splitlines()
+    assert header.split()[-3:] == ["fit/distlaunch", "loop/distlaunch", "repeat/distlaunch"]
+    assert [row.split()[2] for row in rows] == ["one_device", "mirrored"], done.stdout
+    assert all(row.count("x (") == 3 for row in rows), done.stdout
