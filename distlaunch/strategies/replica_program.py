@@ -43,11 +43,15 @@ class ReplicaProgram:
         self._model = steps.model
         self._metrics = metric_variables(self._model)
         self._extras: dict[str, tf.Variable] = {}
+        self._extras_made = False
         self._steps_in_epoch = 0
         self._iterator: Any = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
-        self._sum_call = tf.function(lambda votes: self._sum_over_replicas(votes, []))
+        self._sum_call = tf.function(lambda ballot: self._sum_over_replicas(ballot, []))
+        self._sum_metrics_call = tf.function(
+            lambda ballot: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
+        )
         if replicas.total > 1:
             install()
             for optimizer in optimizers_of(self._model):
@@ -149,6 +153,9 @@ class ReplicaProgram:
 
     def _make_extras(self) -> None:
         """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once."""
+        if self._extras_made:
+            return
+        self._extras_made = True
         if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
             return
 
@@ -218,10 +225,9 @@ class ReplicaProgram:
     def snapshot(self) -> State:
         model = self._model
         state = {name: _host(variable) for name, variable in state_variables(model).items()}
-        named = {**named_metrics(model), **{f"log/{name}": v for name, v in self._extras.items()}}
-        variables = list(named.values())
-        vector = tf.function(lambda: self._sum_over_replicas(self._ballot(Vote()), variables))()
-        for name, value in zip(named, self._split(vector, variables)[1:], strict=True):
+        named = self._partial_variables()
+        vector = self._sum_metrics_call(self._ballot(Vote()))
+        for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
             state[name] = value.numpy()
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
@@ -232,13 +238,17 @@ class ReplicaProgram:
         named = state_variables(self._model)
         for name, value in self._from_chief(named, state).items():
             named[name].assign(value)
-        partial = {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
+        partial = self._partial_variables()
         if state is not None and not all(name in state for name in partial):
             state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
         for name, value in self._from_chief(partial, state).items():
             self._assign_to_first_replica(partial[name], value)
         steps = {"log/steps_in_epoch": np.zeros((), np.int64)}
         self._steps_in_epoch = int(self._from_chief(steps, state)["log/steps_in_epoch"])
+
+    def _partial_variables(self) -> dict[str, Any]:
+        """Variables of which each replica holds a part, by name: metrics and logs."""
+        return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
 
     def _from_chief(self, like: dict[str, Any], state: State | None) -> State:
         """Values for the names of `like`; where there are several processes, those that the chief read."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ class Split:
         batches: pass number (an int64 tensor) and first batch -> dataset of row sources.
         load: see `Source.load`.
         empty: a row source without rows, which marks an end.
+        endless: the pipeline repeats for ever, so that a pass has no end.
     """
 
     num_examples: int | None
@@ -51,6 +52,7 @@ class Split:
     batches: Callable[[tf.Tensor, int], tf.data.Dataset]
     load: Callable[[Any], Batch]
     empty: Any
+    endless: bool = False
 
     def training_source(self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0) -> Source:
         """Pass after pass without end.
@@ -125,7 +127,7 @@ def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> S
     if weigh is None:
         return split
     load = split.load
-    return Split(split.num_examples, split.num_batches, split.batches, lambda rows: weigh(load(rows)), split.empty)
+    return replace(split, load=lambda rows: weigh(load(rows)))
 
 
 def _is_dataset(value: Any) -> bool:
@@ -204,6 +206,7 @@ def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | Non
         batches,
         lambda element: element,
         tf.nest.map_structure(_no_rows, spec),
+        endless=length == tf.data.INFINITE_CARDINALITY,
     )
 
 

@@ -92,7 +92,8 @@ class Session:
             raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
         if not self.model.compiled:
             raise ConfigError(Problem(("compile",), "missing: evaluation needs a loss or metrics"))
-        steps = None if self._config.validation is None else self._config.validation.steps
+        # all of it, also where training validates on a part only
+        steps = self._config.validation.steps if data.endless and self._config.validation else None
         logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         if logs is not None:
             self._emit(Evaluated(step=self._restored_step, split=split, logs=scalars(logs)))
@@ -123,6 +124,12 @@ class Session:
         validation = None
         if splits.validation is not None:
             validation = make_split(splits.validation, config.data, seed=config.seed, training=False)
+        if train.endless and config.train.steps_per_epoch is None:
+            message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
+            raise ConfigError(Problem(("train", "steps_per_epoch"), message))
+        if validation is not None and validation.endless and (config.validation is None or not config.validation.steps):
+            message = "missing: the validation data repeats for ever, so validation needs a number of steps"
+            raise ConfigError(Problem(("validation", "steps"), message))
         examples = {"train": train.num_examples}
         if validation is not None:
             examples["validation"] = validation.num_examples

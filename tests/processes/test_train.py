@@ -23,6 +23,7 @@ from real import (
     wait_for,
 )
 
+from distlaunch.events import EpochEnded, read_events
 from distlaunch.run_dir import RunDir
 
 TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
@@ -32,7 +33,10 @@ SINGLE = str(CONFIGS / "fashion_mnist_one_device.yaml")
 SHIPPED = ("--set", "data.args.source=shipped")
 
 
-@pytest.mark.parametrize("strategy", [(), TWO_WORKERS], ids=["one_device", "two workers"])
+CUSTOM = ("--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2", "--set", "train.loop=custom")
+
+
+@pytest.mark.parametrize("strategy", [(), CUSTOM, TWO_WORKERS], ids=["one_device", "mirrored, custom", "two workers"])
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
     """Kill -9 within an epoch: exit 3, the culprit named; resumed, it ends with the same weights, bit by bit."""
     options = (*strategy, *SHIPPED, *SHORT, "--set", "checkpoint.every_steps=5", "--set", "train.steps_per_call=2")
@@ -41,13 +45,13 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     job = start("train", SINGLE, *options, "--set", "train.log_every_steps=1", "--name", "killed", cwd=tmp_path)
     killed = RunDir(tmp_path / "runs" / "killed")
     wait_for(killed, at_step(23))  # in the second epoch of 16 steps
-    victim = 1 if strategy else 0
+    victim = 1 if strategy == TWO_WORKERS else 0
     kill_task(killed, victim)
     began = time.monotonic()
     code, _, err = finish(job)
     assert time.monotonic() - began < 15
     assert code == 3, err
-    assert f"worker:{victim}" in err or not strategy, err
+    assert f"worker:{victim}" in err or strategy != TWO_WORKERS, err
     assert "SIGKILL" in err, err
     assert_nothing_left(killed)
     code, out, err = run("train", str(killed.path), "--resume", cwd=tmp_path)
@@ -56,6 +60,12 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     expected, got = final_state(RunDir(tmp_path / "runs" / "whole")), final_state(killed)
     assert expected.keys() == got.keys()
     assert all(np.array_equal(expected[name], got[name]) for name in expected)
+    assert epoch_logs(killed) == epoch_logs(RunDir(tmp_path / "runs" / "whole"))
+
+
+def epoch_logs(run_dir: RunDir) -> dict[int, dict[str, float]]:
+    """The last report of each epoch: the one in which the run was killed is there as if it had not been."""
+    return {event.epoch: event.logs for event in read_events(run_dir.events) if isinstance(event, EpochEnded)}
 
 
 def test_ctrl_c_saves_and_resumes(tmp_path: Path) -> None:

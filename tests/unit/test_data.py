@@ -128,3 +128,10 @@ def test_a_map_is_applied_to_each_example(tmp_path: Any) -> None:
 def test_arrays_of_different_length_are_refused() -> None:
     with pytest.raises(ConfigError, match="differ in length"):
         make_split((np.zeros(3), np.zeros(4)), config(), seed=0, training=True)
+
+
+def test_an_endless_pipeline_is_known_as_such() -> None:
+    split = make_split(as_dataset().repeat(), config(), seed=0, training=True)
+    assert split.endless
+    assert split.num_batches is None
+    assert not make_split(as_dataset(), config(), seed=0, training=True).endless
