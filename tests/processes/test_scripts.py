@@ -247,6 +247,6 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
             "stopped 1 True",
             "done True {'loss': True, 'val_loss': True} {4}",
         ]
-        * 3
+        * 2
     )
     assert isinstance(read_events(machine.run("greedy").events)[-1], RunEnded)
