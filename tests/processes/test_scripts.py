@@ -198,7 +198,7 @@ first = train(CONFIG, ["strategy.kind=mirrored", "strategy.replicas=3", "name=fi
 print(first.status, first.run_dir.relative_to(os.getcwd()), first.model.predict(np.ones((4, 2)), verbose=0).shape)
 refused(CONFIG, ["strategy.kind=mirrored", "strategy.replicas=4", "data.global_batch=4", "name=greedy"])
 
-for step in (0, 4, 9):
+for step in (4, 9):
     name = f"stopped-{step}"
     options = ["strategy.kind=one_device", f"name={name}", "resume=auto", "train.epochs=4"]
     callback = "train.callbacks=[{name: '%s/stop.py:Stop', args: {step: %d}}]" % (os.getcwd(), step)
@@ -237,7 +237,7 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     assert lines[0].startswith("strategy.kind: got 'multi_worker_mirrored', which needs processes of its own")
     assert "use `distlaunch train`" in lines[0]
     assert lines[1].startswith("config: data.global_batch: got 0")
-    said = lines[-11:]
+    said = lines[-8:]
     assert said[0] == "done elsewhere/first (4, 1)"
     assert said[1].startswith("4 CPU devices are wanted, but TensorFlow runs already in this process with 3, and ")
     assert (
@@ -247,6 +247,6 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
             "stopped 1 True",
             "done True {'loss': True, 'val_loss': True} {4}",
         ]
-        * 3
+        * 2
     )
     assert isinstance(read_events(machine.run("greedy").events)[-1], RunEnded)
