@@ -68,7 +68,7 @@ class _Reader:
         if isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
             raise _error(self.name, line, "a second document starts here ('---'); expected one config in a file")
         if isinstance(event, yaml.AliasEvent):
-            self._add(self._target(event.anchor, line), line)
+            self._add(self._target(str(event.anchor), line), line)
         elif isinstance(event, yaml.NodeEvent):
             self._node(event, line)
         elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):

@@ -87,16 +87,20 @@ class MultiWorkerMirrored:
         return ReplicaProgram(self._strategy, steps, replicas)
 
 
+def _context() -> Any:
+    return context.context()
+
+
 def _announce(what: str, rank: int) -> None:
     """Sets a key in the coordination service, which TensorFlow keeps on worker 0 beside the strategy."""
-    context.context().set_config_key_value(f"distlaunch/{what}/{rank}", "1")
+    _context().set_config_key_value(f"distlaunch/{what}/{rank}", "1")
 
 
 def _await(what: str, rank: int) -> None:
     """Waits for a key; in short turns, since signals are handled between them."""
     while True:
         with contextlib.suppress(tf.errors.DeadlineExceededError):
-            context.context().get_config_key_value(f"distlaunch/{what}/{rank}", 500)
+            _context().get_config_key_value(f"distlaunch/{what}/{rank}", 500)
             return
 
 

@@ -296,7 +296,7 @@ def _tensor(variable: Any) -> Any:
 
 
 def _host(variable: Any) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable.value)
+    return np.asarray(keras.ops.convert_to_numpy(variable.value))
 
 
 def _dtype(variable: Any) -> Any:

@@ -121,7 +121,7 @@ def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor |
         return None
     if not masked:
         return tf.reduce_sum(tf.cast(sample_weight, tf.float32))
-    valid = tf.cast(mask, tf.float32)
+    valid: Any = tf.cast(mask, tf.float32)
     if weighted:
         valid, weights = loss_module.squeeze_or_expand_to_same_rank(valid, tf.cast(sample_weight, tf.float32))
         valid = valid * weights

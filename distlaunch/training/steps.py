@@ -106,10 +106,11 @@ def per_example(model: keras.Model) -> PerExampleLoss | None:
     loss = getattr(model, "loss", None)
     if loss is None or isinstance(loss, (dict, list, tuple)):
         return None
-    loss = keras.losses.get(loss)
+    loss: Any = keras.losses.get(loss)
     if not isinstance(loss, keras.losses.Loss):
         return loss
-    return type(loss).from_config({**loss.get_config(), "reduction": "none"})
+    unreduced: Any = type(loss).from_config({**loss.get_config(), "reduction": "none"})
+    return unreduced
 
 
 def _check_reference(context: StepContext) -> None:
