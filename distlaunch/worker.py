@@ -112,13 +112,10 @@ def _run(arguments: argparse.Namespace) -> int:
         return ExitCode.DONE
     except ConfigError as error:
         problems = [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
-        _write_error(files.error_json, {"kind": "config", "problems": problems})
-        print(error, file=sys.stderr)
+        _write_error(files.error_json, {"kind": "config", "problems": problems})  # the launcher shows it, once
         return ExitCode.USAGE
     except BaseException as error:
-        if isinstance(error, DistlaunchError):
-            print(f"error: {error}", file=sys.stderr)
-        else:
+        if not isinstance(error, DistlaunchError):  # those are told whole by the launcher
             traceback.print_exc()
         _write_error(files.error_json, _describe(error))
         return ExitCode.FAILED

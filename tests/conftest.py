@@ -1,4 +1,4 @@
-"""What all tests share: golden files."""
+"""What all tests share: golden files, and virtual devices."""
 
 from __future__ import annotations
 
@@ -27,3 +27,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text()
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def virtual_devices() -> None:
+    """Eight CPU devices; they can be had only before TensorFlow's first operation, so all that use it ask for this."""
+    from distlaunch.strategies.devices import virtual_cpus
+
+    virtual_cpus(8)

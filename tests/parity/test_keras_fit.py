@@ -20,6 +20,9 @@ from distlaunch.training.steps import make_steps
 from tests.parity.cases import BATCH, CASES
 
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
+
 class Calls(keras.callbacks.Callback):
     """Writes down what is called, with the names of the logs."""
 

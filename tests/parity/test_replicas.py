@@ -18,13 +18,6 @@ DEADLINE_S = 600
 
 
 @pytest.fixture(scope="module")
-def virtual_devices():
-    from distlaunch.strategies.devices import virtual_cpus
-
-    virtual_cpus(8)
-
-
-@pytest.fixture(scope="module")
 def one_device(virtual_devices):
     """Reference and noise runs of a case, each trained once."""
     from distlaunch.strategies.one_device import OneDevice

@@ -16,6 +16,7 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.strategies.replica_input import split_rows  # noqa: E402
 from distlaunch.training.data import make_split  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
 ROWS, BATCH = 23, 5
 
 
