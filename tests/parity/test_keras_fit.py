@@ -19,7 +19,6 @@ from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.steps import make_steps
 from tests.parity.cases import BATCH, CASES
 
-
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 
