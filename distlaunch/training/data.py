@@ -22,6 +22,7 @@ from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import pack
 from distlaunch.training.references import call, load_function
 
+_ZERO = np.int64(0)
 BUFFER = 10_000  # examples that `shuffle: true` holds for pipelines whose examples cannot be indexed
 
 
@@ -49,7 +50,7 @@ class Split:
 
     num_examples: int | None
     num_batches: int | None
-    batches: Callable[[tf.Tensor, int], tf.data.Dataset]
+    batches: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
     load: Callable[[Any], Batch]
     empty: Any
     endless: bool = False
@@ -63,22 +64,22 @@ class Split:
             skip: batches to read and drop first, where only that leads to the position.
         """
 
-        def one_pass(number: tf.Tensor, start: int = 0) -> tf.data.Dataset:
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+            start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
             batches = self.batches(number, start)
             return batches.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else batches
 
-        rest = tf.data.Dataset.range(first_pass + 1, np.iinfo(np.int64).max).flat_map(one_pass)
-        elements = one_pass(tf.constant(first_pass, tf.int64), offset).concatenate(rest)
+        elements = tf.data.Dataset.range(first_pass, np.iinfo(np.int64).max).flat_map(one_pass)
         return Source(elements.skip(skip) if skip else elements, self.load)
 
     def evaluation_source(self) -> Source:
         """One pass in its own order, then elements without rows for ever."""
         end = tf.data.Dataset.from_tensors(self.empty).repeat()
-        return Source(self.batches(tf.constant(0, tf.int64), 0).concatenate(end), self.load)
+        return Source(self.batches(_ZERO, _ZERO).concatenate(end), self.load)
 
     def first_rows(self, rows: int) -> Batch:
         """The batch of the first few examples, to build the model with."""
-        for element in self.batches(tf.constant(0, tf.int64), 0).take(1):
+        for element in self.batches(_ZERO, _ZERO).take(1):
             return self.load(tf.nest.map_structure(lambda leaf: leaf[:rows], element))
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
@@ -150,7 +151,7 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(lambda leaf: tf.constant(leaf[:number]), arrays)
 
-    def batches(number_of_pass: tf.Tensor, start: int) -> tf.data.Dataset:
+    def batches(number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         order = tf.range(number, dtype=tf.int64)
         if seed is not None:
             order = tf.random.experimental.stateless_shuffle(order, seed=[tf.constant(seed, tf.int64), number_of_pass])
@@ -180,11 +181,14 @@ def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | Non
     length = int(dataset.cardinality())
     known = length if length >= 0 else None
 
-    def batches(number_of_pass: tf.Tensor, start: int) -> tf.data.Dataset:
+    def batches(number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         examples = dataset
         if not config.batched:
             if seed is not None:
                 buffer = BUFFER if config.shuffle is True else int(config.shuffle)
+                if not tf.executing_eagerly():
+                    # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
+                    tf.random.set_seed(seed + 1)
                 order: Any = number_of_pass + tf.constant(seed, tf.int64) * 1_000_003
                 examples = examples.shuffle(buffer, seed=order, reshuffle_each_iteration=False)
             if example_map is not None:
@@ -194,9 +198,9 @@ def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | Non
             examples = examples.filter(
                 lambda *batch: tf.shape(tf.nest.flatten(pack(batch))[0])[0] == config.global_batch
             )
-        return examples.skip(start) if start else examples
+        return examples.skip(start)
 
-    spec = batches(tf.constant(0, tf.int64), 0).element_spec
+    spec = batches(_ZERO, _ZERO).element_spec
     count = None if known is None else known // size if drop and not config.batched else math.ceil(known / size)
     if count == 0:
         raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))

@@ -16,8 +16,14 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.strategies.replica_input import split_rows  # noqa: E402
 from distlaunch.training.data import make_split  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("virtual_devices")
+pytestmark = pytest.mark.usefixtures("seeded")
 ROWS, BATCH = 23, 5
+
+
+@pytest.fixture
+def seeded(virtual_devices: None) -> None:
+    """TensorFlow's global seed is set in every run; 0, the default, is the one with which it is most particular."""
+    tf.random.set_seed(0)
 
 
 def config(**keys: Any) -> Data:
