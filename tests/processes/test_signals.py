@@ -33,7 +33,10 @@ def launch(run_dir: Path, *tasks: list[str], stop_timeout_s: float = 20) -> subp
 
 
 def end(process: subprocess.Popen[str], timeout_s: float = 15) -> tuple[int, dict[str, Any]]:
-    output, _ = process.communicate(timeout=timeout_s)
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()  # also when it did not end in time
     return process.returncode, json.loads(output) if output else {}
 
 
