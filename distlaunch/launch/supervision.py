@@ -267,11 +267,3 @@ def _rank(end: Exited | None, blame: Blamed | None) -> tuple[int, float]:
     order = {Blame.CONFIG: 0, Blame.CAUSE: 1, Blame.CONSEQUENCE: 2}
     at = min(fact.at for fact in (end, blame) if fact is not None)
     return (order[blame.blame] if blame else 1), at
-
-
-def came_and_missing(history: Sequence[Fact]) -> tuple[list[str], list[str]]:
-    """The tasks that have reported, and those that have not."""
-    view = _view(history)
-    return [task for task in view.spawned if task in view.came], [
-        task for task in view.spawned if task not in view.came
-    ]

@@ -84,11 +84,11 @@ class TrainingLoop:
             ended = self._epoch()
             if ended is None:
                 self._save_checkpoint()
-                return Outcome("stopped", self._progress, logs)
+                return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
         self._hooks.on_train_end(logs)
         self._save_checkpoint()  # after on_train_end, in which EarlyStopping may put the best weights back
-        return Outcome("done", self._progress, logs)
+        return Outcome("done", self._progress, scalars(logs))
 
     def _source(self, start: Progress) -> Any:
         if self._config.train.steps_per_epoch is None:
@@ -112,7 +112,7 @@ class TrainingLoop:
                 return None
         validation_logs = self._validate(epoch)
         if validation_logs is None:
-            self._progress = replace(self._progress, pending_logs=logs)
+            self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
         self._hooks.on_epoch_end(epoch, logs)
