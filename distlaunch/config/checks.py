@@ -14,7 +14,7 @@ from distlaunch.config.sites import Site, sites
 from distlaunch.config.words import listed, show
 from distlaunch.errors import Problem
 
-READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored"})
+READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server"})
 """Strategies that this version runs; the others are checked only."""
 
 

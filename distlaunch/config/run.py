@@ -132,6 +132,13 @@ class Checkpoint(Section):
     keep: Positive = 3
 
 
+class Restarts(Section):
+    """What happens when a run's tasks fail for a reason that need not come again (a killed process, a lost peer)."""
+
+    max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, 0 for the others."""
+
+
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -159,6 +166,7 @@ class RunConfig(Section):
     strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    restarts: Restarts = Field(default_factory=Restarts)
     export: list[Literal["keras", "saved_model"]] = Field(default_factory=list)
     """What to write when training is done."""
 

@@ -50,6 +50,10 @@ class ParameterServer(Section):
 
     kind: Literal["parameter_server"]
     partitioner: Partitioner | None = None
+    """None: each variable lies on one server whole."""
+    per_worker_data: Literal["sharded", "shuffled"] = "sharded"
+    """`sharded`: each batch of an epoch goes to one worker. `shuffled`: each worker draws from all of the training
+    data, in an order of its own."""
 
 
 MeshSizes = Annotated[
@@ -100,6 +104,8 @@ class Cluster(Section):
     """Parameter servers (parameter_server)."""
     hosting: Literal["processes", "in_process"] = "processes"
     """`in_process`: servers of a parameter_server cluster live in the coordinator's process."""
+    evaluator: bool = False
+    """Starts one more task, which evaluates each new checkpoint while training goes on."""
     ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
     """One port for each task, workers first, on this machine. `auto`: free ones."""
     start_timeout_s: PositiveSeconds = 300.0
