@@ -29,14 +29,14 @@ class StopFlag:
     """Remembers that this process was asked to stop."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self.event = threading.Event()
 
     def __call__(self) -> bool:
-        return self._asked.is_set()
+        return self.event.is_set()
 
     def install(self) -> None:
         """Takes the stop signal over, after TensorFlow has installed a handler of its own: the later one counts."""
-        signal.signal(STOP_SIGNAL, lambda *_: self._asked.set())
+        signal.signal(STOP_SIGNAL, lambda *_: self.event.set())
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -59,6 +59,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=("train", "evaluate", "export"), default="train")
     parser.add_argument("--checkpoint", type=int, help="step of the checkpoint; default: the newest good one")
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
+    parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), default=["keras"])
     return parser.parse_args(argv)
 
@@ -86,6 +87,10 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
         os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+        if config.strategy.kind == "parameter_server":
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
+        from distlaunch.training.evaluator import Evaluator, evaluator_config
+        from distlaunch.training.server import is_server, serve
         from distlaunch.training.session import Session
 
         writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
@@ -96,6 +101,13 @@ def _run(arguments: argparse.Namespace) -> int:
         emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
         stop = StopFlag()
         began = time.monotonic()
+        if is_server(config, task):
+            serve(config, task, stop.event, stop.install, wait_for_chief=arguments.wait_for_chief)
+            return ExitCode.DONE
+        if task.job == "evaluator":
+            session = Session(evaluator_config(config), run, task, lambda event: None, stop, on_connected=stop.install)
+            Evaluator(session, run, arguments.attempt, emit).follow(stop.event)
+            return ExitCode.DONE
         session = Session(config, run, task, emit, stop, on_connected=stop.install)
         if arguments.mode == "train":
             outcome = session.run_training()

@@ -58,7 +58,7 @@ def measure(row: Row, task: Task) -> Result:
     from distlaunch.strategies import create
 
     config = RunConfig.model_validate(_config(row))
-    strategy = create(config.strategy, task)
+    strategy = create(config, task)
     repeat = functools.partial(_loop, repeat=True)
     makers = {"fit": _fit, "loop": _loop, "repeat": repeat, "distlaunch": _distlaunch}
     running: dict[str, Epoch] = {}

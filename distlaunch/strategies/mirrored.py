@@ -9,32 +9,28 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import Mirrored as MirroredConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
-from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
 
 CPU_REPLICAS = 2  # `replicas: auto` on a machine without GPUs
 
 
-class Mirrored:
+class Mirrored(StrategyDefaults):
     kind = "mirrored"
     is_chief = True
 
-    def __init__(self, config: MirroredConfig, task: Task) -> None:
+    def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
+        del cluster  # its size is that of the devices, or in TF_CONFIG
         self.task = task
         self._strategy = _with_own_keys(_devices(config.replicas))
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()
-
-    def from_chief(self, message: bytes) -> bytes:
-        return message
-
-    def leave(self) -> None:
-        pass
 
     def program(self, steps: Steps) -> ReplicaProgram:
         number = self.num_replicas

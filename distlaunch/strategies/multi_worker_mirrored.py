@@ -11,9 +11,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
 
 _COMMUNICATION = {
@@ -23,10 +24,11 @@ _COMMUNICATION = {
 }
 
 
-class MultiWorkerMirrored:
+class MultiWorkerMirrored(StrategyDefaults):
     kind = "multi_worker_mirrored"
 
-    def __init__(self, config: MultiWorkerMirroredConfig, task: Task) -> None:
+    def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
+        del cluster  # its size is that of the devices, or in TF_CONFIG
         self.task = task
         _check_local_replicas(config.replicas_per_worker)
         options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[config.communication])

@@ -8,28 +8,23 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import OneDevice as OneDeviceConfig
-from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
 
 
-class OneDevice:
+class OneDevice(StrategyDefaults):
     kind = "one_device"
     num_replicas = 1
     is_chief = True
 
-    def __init__(self, config: OneDeviceConfig | None = None, task: Task | None = None) -> None:
-        del config  # it has no options
+    def __init__(self, config: OneDeviceConfig | None = None, task: Task | None = None, cluster: Cluster | None = None) -> None:
+        del config, cluster  # it has no options
         self.task = task or Task("worker", 0)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
-
-    def from_chief(self, message: bytes) -> bytes:
-        return message
-
-    def leave(self) -> None:
-        pass
 
     def program(self, steps: Steps) -> ReplicaProgram:
         replicas = Replicas(total=1, local=1, first=0, num_processes=1, is_chief=True)

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import keras
 import numpy as np
 
 from distlaunch.cluster.spec import Task
@@ -30,10 +31,16 @@ class Source:
             entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
             epoch whose length was not known.
         load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
+        name: which split and order this is; a process that reads batches by number knows it by that name.
+        first: number of the first element, counted from the split's very beginning.
+        num_batches: elements until the end of one pass; None if not known.
     """
 
     elements: Any
     load: Callable[[Any], Batch]
+    name: str = ""
+    first: int = 0
+    num_batches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,10 @@ class Program(Protocol):
         """The sum of all tasks' votes; every task must call it."""
         ...
 
+    def placement(self) -> list[dict[str, Any]]:
+        """Which task holds which variable, as the event VariablesPlaced has it; empty if each holds all."""
+        ...
+
     def snapshot(self) -> State:
         """All state by name, as host arrays; every task must call it."""
         ...
@@ -123,6 +134,10 @@ class Strategy(Protocol):
         """Models, optimizers and metrics are created inside."""
         ...
 
+    def adopt(self, model: keras.Model) -> None:
+        """Takes a model whose variables exist, before its optimizer gets any."""
+        ...
+
     def program(self, steps: Steps) -> Program: ...
 
     def from_chief(self, message: bytes) -> bytes:
@@ -132,3 +147,14 @@ class Strategy(Protocol):
     def leave(self) -> None:
         """Waits until no task needs this process any more; the last thing before it ends, if nothing has failed."""
         ...
+
+
+class StrategyDefaults:
+    """What a strategy does that has one process with a model, and leaves the model as it is."""
+
+    def adopt(self, model: keras.Model) -> None: ...
+
+    def from_chief(self, message: bytes) -> bytes:
+        return message
+
+    def leave(self) -> None: ...

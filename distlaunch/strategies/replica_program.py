@@ -15,10 +15,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.protocol import CallResult, Logs, Source, State, StateMismatchError, Steps, Vote
+from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import install, replica_share, sum_gradients_first
-from distlaunch.strategies.variables import metric_variables, named_metrics, optimizers_of, state_variables
+from distlaunch.strategies.variables import (
+    checked_value,
+    host_value,
+    metric_variables,
+    named_metrics,
+    optimizers_of,
+    state_variables,
+)
 
 NUM_VOTES = 3
 EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
@@ -222,9 +229,12 @@ class ReplicaProgram:
 
     # state
 
+    def placement(self) -> list[dict[str, Any]]:
+        return []
+
     def snapshot(self) -> State:
         model = self._model
-        state = {name: _host(variable) for name, variable in state_variables(model).items()}
+        state = {name: host_value(variable) for name, variable in state_variables(model).items()}
         named = self._partial_variables()
         vector = self._sum_metrics_call(self._ballot(Vote()))
         for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
@@ -254,10 +264,10 @@ class ReplicaProgram:
         """Values for the names of `like`; where there are several processes, those that the chief read."""
         if self._replicas.num_processes == 1:
             assert state is not None
-            return {name: _checked(name, variable, state) for name, variable in like.items()}
+            return {name: checked_value(name, variable, state) for name, variable in like.items()}
         mine = [
             np.zeros(v.shape, _wire_dtype(v)) if state is None or not self._replicas.is_chief
-            else np.asarray(_checked(n, v, state), _wire_dtype(v))
+            else np.asarray(checked_value(n, v, state), _wire_dtype(v))
             for n, v in like.items()
         ]  # fmt: skip
 
@@ -295,10 +305,6 @@ def _tensor(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
-def _host(variable: Any) -> np.ndarray:
-    return np.asarray(keras.ops.convert_to_numpy(variable.value))
-
-
 def _dtype(variable: Any) -> Any:
     return variable.dtype if isinstance(variable.dtype, np.dtype) else tf.as_dtype(variable.dtype).as_numpy_dtype
 
@@ -307,13 +313,3 @@ def _wire_dtype(variable: Any) -> Any:
     """A type that collectives can sum and that holds the variable's values exactly."""
     dtype = np.dtype(_dtype(variable))
     return dtype if dtype in (np.float32, np.float64, np.int64) else np.int64 if dtype.kind in "iub" else np.float32
-
-
-def _checked(name: str, variable: Any, state: State) -> np.ndarray:
-    if name not in state:
-        raise StateMismatchError(f"it has no variable '{name}'")
-    if tuple(state[name].shape) != tuple(variable.shape):
-        raise StateMismatchError(
-            f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}"
-        )
-    return state[name]

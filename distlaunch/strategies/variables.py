@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
+
+from distlaunch.strategies.partition import Shards, whole_path
+from distlaunch.strategies.protocol import State, StateMismatchError
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -38,7 +42,37 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
 
 def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: dict[str, int] = {}
-    for variable in variables:
-        name = f"{prefix}/{variable.path}"
+    for path, variable in _joined(list(variables)):
+        name = f"{prefix}/{path}"
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), variable
+
+
+def _joined(variables: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Variables by path; the shards of one that is split, which are neighbours or were made one by one, count as one."""
+    shards: dict[str, list[Any]] = {}
+    for variable in variables:
+        if (whole := whole_path(variable)) is not None:
+            shards.setdefault(whole, []).append(variable)
+    for variable in variables:
+        whole = whole_path(variable)
+        if whole is None:
+            yield variable.path, variable
+        elif whole in shards:
+            yield whole, Shards(shards.pop(whole))
+
+
+def host_value(variable: Any) -> np.ndarray:
+    """A variable's value in this process's memory."""
+    return np.asarray(keras.ops.convert_to_numpy(variable.value))
+
+
+def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
+    """The value that a snapshot has for a variable; raises StateMismatchError if it does not fit."""
+    if name not in state:
+        raise StateMismatchError(f"it has no variable '{name}'")
+    if tuple(state[name].shape) != tuple(variable.shape):
+        raise StateMismatchError(
+            f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}"
+        )
+    return state[name]

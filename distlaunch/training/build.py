@@ -36,7 +36,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
         elif not model.compiled and config.train.step is None:
             message = "missing: the model's function returns a model that is not compiled, so the config must say how"
             raise ConfigError(Problem(("compile",), message))
-        _create_variables(model, rows)
+        _create_variables(model, rows, strategy)
     return model
 
 
@@ -104,7 +104,7 @@ def _takes_predictions(function: Any) -> bool:
     return code is not None and code.co_varnames[:2] in {("y_true", "y_pred"), ("y", "y_pred")}
 
 
-def _create_variables(model: keras.Model, rows: Batch) -> None:
+def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     own_step = type(model).train_step is not keras.Model.train_step
@@ -113,6 +113,7 @@ def _create_variables(model: keras.Model, rows: Batch) -> None:
         # a model with a train_step of its own may have no forward pass
         with contextlib.suppress(NotImplementedError) if own_step else contextlib.nullcontext():
             predictions = model(x, training=False)
+    strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)

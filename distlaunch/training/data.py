@@ -8,6 +8,7 @@ every process of a run sees the same global batches, and a resumed run goes on w
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import pack
@@ -46,6 +48,8 @@ class Split:
         load: see `Source.load`.
         empty: a row source without rows, which marks an end.
         endless: the pipeline repeats for ever, so that a pass has no end.
+        name: `train` or `validation`.
+        pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
     """
 
     num_examples: int | None
@@ -54,6 +58,8 @@ class Split:
     load: Callable[[Any], Batch]
     empty: Any
     endless: bool = False
+    name: str = "train"
+    pick: Callable[[int, int], Any] | None = None
 
     def training_source(self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0) -> Source:
         """Pass after pass without end.
@@ -70,12 +76,14 @@ class Split:
             return batches.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else batches
 
         elements = tf.data.Dataset.range(first_pass, np.iinfo(np.int64).max).flat_map(one_pass)
-        return Source(elements.skip(skip) if skip else elements, self.load)
+        first = skip if self.num_batches is None else first_pass * self.num_batches + offset
+        return Source(elements.skip(skip) if skip else elements, self.load, self.name, first, self.num_batches)
 
     def evaluation_source(self) -> Source:
         """One pass in its own order, then elements without rows for ever."""
         end = tf.data.Dataset.from_tensors(self.empty).repeat()
-        return Source(self.batches(_ZERO, _ZERO).concatenate(end), self.load)
+        elements = self.batches(_ZERO, _ZERO).concatenate(end)
+        return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches)
 
     def first_rows(self, rows: int) -> Batch:
         """The batch of the first few examples, to build the model with."""
@@ -125,10 +133,35 @@ def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> S
         split = _from_dataset(data, config, limit, example_map, order_seed, drop=drop)
     else:
         split = _from_arrays(data, config, limit, example_map, order_seed, drop=drop)
+    split = replace(split, name="train" if training else "validation")
     if weigh is None:
         return split
     load = split.load
     return replace(split, load=lambda rows: weigh(load(rows)))
+
+
+def open_splits(config: RunConfig) -> tuple[Splits, Split, Split | None]:
+    """What the config's data function gave, and its splits for training and validation.
+
+    Raises:
+        ConfigError: the data does not fit the config.
+    """
+    splits = read_splits(config.data)
+    train = make_split(splits.train, config.data, seed=config.seed, training=True)
+    validation = None
+    if splits.validation is not None:
+        validation = make_split(splits.validation, config.data, seed=config.seed, training=False)
+    if train.endless and config.train.steps_per_epoch is None:
+        message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
+        raise ConfigError(Problem(("train", "steps_per_epoch"), message))
+    if validation is not None and validation.endless and (config.validation is None or not config.validation.steps):
+        message = "missing: the validation data repeats for ever, so validation needs a number of steps"
+        raise ConfigError(Problem(("validation", "steps"), message))
+    by_number = config.strategy.kind == "parameter_server"
+    if by_number and train.num_batches is None and config.train.steps_per_epoch is None:
+        message = "missing: the length of the training data is not known, and workers take batches by number"
+        raise ConfigError(Problem(("train", "steps_per_epoch"), f"{message}; say how many steps an epoch has"))
+    return splits, train, validation
 
 
 def _is_dataset(value: Any) -> bool:
@@ -151,12 +184,24 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
     with tf.device("CPU:0"):
         tensors = tf.nest.map_structure(lambda leaf: tf.constant(leaf[:number]), arrays)
 
-    def batches(number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    used = number - number % size if drop else number
+
+    def order_of(number_of_pass: tf.Tensor) -> tf.Tensor:
         order = tf.range(number, dtype=tf.int64)
         if seed is not None:
             order = tf.random.experimental.stateless_shuffle(order, seed=[tf.constant(seed, tf.int64), number_of_pass])
-        order = order[start * size : number - number % size if drop else number]
-        return tf.data.Dataset.from_tensor_slices(order).batch(size)
+        return order
+
+    def batches(number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(order_of(number_of_pass)[start * size : used]).batch(size)
+
+    @functools.lru_cache(maxsize=2)  # workers in one process may be in two passes
+    def known_order(number_of_pass: int) -> np.ndarray:
+        with tf.device("CPU:0"):
+            return order_of(tf.constant(number_of_pass, tf.int64)).numpy()
+
+    def pick(number_of_pass: int, index: int) -> np.ndarray:
+        return known_order(number_of_pass)[index * size : min((index + 1) * size, used)]
 
     def gather(rows: tf.Tensor) -> Batch:
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, rows), tensors)
@@ -170,7 +215,7 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
 
     empty = tf.zeros([0], tf.int64)
     count = number // size if drop else math.ceil(number / size)
-    return Split(number, count, batches, gather_and_map if example_map else gather, empty)
+    return Split(number, count, batches, gather_and_map if example_map else gather, empty, pick=pick)
 
 
 def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | None, example_map: Any, seed: int | None,

@@ -22,16 +22,18 @@ from distlaunch.events import (
     Notice,
     Restored,
     TrainingStarted,
+    VariablesPlaced,
 )
 from distlaunch.run_dir import RunDir
 from distlaunch.strategies import create
 from distlaunch.strategies.devices import grow_gpu_memory
-from distlaunch.strategies.protocol import State, StateMismatchError, Strategy, Vote
+from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
 from distlaunch.training.build import build_model
 from distlaunch.training.callbacks import build_callbacks
 from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
-from distlaunch.training.data import Split, make_split, read_splits
+from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import export_model, rebuild
+from distlaunch.training.readers import offer_splits
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.steps import make_steps
 
@@ -55,7 +57,7 @@ class Session:
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         _seed(config)
         grow_gpu_memory()
-        self.strategy: Strategy = create(config.strategy, task)
+        self.strategy: Strategy = create(config, task)
         on_connected()
         self._check_replicas()
         self.train, self.validation = self._read_data()
@@ -75,6 +77,8 @@ class Session:
         around = Surroundings(self._emit, self._should_stop, self.store, is_chief)
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
+        if placed := self.program.placement():
+            self._emit(VariablesPlaced(variables=placed))
         outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
         if outcome.status == "done":
             self.export(list(config.export))
@@ -85,7 +89,13 @@ class Session:
         return rebuild(self._config, self.program.snapshot(), self._rows)
 
     def evaluate(self, split: str, step: int | None) -> None:
-        """Metrics of a checkpoint on one split, every example counted once."""
+        """Tells the metrics of a checkpoint on one split, every example counted once."""
+        logs = self.evaluate_checkpoint(split, step)
+        if logs is not None:
+            self._emit(Evaluated(step=self._restored_step, split=split, logs=logs))
+
+    def evaluate_checkpoint(self, split: str, step: int | None) -> Logs | None:
+        """The metrics of a checkpoint on one split, every example counted once; None if asked to stop."""
         self._restore(step)
         data = self.validation if split == "validation" else self.train
         if data is None:
@@ -95,8 +105,7 @@ class Session:
         # all of it, also where training validates on a part only
         steps = self._config.validation.steps if data.endless and self._config.validation else None
         logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
-        if logs is not None:
-            self._emit(Evaluated(step=self._restored_step, split=split, logs=scalars(logs)))
+        return None if logs is None else scalars(logs)
 
     def export(self, formats: list[str], step: int | None = None, *, restore: bool = False) -> None:
         """Writes the model; the chief does, the others wait for it."""
@@ -119,17 +128,9 @@ class Session:
 
     def _read_data(self) -> tuple[Split, Split | None]:
         config = self._config
-        splits = read_splits(config.data)
-        train = make_split(splits.train, config.data, seed=config.seed, training=True)
-        validation = None
-        if splits.validation is not None:
-            validation = make_split(splits.validation, config.data, seed=config.seed, training=False)
-        if train.endless and config.train.steps_per_epoch is None:
-            message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
-            raise ConfigError(Problem(("train", "steps_per_epoch"), message))
-        if validation is not None and validation.endless and (config.validation is None or not config.validation.steps):
-            message = "missing: the validation data repeats for ever, so validation needs a number of steps"
-            raise ConfigError(Problem(("validation", "steps"), message))
+        splits, train, validation = open_splits(config)
+        if config.cluster.hosting == "in_process":
+            offer_splits(config, splits, train, validation)
         examples = {"train": train.num_examples}
         if validation is not None:
             examples["validation"] = validation.num_examples
@@ -166,7 +167,9 @@ class Session:
         )
 
     def _num_tasks(self) -> int:
-        return self._config.cluster.workers if self._config.strategy.kind == "multi_worker_mirrored" else 1
+        cluster, kind = self._config.cluster, self._config.strategy.kind
+        coordinator = kind == "parameter_server"
+        return cluster.workers + cluster.ps + coordinator if coordinator or kind == "multi_worker_mirrored" else 1
 
     # checkpoints
 

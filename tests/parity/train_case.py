@@ -62,7 +62,7 @@ def main() -> None:
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     kind = {"kind": "multi_worker_mirrored"}
     config = RunConfig.model_validate({**CASES["mlp adam"], "strategy": kind, "cluster": {"workers": 2}})
-    strategy = create(config.strategy, Task(task["type"], task["index"]))
+    strategy = create(config, Task(task["type"], task["index"]))
     records = {name: train_case(name, strategy) for name in names}
     if strategy.is_chief:
         Path(results).write_text(json.dumps(records))

@@ -1,0 +1,72 @@
+"""Global batches by number, read in the worker's own process and handed to the graph that runs there.
+
+A parameter-server worker executes graphs that the coordinator sends, but the data stays with it: its process calls the
+config's data function, and the graph asks it for batch number so-and-so. Any batch can thus be worked on anywhere, so
+that what a dead worker held is done by another, on the same examples; nothing in memory is sent over the network, and
+Python generators work.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import script_ops
+
+from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.replica_input import num_rows
+
+Read = Callable[[int, int], Batch]
+"""Worker index and batch number -> the batch; one without rows is past the end."""
+
+_TOKEN = "distlaunch_batch"
+_readers: dict[str, Read] = {}
+_lock = threading.Lock()
+
+
+def offer(split: str, read: Read) -> None:
+    """Lets graphs that run in this process read a split."""
+    with _lock:
+        _readers[split] = read
+        # Graphs find Python functions by a token that is unique in the process which traced them; this one has the
+        # same token in all.
+        script_ops._py_funcs._funcs[_TOKEN] = _read
+
+
+def fetch(split: str, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
+    """In a graph: a batch from the process that runs it.
+
+    Args:
+        worker, number: int64 scalars.
+        spec: the batch's type specs.
+
+    Returns:
+        The batch, and its rows (an int64 scalar; 0 past the end).
+    """
+    parts = tf.nest.flatten(spec, expand_composites=True)
+    values = tf.raw_ops.PyFunc(
+        input=[tf.constant(split), worker, number],
+        token=_TOKEN,
+        Tout=[tf.int64, *(part.dtype for part in parts)],
+    )
+    rows, *components = values
+    rows.set_shape([])
+    for component, part in zip(components, parts, strict=True):
+        component.set_shape(part.shape)
+    return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
+
+
+def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
+    """Type specs of what `load` makes of an element."""
+    return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
+
+
+def _read(split: Any, worker: np.ndarray, number: np.ndarray) -> list[Any]:
+    name = split if isinstance(split, bytes) else split.item()
+    batch = _readers[name.decode()](int(worker), int(number))
+    return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]

@@ -1,0 +1,75 @@
+"""The evaluator task: evaluates each new checkpoint of a run while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.errors import CheckpointError, ConfigError, Problem
+from distlaunch.events import Evaluated, Event, RunEnded, read_events
+from distlaunch.run_dir import RunDir
+from distlaunch.training.session import Session
+
+_LOOK_S = 0.5
+
+
+def evaluator_config(config: RunConfig) -> RunConfig:
+    """The run's config for one device: an evaluator takes no part in its cluster."""
+    return config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
+
+
+class Evaluator:
+    """Follows the checkpoints of a run.
+
+    Args:
+        session: built with `evaluator_config`.
+        attempt: the attempt whose end is awaited.
+        emit: where results go.
+    """
+
+    def __init__(self, session: Session, run: RunDir, attempt: int, emit: Callable[[Event], None]) -> None:
+        if session.validation is None:
+            raise ConfigError(Problem(("cluster", "evaluator"), "there is no validation data to evaluate on"))
+        self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
+        self._evaluated = self._evaluated_before()
+        self._curve = tf.summary.create_file_writer(str(run.tensorboard / "evaluator"))
+
+    def follow(self, asked_to_stop: threading.Event) -> None:
+        """Evaluates checkpoints as they come, until the run has ended and its last one is evaluated."""
+        while not asked_to_stop.is_set():
+            ended = self._run_has_ended()  # asked first: what was written before the end is seen
+            new = [step for step in self._session.store.steps() if step not in self._evaluated]
+            for step in new:
+                if asked_to_stop.is_set():
+                    return
+                self._evaluate(step)
+            if ended and not new:
+                return
+            asked_to_stop.wait(_LOOK_S)
+
+    def _evaluate(self, step: int) -> None:
+        self._evaluated.add(step)
+        try:
+            logs = self._session.evaluate_checkpoint("validation", step)
+        except CheckpointError:
+            return  # deleted meanwhile (`checkpoint.keep`), or damaged, which the trainer tells when it needs it
+        if logs is None:
+            return
+        self._emit(Evaluated(step=step, split="validation", logs=logs))
+        with self._curve.as_default(step=step):
+            for name, value in logs.items():
+                tf.summary.scalar(f"evaluation_{name}", value)
+        self._curve.flush()
+
+    def _run_has_ended(self) -> bool:
+        events = read_events(self._run.events)
+        return any(isinstance(event, RunEnded) and event.attempt == self._attempt for event in events)
+
+    def _evaluated_before(self) -> set[int]:
+        """Steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
+        paths = self._run.path.glob("attempts/*/evaluator-*/events.jsonl")
+        return {event.step for path in paths for event in read_events(path) if isinstance(event, Evaluated)}

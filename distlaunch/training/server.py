@@ -1,0 +1,74 @@
+"""A worker or parameter server of a cluster: it holds what the coordinator needs, and does what the coordinator sends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import UsageError
+from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.parameter_server import start_server
+from distlaunch.training.data import open_splits
+from distlaunch.training.readers import offer_splits
+
+SERVERS = ("worker", "ps")
+_PROBE_S = 1.0
+_GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
+
+
+def is_server(config: RunConfig, task: Task) -> bool:
+    """Whether a task of this run serves a coordinator, instead of training by itself."""
+    kind, hosting = config.strategy.kind, config.cluster.hosting
+    return kind == "parameter_server" and hosting == "processes" and task.job in SERVERS
+
+
+def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None], *,
+          wait_for_chief: bool) -> None:  # fmt: skip
+    """Serves until the process is asked to stop, or with `wait_for_chief` until the coordinator is gone.
+
+    TensorFlow's own `Server.join` never returns, even when the coordinator has ended.
+
+    Args:
+        on_started: called when the server runs; TensorFlow has set its signal handlers by then.
+    """
+    spec, _ = from_tf_config(os.environ["TF_CONFIG"])
+    grow_gpu_memory()
+    if task.job == "worker":
+        # before the server starts: the coordinator may send work at once
+        splits, train, validation = open_splits(config)
+        offer_splits(config, splits, train, validation)
+    jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
+    start_server(tf.train.ClusterSpec(jobs), task)
+    on_started()
+    if not wait_for_chief:
+        asked_to_stop.wait()
+        return
+    _outlast_chief(spec, config.cluster.start_timeout_s, asked_to_stop)
+
+
+def _outlast_chief(spec: ClusterSpec, start_timeout_s: float, asked_to_stop: threading.Event) -> None:
+    """Returns when the coordinator has come and gone, or has not come in time."""
+    address = spec.address(spec.chief)
+    host, _, port = address.rpartition(":")
+    unanswered, seen, idle = 0, False, threading.Event()
+    waited = 0.0
+    while unanswered < _GONE_AFTER or not seen:
+        try:
+            socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+            seen, unanswered = True, 0
+        except OSError:
+            unanswered += 1
+        if not seen and asked_to_stop.is_set():
+            return
+        if not seen and waited > start_timeout_s:
+            raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
+        idle.wait(_PROBE_S)
+        waited += _PROBE_S
+
+
