@@ -1,6 +1,7 @@
-"""Trains parity cases and records every step's values; run as a script it is one task of a multi-worker job.
+"""Trains parity cases and records every step's values; run as a script, one task of a job trains them all.
 
 TF_CONFIG=... python -m tests.parity.train_case RESULTS.json CASE...
+STRATEGY='{"strategy": ..., "cluster": ...}' python -m tests.parity.train_case RESULTS.json CASE...
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import make_split, read_splits
+from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.readers import offer_splits
 from distlaunch.training.steps import make_steps
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]
 
 
-def train_case(name: str, strategy: Strategy, *, permute: int = 0, steps_per_call: int | str = "auto") -> Record:
+def train_case(
+    name: str, strategy: Strategy, *, permute: int = 0, steps_per_call: int | str = "auto", config: RunConfig | None = None
+) -> Record:
     """Logs of every step, and the final weights, of one case under one strategy."""
     raw = copy.deepcopy(CASES[name])
+    if config is not None:
+        raw.update(strategy=config.strategy, cluster=config.cluster)
     raw["train"]["steps_per_call"] = steps_per_call
     if permute:
         raw["data"]["args"]["permute"] = permute
@@ -41,6 +48,11 @@ def train_case(name: str, strategy: Strategy, *, permute: int = 0, steps_per_cal
     splits = read_splits(config.data)
     train = make_split(splits.train, config.data, seed=0, training=True)
     validation = make_split(splits.validation, config.data, seed=0, training=False)
+    if config.strategy.kind == "parameter_server":
+        offer_splits(config, splits, train, validation)
+        if train.num_batches is None:  # it must be said there
+            raw["train"]["steps_per_epoch"] = 13
+            config = RunConfig.model_validate(raw)
     model = build_model(config, strategy, train.first_rows(2))
     program = strategy.program(make_steps(config, model))
     record: Record = {"steps": [], "epochs": []}
@@ -53,17 +65,25 @@ def train_case(name: str, strategy: Strategy, *, permute: int = 0, steps_per_cal
 
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
     TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
-    record["weights"] = {weight.path: weight.numpy().tolist() for weight in model.weights}
+    weights = {name: variable for name, variable in state_variables(model).items() if name.startswith("model/")}
+    record["weights"] = {name: host_value(variable).tolist() for name, variable in weights.items()}
+    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement())
     return record
 
 
 def main() -> None:
     results, *names = sys.argv[1:]
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    kind = {"kind": "multi_worker_mirrored"}
-    config = RunConfig.model_validate({**CASES["mlp adam"], "strategy": kind, "cluster": {"workers": 2}})
-    strategy = create(config, Task(task["type"], task["index"]))
-    records = {name: train_case(name, strategy) for name in names}
+    records: dict[str, Record] = {}
+    if "STRATEGY" in os.environ:
+        job, task = json.loads(os.environ["STRATEGY"]), Task("worker", 0)
+    else:
+        job = {"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 2}}
+        given = json.loads(os.environ["TF_CONFIG"])["task"]
+        task = Task(given["type"], given["index"])
+    config = RunConfig.model_validate({**CASES["mlp adam"], **job})
+    strategy = create(config, task)
+    for name in names:
+        records[name] = train_case(name, strategy, config=config)
     if strategy.is_chief:
         Path(results).write_text(json.dumps(records))
     strategy.leave()
