@@ -64,7 +64,14 @@ class LocalEngine:
         return LocalPlace(local_cluster(config, ports), gpus=gpus, held=hold_ports(ports[:count]))
 
     def execute(self, plan: LaunchPlan, place: Place, observer: Observer) -> Outcome:
+        # a server that is started again gets its port back, so it must stay ours while the attempt lasts
+        keeps_ports = any(task.serves for task in plan.tasks)
+        release = _keep if keeps_ports else place.release
         try:
-            return Supervisor(plan, observer, on_training=place.release).run()
+            return Supervisor(plan, observer, on_training=release).run()
         finally:
             place.release()
+
+
+def _keep() -> None:
+    """Releases nothing."""
