@@ -12,8 +12,9 @@ from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.launch.observer import Observer
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, local_cluster, local_tasks
-from distlaunch.launch.supervisor import Outcome, Supervisor
+from distlaunch.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from distlaunch.launch.engines import Place
