@@ -150,6 +150,11 @@ class Evaluated(Event):
     split: str
     logs: Logs
 
+    @property
+    def of_evaluator(self) -> bool:
+        """Whether it comes from the evaluator beside training, not from the run's own tasks."""
+        return self.task.startswith("evaluator:")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(Event):
@@ -173,6 +178,27 @@ class TaskFailed(Event):
     host: str
     reason: str
     log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRestarted(Event):
+    """The launcher has started a task again, while the others went on; `reason` reads after the task's name."""
+
+    restarted_task: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariablesPlaced(Event):
+    """Which task holds which variable, or which rows of it; the optimizer's variables too.
+
+    Attributes:
+        variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
+            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split.
+    """
+
+    variables: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,12 @@ class TaskDir:
         self.error_json = path / "error.json"
         self.events = path / "events.jsonl"
 
+    def set_error_aside(self) -> None:
+        """Renames error.json to error-N.json: what the task's next process writes is about that process."""
+        if self.error_json.exists():
+            number = len(list(self.path.glob("error-*.json"))) + 1
+            self.error_json.replace(self.path / f"error-{number}.json")
+
 
 class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.

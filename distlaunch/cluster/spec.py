@@ -32,6 +32,9 @@ class Task:
         return Task(job, int(index))
 
 
+EVALUATOR = Task("evaluator", 0)
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """Addresses (`host:port`) of the tasks of each job, in order of their index. Empty for a single process."""

@@ -9,8 +9,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.launch.engines import ENGINES
 from distlaunch.launch.environment import describe_environment
 from distlaunch.launch.observer import Observer
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, plan_launch
-from distlaunch.launch.supervisor import Outcome
 from distlaunch.run_dir import RunDir, write_atomically
 
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
-from distlaunch.launch.failures import Failure, explain_exit, last_lines, read_error
+from distlaunch.launch.failures import Failure, explain_exit, last_lines, need_not_repeat, read_error
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.launch.supervision import Verdict, Why
+from distlaunch.launch.standing import TRIES, Why
+from distlaunch.launch.verdict import Verdict
 
 
 @dataclass
@@ -43,6 +44,17 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
     return tuple(found)
 
 
+def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether a failed attempt is worth another, by its culprit: a process that was killed, or that lost a peer."""
+    # the tasks of other launchers would have to start anew at the same moment
+    if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.in_vain or plan.elsewhere:
+        return False
+    culprit = next(task for task in plan.tasks if str(task.task) == verdict.culprit)
+    if verdict.culprit in traces.spawn_errors:
+        return False
+    return need_not_repeat(traces.codes.get(verdict.culprit), read_error(culprit.files))
+
+
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     """The finding about a failed attempt."""
     tasks = {str(task.task): task for task in plan.tasks}
@@ -59,6 +71,8 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
     error = read_error(culprit.files)
     reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.oom)
+    if verdict.in_vain:
+        return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
     if plan.elsewhere and error is not None and error.consequence:
         finding = _finding(culprit, f"{_gone(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
         # the traceback is that of the task that noticed it, and tells nothing about the one that is gone

@@ -20,12 +20,21 @@ class Fact:
 
 @dataclass(frozen=True)
 class Spawned(Fact):
+    """The task's process has been started; what is known of one before it counts no more."""
+
     task: str
 
 
 @dataclass(frozen=True)
 class Came(Fact):
     """The task has loaded its framework."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Heard(Fact):
+    """The task has told a result."""
 
     task: str
 
@@ -38,6 +47,13 @@ class Training(Fact):
 @dataclass(frozen=True)
 class Finished(Fact):
     """The task says that its part came to its planned end."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Closed(Fact):
+    """The task says that its part is over, planned or not."""
 
     task: str
 
@@ -75,9 +91,21 @@ class Asked(Fact):
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The launcher has signalled all tasks that were left; of SIGUSR2, those that can answer."""
+    """The launcher has signalled tasks; of SIGUSR2, those that can answer.
+
+    Attributes:
+        to: whom; empty: all that were left.
+    """
 
     number: signal.Signals
+    to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GivenUp(Fact):
+    """The launcher does not start the task again, and the run goes on without it."""
+
+    task: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +115,9 @@ class Rules:
     Attributes:
         chief: the task whose end is the run's end.
         needs_finish: exit code 0 counts only after the task, or the chief, has told that it is finished.
-        servers: tasks that serve until they are stopped.
+        servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
+        replaceable: tasks that are started again when they end too early.
+        aside: tasks that the run does not need: whatever becomes of them, it is no failure.
     """
 
     chief: str
@@ -95,3 +125,5 @@ class Rules:
     start_timeout_s: float
     stop_timeout_s: float
     servers: frozenset[str] = frozenset()
+    replaceable: frozenset[str] = frozenset()
+    aside: frozenset[str] = frozenset()

@@ -19,6 +19,8 @@ _CONSEQUENCE_TEXT = re.compile(
     r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout",
     re.IGNORECASE,
 )
+PREEMPTION_CODE = 42
+"""What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
 _TAIL_BYTES = 64 * 1024
 _LAST_LINES = 15
 
@@ -110,6 +112,20 @@ def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None 
         return how or "failed"
     plain_exit = code is None or code in (1, int(ExitCode.FAILED))
     return error.summary if plain_exit else f"{error.summary} ({how})"
+
+
+def briefly(code: int, error: TaskError | None) -> str:
+    """How a process ended, to be read after its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
+    if code < 0:
+        return f"was {describe_code(code).partition(';')[0]}"
+    return f"ended with exit code {code}" + (f" ({error.summary})" if error is not None else "")
+
+
+def need_not_repeat(code: int | None, error: TaskError | None) -> bool:
+    """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption."""
+    if error is not None:
+        return error.blame is Blame.CONSEQUENCE
+    return code is not None and (code < 0 or code == PREEMPTION_CODE or code >= 128)
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:

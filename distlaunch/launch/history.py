@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from distlaunch.events import (
     EpochEnded,
+    Evaluated,
     Event,
     EventReader,
     Logs,
@@ -15,7 +16,7 @@ from distlaunch.events import (
     TaskStarted,
     TrainingStarted,
 )
-from distlaunch.launch.facts import Came, Fact, Finished, Training
+from distlaunch.launch.facts import Came, Closed, Fact, Finished, Heard, Training
 from distlaunch.launch.plan import LaunchPlan
 from distlaunch.run_dir import RunDir
 
@@ -38,14 +39,16 @@ class EventFollower:
         for reader in self._readers:
             for event in reader.read():
                 ours = event.task in (self._lead, LAUNCHER) or isinstance(
-                    event, TaskStarted | TrainingStarted | RunEnded
+                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated
                 )
                 if event.attempt == self._plan.attempt and ours:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
         """Whether an event tells the user something that the lead's events do not."""
-        return event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted)
+        if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
+            return True
+        return isinstance(event, Evaluated) and event.of_evaluator
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
@@ -55,8 +58,10 @@ def facts_of(event: Event, now: float) -> list[Fact]:
             return [Came(now, event.task)]
         case TrainingStarted() | StepsDone() | EpochEnded():
             return [Training(now)]
-        case RunEnded(status="done") if event.task != LAUNCHER:
-            return [Finished(now, event.task)]
+        case Evaluated():
+            return [Heard(now, event.task)]
+        case RunEnded() if event.task != LAUNCHER:
+            return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
     return []
 
 

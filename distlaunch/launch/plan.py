@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem
@@ -19,19 +19,28 @@ from distlaunch.run_dir import RunDir, TaskDir
 
 Mode = Literal["train", "evaluate", "export"]
 
+NO_GPU = ("-1",)
+WAIT_FOR_CHIEF = ("--wait-for-chief",)
+"""For a server that its own launcher starts: it serves on after SIGTERM until the chief, started elsewhere, is gone."""
+
 REMOVED_ENV = ("TF_CONFIG",)
 """Not handed down from the launcher's environment: a task gets its own or none."""
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """One process: what is executed, with which additions to the environment, and where its files go."""
+    """One process: what is executed, with which additions to the environment, and where its files go.
+
+    Attributes:
+        serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
+    """
 
     task: Task
     argv: tuple[str, ...]
     env: Mapping[str, str]
     files: TaskDir
     address: str | None = None
+    serves: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -40,6 +49,7 @@ class TaskPlan:
             "argv": list(self.argv),
             "env": dict(self.env),
             "logs": str(self.files.path),
+            **({"serves": True} if self.serves else {}),
         }
 
 
@@ -149,16 +159,21 @@ def plan_launch(
         gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
         extra: arguments for the worker.
     """
-    chosen = (here,) if here is not None else cluster.tasks or (cluster.chief,)
+    chosen = _chosen(config, mode, cluster, here)
     shares = _gpu_shares(config, chosen, gpus)
     ports_are_held = here is None and bool(cluster.tasks)
+    servers = [task for task in chosen if cluster.tasks and is_server(config, task)]
     tasks = tuple(
         TaskPlan(
             task=task,
-            argv=worker_argv(run.path, attempt, task, mode, extra),
+            argv=worker_argv(
+                *(run.path, attempt, task, mode),
+                extra=(*extra, *(WAIT_FOR_CHIEF if task == here and task in servers else ())),
+            ),
             env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
+            serves=task in servers,
         )
         for task in chosen
     )
@@ -171,12 +186,26 @@ def plan_launch(
     )
 
 
+def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | None) -> tuple[Task, ...]:
+    """The tasks that this launcher starts."""
+    if here is not None:
+        return (here,)
+    evaluator = (EVALUATOR,) if config.cluster.evaluator and mode == "train" else ()
+    return (*(cluster.tasks or (cluster.chief,)), *evaluator)
+
+
+def is_server(config: RunConfig, task: Task) -> bool:
+    """Whether a task of a cluster works for a coordinator, until it is stopped."""
+    return isinstance(config.strategy, ParameterServer) and task.job in ("worker", "ps")
+
+
 def _environment(
     task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
 ) -> dict[str, str]:
     return {
-        **({"TF_CONFIG": cluster.tf_config(task)} if cluster.tasks else {}),
-        **(REUSE_ENV if ports_are_held else {}),
+        # the evaluator is alone: with a TF_CONFIG it would wait for the cluster
+        **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
+        **(REUSE_ENV if ports_are_held and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
         "PYTHONUNBUFFERED": "1",
     }
@@ -186,7 +215,15 @@ def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -
     """The GPUs of each task. A task that is not named sees all there are."""
     if not gpus:
         return {}
+    # an evaluator beside training must not take memory from it
+    none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
+    return {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
+
+
+def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
     strategy = config.strategy
+    if not tasks:
+        return {}
     if isinstance(strategy, OneDevice):
         return {tasks[0]: tuple(gpus[:1])}
     if isinstance(strategy, Mirrored) and isinstance(strategy.replicas, int) and strategy.replicas <= len(gpus):

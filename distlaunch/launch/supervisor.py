@@ -7,43 +7,28 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from distlaunch.errors import ExitCode, Problem
-from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed
-from distlaunch.launch.blame import Traces, config_problems, find_failure
-from distlaunch.launch.facts import Asked, Blamed, Exited, Fact, Rules, Sent, Spawned, Training
-from distlaunch.launch.failures import Failure, oom_kills, read_error
+from distlaunch.errors import ExitCode
+from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted
+from distlaunch.launch.blame import Traces, config_problems, find_failure, is_retryable
+from distlaunch.launch.facts import Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
+from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.launch.observer import Observer, Sturdy
+from distlaunch.launch.outcome import Outcome, rules_of, warnings_of
 from distlaunch.launch.plan import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.launch.process import Child, Lifeline
 from distlaunch.launch.screen import Screen
 from distlaunch.launch.signals import SignalPipe
+from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.streams import Pump
-from distlaunch.launch.supervision import Decision, Why, conclude, decide
+from distlaunch.launch.supervision import Decision, decide
+from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
 from distlaunch.run_dir import RunDir
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended.
-
-    Attributes:
-        failure: the finding, if it failed.
-        problems: mistakes in the config that tasks found while building; then `failure` is None.
-        warnings: what went wrong without making the attempt fail.
-    """
-
-    status: str
-    exit_code: ExitCode
-    failure: Failure | None = None
-    problems: tuple[Problem, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -52,6 +37,7 @@ class Supervisor:
     Args:
         clock: monotonic seconds.
         on_training: called once, when the first step is about to run.
+        signals: where signals to the launcher are read, if it takes them over for longer than this attempt.
     """
 
     def __init__(
@@ -62,17 +48,12 @@ class Supervisor:
         clock: Callable[[], float] = time.monotonic,
         environ: Mapping[str, str] = os.environ,
         on_training: Callable[[], None] = lambda: None,
+        signals: SignalPipe | None = None,
     ) -> None:
-        self._plan, self._clock, self._on_training = plan, clock, on_training
+        self._plan, self._clock, self._on_training, self._signals = plan, clock, on_training, signals
         self._observer = Sturdy(observer)
         self._environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
-        self._rules = Rules(
-            chief=str(plan.lead),
-            needs_finish=plan.mode == "train",
-            start_timeout_s=plan.start_timeout_s,
-            stop_timeout_s=plan.stop_timeout_s,
-            servers=frozenset(str(task.task) for task in plan.tasks if task.task.job == "ps"),
-        )
+        self._rules = rules_of(plan)
         self._history: list[Fact] = []
         self._children: dict[str, Child] = {}
         self._traces = Traces()
@@ -81,17 +62,19 @@ class Supervisor:
         self._screen = Screen(self._observer.line, clock)
         self._pump = Pump(self._screen.line, clock)
         self._began = clock()
+        self._told_waiting = False
 
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
         oom_before = oom_kills()
         self._observer.started(self._plan)
-        with SignalPipe() as signals, Lifeline() as lifeline:
+        taken = SignalPipe() if self._signals is None else contextlib.nullcontext(self._signals)
+        with taken as signals, Lifeline() as lifeline:
             self._pump.watch(signals.fd)
             try:
                 for task in self._plan.tasks:
                     self._spawn(task, lifeline)
-                self._follow(signals)
+                self._follow(signals, lifeline)
             finally:
                 for name, child in self._children.items():
                     child.kill()
@@ -120,7 +103,28 @@ class Supervisor:
         self._pump.add(name, child.stdout, task.files.stdout_log)
         self._pump.add(name, child.stderr, task.files.stderr_log)
 
-    def _follow(self, signals: SignalPipe) -> None:
+    def _respawn(self, decision: Decision, lifeline: Lifeline) -> None:
+        """Starts tasks again as they were started first, except those that would end the same way."""
+        tasks = {str(task.task): task for task in self._plan.tasks}
+        for name in decision.give_up:
+            self._history.append(GivenUp(self._clock(), name))
+            self._observer.note(f"{name} {self._how_it_ended(tasks[name])}; going on without it")
+        for name in decision.respawn:
+            how, host = self._how_it_ended(tasks[name]), self._progress.hosts.get(name, "")
+            with contextlib.suppress(OSError):  # a full disk
+                tasks[name].files.set_error_aside()
+            self._spawn(tasks[name], lifeline)
+            self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
+
+    def _how_it_ended(self, task: TaskPlan) -> str:
+        return briefly(self._traces.codes.get(str(task.task), 127), read_error(task.files))
+
+    def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
+        if tasks and not self._told_waiting:
+            self._told_waiting = True
+            self._observer.note(f"the run is done; waiting for {', '.join(tasks)} to evaluate its last checkpoint")
+
+    def _follow(self, signals: SignalPipe, lifeline: Lifeline) -> None:
         decision, checked_at = Decision(Why.NOTHING), float("-inf")
         while not decision.over:
             now = self._clock()
@@ -139,8 +143,12 @@ class Supervisor:
             if decision.why in (Why.FAILURE, Why.OVERDUE):
                 self._screen.fail()
             if decision.send is not None:
-                self._send(decision.send, decision.why)
+                self._send(decision.send, decision.to, decision.why)
                 decision = Decision(decision.why)
+            elif decision.respawn or decision.give_up:
+                self._respawn(decision, lifeline)
+                decision = Decision(decision.why)
+            self._tell_waiting(decision.awaits)
             self._screen.tick()
             self._observer.tick(now)
 
@@ -164,7 +172,7 @@ class Supervisor:
                     self._note_training(fact)
                 else:
                     self._history.append(fact)
-            if self._plan.mode != "train" and len(self._progress.hosts) == len(self._plan.tasks):
+            if not self._rules.needs_finish and len(self._progress.hosts) == len(self._plan.tasks):
                 self._note_training(Training(self._clock()))
             if self._follower.is_for_show(event):
                 self._observer.event(event)
@@ -193,14 +201,14 @@ class Supervisor:
         stopping = any(isinstance(fact, Sent) for fact in self._history)
         if stopping or all(code == ExitCode.DONE for code in self._traces.codes.values()):
             return
-        known = {fact.task for fact in self._history if isinstance(fact, Blamed)}
+        known = Standing.of(self._history).blames
         for task in self._plan.tasks:
             name = str(task.task)
             if name not in known and (error := read_error(task.files)) is not None:
                 self._history.append(Blamed(self._clock(), name, error.blame))
 
-    def _send(self, number: signal.Signals, why: Why) -> None:
-        alive = {name: child for name, child in self._children.items() if child.code is None}
+    def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
+        alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}
         self._traces.states.update(
             {name: child.state() for name, child in alive.items() if name not in self._traces.states}
         )
@@ -210,7 +218,7 @@ class Supervisor:
                 child.send(number)
             elif name in self._progress.hosts:
                 child.dump_stacks()
-        self._history.append(Sent(self._clock(), number))
+        self._history.append(Sent(self._clock(), number, to))
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
         names = ", ".join(alive)
@@ -221,7 +229,7 @@ class Supervisor:
         elif why is Why.FAILURE:
             culprit = conclude(self._history, self._clock(), self._rules).culprit
             self._observer.note(f"{culprit} failed; stopping {names}")
-        elif why is Why.LINGERING:
+        elif why is Why.LINGERING and not set(alive) <= self._rules.servers:
             self._observer.note(f"the run is done; ending {names}")
 
     def _finish(self) -> Outcome:
@@ -233,12 +241,16 @@ class Supervisor:
         )
         self._write_end(verdict.status, failure)
         self._read_events()
-        warnings = [f"{name} ended badly after the run was done (its log: {self._log(name)})" for name in verdict.odd]
-        warnings += [
-            f"{name} did not end by itself and was killed" for name in verdict.late if verdict.status == "done"
-        ]
-        code = ExitCode.USAGE if problems else verdict.exit_code
-        return Outcome(verdict.status, code, failure, problems, tuple(warnings))
+        given_up = [fact.task for fact in self._history if isinstance(fact, GivenUp)]
+        asked = any(isinstance(fact, Asked) for fact in self._history)
+        return Outcome(
+            verdict.status,
+            ExitCode.USAGE if problems else verdict.exit_code,
+            failure,
+            problems,
+            warnings_of(self._plan, verdict, given_up),
+            retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
+        )
 
     def _write_end(self, status: str, failure: Failure | None) -> None:
         """Appends what the tasks could not tell any more."""
@@ -252,11 +264,12 @@ class Supervisor:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
+        self._write(events)
+
+    def _write(self, events: list[Event]) -> None:
+        """Appends what the launcher itself has to tell to the run's events."""
         with contextlib.suppress(OSError):  # a full disk; the screen still tells
             writer = EventWriter(RunDir(self._plan.run_dir).events, attempt=self._plan.attempt, task=LAUNCHER)
             for event in events:
                 writer.write(event)
             writer.close()
-
-    def _log(self, name: str) -> str:
-        return next(str(task.files.stderr_log) for task in self._plan.tasks if str(task.task) == name)

@@ -11,8 +11,9 @@ from supervised import Recorder, make_plan
 
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.events import RunEnded, TaskFailed, read_events
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan
-from distlaunch.launch.supervisor import Outcome, Supervisor
+from distlaunch.launch.supervisor import Supervisor
 from distlaunch.run_dir import RunDir
 
 GOOD = ["train", "wait_for=training-1", "finish"]

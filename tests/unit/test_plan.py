@@ -13,7 +13,15 @@ import pytest
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, UsageError
-from distlaunch.launch.plan import fit_config, local_cluster, plan_json, plan_launch, render_plan, task_run_name
+from distlaunch.launch.plan import (
+    LaunchPlan,
+    fit_config,
+    local_cluster,
+    plan_json,
+    plan_launch,
+    render_plan,
+    task_run_name,
+)
 from distlaunch.run_dir import RunDir
 
 TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}})
@@ -42,6 +50,11 @@ CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
     "multi_worker": (config({"kind": "multi_worker_mirrored"}, workers=2, ports=[5001, 5002]), {}),
     "multi_worker_4_gpus": (config({"kind": "multi_worker_mirrored"}, workers=2), {"gpus": ("0", "1", "2", "3")}),
     "parameter_server": (config({"kind": "parameter_server"}, workers=2, ps=1), {}),
+    "evaluator": (config({"kind": "one_device"}, evaluator=True), {"gpus": ("0", "1")}),
+    "parameter_server_evaluator": (
+        config({"kind": "parameter_server"}, workers=2, ps=1, evaluator=True),
+        {"gpus": ("0", "1")},
+    ),
 }
 
 
@@ -62,6 +75,32 @@ def test_one_task_of_a_given_cluster(golden: Callable[[str, str], None]) -> None
     plan = plan_launch(run_config, RunDir(Path("/runs") / name), 2, "train", spec, here=here)
     golden("plan/tf_config.txt", render_plan(plan, run_config) + "\n")
     assert plan.lead == Task("worker", 1)
+
+
+def given(job: str, evaluator: bool = False) -> LaunchPlan:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
+    spec, here = from_tf_config(json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}}))
+    run_config = config({"kind": "parameter_server"}, workers=2, ps=1, evaluator=evaluator)
+    return plan_launch(run_config, RunDir("/r"), 0, "train", spec, here=here, gpus=("0",))
+
+
+@pytest.mark.parametrize(("job", "waits"), [("chief", False), ("worker", True), ("ps", True)])
+def test_a_server_of_a_given_cluster_waits_for_its_chief(job: str, waits: bool) -> None:
+    (task,) = given(job, evaluator=True).tasks
+    assert ("--wait-for-chief" in task.argv, task.serves) == (waits, waits)
+    assert "TF_CONFIG" in task.env
+
+
+def test_an_evaluator_beside_a_given_cluster() -> None:
+    (task,) = given("evaluator").tasks
+    assert (str(task.task), task.address, task.serves) == ("evaluator:0", None, False)
+    assert task.env == {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+
+
+def test_only_training_has_an_evaluator() -> None:
+    run_config = config({"kind": "one_device"}, evaluator=True)
+    plan = plan_launch(run_config, RunDir("/r"), 0, "evaluate", ClusterSpec({}))
+    assert [str(task.task) for task in plan.tasks] == ["worker:0"]
 
 
 def test_extra_arguments_reach_the_worker() -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Asked, Blame, Blamed, Came, Exited, Fact, Finished, Rules, Sent, Spawned, Training
-from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, Why, conclude, decide
+from distlaunch.launch.standing import Why
+from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
+from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)

@@ -9,8 +9,8 @@ from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.run import RunConfig
 from distlaunch.launch.engines.local import LocalEngine
 from distlaunch.launch.observer import Observer
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan
-from distlaunch.launch.supervisor import Outcome
 
 
 class Place(Protocol):

@@ -12,8 +12,9 @@ from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.launch.observer import Observer
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, local_cluster, local_tasks
-from distlaunch.launch.supervisor import Outcome, Supervisor
+from distlaunch.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from distlaunch.launch.engines import Place
@@ -64,7 +65,14 @@ class LocalEngine:
         return LocalPlace(local_cluster(config, ports), gpus=gpus, held=hold_ports(ports[:count]))
 
     def execute(self, plan: LaunchPlan, place: Place, observer: Observer) -> Outcome:
+        # a server that is started again gets its port back, so it must stay ours while the attempt lasts
+        keeps_ports = any(task.serves for task in plan.tasks)
+        release = _keep if keeps_ports else place.release
         try:
-            return Supervisor(plan, observer, on_training=place.release).run()
+            return Supervisor(plan, observer, on_training=release).run()
         finally:
             place.release()
+
+
+def _keep() -> None:
+    """Releases nothing."""

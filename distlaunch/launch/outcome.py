@@ -1,0 +1,63 @@
+"""How an attempt ended, as the commands and views get it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from distlaunch.errors import ExitCode, Problem
+from distlaunch.launch.facts import Rules
+from distlaunch.launch.failures import Failure
+from distlaunch.launch.plan import LaunchPlan
+from distlaunch.launch.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        failure: the finding, if it failed.
+        problems: mistakes in the config that tasks found while building; then `failure` is None.
+        warnings: what went wrong without making the attempt fail.
+        retryable: it failed for a reason that need not come again, and nobody asked to stop.
+    """
+
+    status: str
+    exit_code: ExitCode
+    failure: Failure | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    retryable: bool = False
+
+
+def rules_of(plan: LaunchPlan) -> Rules:
+    """What a plan's run expects of its tasks."""
+    servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
+    workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
+    evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
+    lead = str(plan.lead)
+    return Rules(
+        chief=lead,
+        needs_finish=plan.mode == "train" and lead not in servers | evaluators,
+        start_timeout_s=plan.start_timeout_s,
+        stop_timeout_s=plan.stop_timeout_s,
+        servers=servers,
+        replaceable=workers | evaluators,
+        aside=evaluators - {lead},
+    )
+
+
+def warnings_of(plan: LaunchPlan, verdict: Verdict, given_up: Collection[str]) -> tuple[str, ...]:
+    """What went wrong beside the run."""
+    logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
+    warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]
+    warnings += [f"{name} ended badly after the run was done (its log: {logs[name]})" for name in verdict.odd]
+    warnings += [
+        f"{name} had nothing new to tell for {plan.start_timeout_s:g} s after the run was done and was ended: "
+        "the last checkpoint may not be evaluated"
+        for name in verdict.unfinished
+    ]
+    if verdict.status == "done":
+        warnings += [f"{name} did not end by itself and was killed" for name in verdict.late]
+    return tuple(warnings)

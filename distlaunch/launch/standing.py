@@ -1,0 +1,195 @@
+"""Where a run's processes stand, read out of the history, and what calls for a stop. Pure functions."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distlaunch.errors import ExitCode
+from distlaunch.launch.facts import (
+    Asked,
+    Blame,
+    Blamed,
+    Came,
+    Closed,
+    Exited,
+    Fact,
+    Finished,
+    GivenUp,
+    Heard,
+    Rules,
+    Sent,
+    Spawned,
+    Training,
+)
+
+TRIES = 3
+"""A task that ends so many times in a row before it has come up is not started again."""
+
+
+class Why(enum.Enum):
+    """Why the tasks are being stopped, or have ended."""
+
+    NOTHING = "nothing"
+    FAILURE = "failure"
+    OVERDUE = "overdue"
+    INTERRUPT = "interrupt"
+    TERMINATE = "terminate"
+    STOPPED = "stopped"  # a task stopped cleanly, asked by someone else
+    LINGERING = "lingering"  # the chief is done, others do not end
+
+
+Reason = tuple[float, Why]
+"""What calls for a stop, and since when."""
+
+
+@dataclass
+class Standing:
+    """The history, sorted by kind. Of a task that was started again, its present process counts.
+
+    Attributes:
+        spawned: when each task was started first.
+        vain: how often in a row each task has ended before it had come up.
+        heard: when each task told something the last time.
+        closed: tasks that have told the end of their part, planned or not; `finished`: those that were done.
+        sent: when each signal was sent first; `termed` and `killed`: SIGTERM and SIGKILL, to each task.
+    """
+
+    spawned: dict[str, float] = field(default_factory=dict)
+    restarted: set[str] = field(default_factory=set)
+    came: set[str] = field(default_factory=set)
+    vain: dict[str, int] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)
+    training_at: float | None = None
+    closed: set[str] = field(default_factory=set)
+    finished: dict[str, float] = field(default_factory=dict)
+    exits: dict[str, Exited] = field(default_factory=dict)
+    blames: dict[str, Blamed] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    asked: list[Asked] = field(default_factory=list)
+    sent: dict[signal.Signals, float] = field(default_factory=dict)
+    termed: dict[str, float] = field(default_factory=dict)
+    killed: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(history: Sequence[Fact]) -> Standing:
+        standing = Standing()
+        for fact in history:
+            standing.add(fact)
+        return standing
+
+    @property
+    def alive(self) -> list[str]:
+        return [task for task in self.spawned if task not in self.exits]
+
+    def add(self, fact: Fact) -> None:
+        match fact:
+            case Spawned(at, task):
+                self._start(at, task)
+            case Came(at, task):
+                self.came.add(task)
+                self.heard[task] = at
+                self.vain.pop(task, None)
+            case Heard(at, task):
+                self.heard[task] = at
+            case Training(at):
+                self.training_at = at if self.training_at is None else self.training_at
+            case Finished(at, task):
+                self.finished.setdefault(task, at)
+                self.closed.add(task)
+            case Closed(_, task):
+                self.closed.add(task)
+            case Exited(_, task, _):
+                self.exits.setdefault(task, fact)
+                self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
+            case Blamed(_, task, _):
+                self.blames.setdefault(task, fact)
+            case GivenUp(_, task):
+                self.given_up.add(task)
+            case Asked():
+                self.asked.append(fact)
+            case Sent(at, number, to):
+                self._signal(at, number, to)
+
+    def _start(self, at: float, task: str) -> None:
+        if task in self.spawned:
+            self.restarted.add(task)
+        self.spawned.setdefault(task, at)
+        self.came.discard(task)
+        self.exits.pop(task, None)
+        self.blames.pop(task, None)
+
+    def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
+        self.sent.setdefault(number, at)
+        told = {signal.SIGTERM: self.termed, signal.SIGKILL: self.killed}.get(number, {})
+        for task in to or self.alive:
+            told.setdefault(task, at)
+
+
+def is_hopeless(task: str, standing: Standing) -> bool:
+    """Whether a task that is started again would end the same way."""
+    blame = standing.blames.get(task)
+    own = blame is not None and blame.blame in (Blame.CONFIG, Blame.CAUSE)
+    return own or standing.vain.get(task, 0) >= TRIES
+
+
+def is_to_be_replaced(end: Exited, standing: Standing, rules: Rules) -> bool:
+    """Whether a task is to be started again after this end, if nothing calls for a stop."""
+    if end.task not in rules.replaceable or is_hopeless(end.task, standing):
+        return False
+    # a server whose chief is elsewhere ends by itself too; only a death is too early
+    return end.task != rules.chief or end.code < 0
+
+
+def is_failure(end: Exited, standing: Standing, rules: Rules) -> bool:
+    """Whether this end of a task, taken alone, is one that should not be."""
+    if end.task in rules.aside:
+        return False
+    chief_done = standing.finished.get(rules.chief)
+    if chief_done is not None and chief_done <= end.at:
+        return False
+    if end.task in rules.servers and standing.termed.get(end.task, float("inf")) <= end.at:
+        return False
+    if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
+        return not is_to_be_replaced(end, standing, rules)
+    if end.code == ExitCode.DONE:
+        return rules.needs_finish and end.task not in standing.finished
+    return end.code != ExitCode.PREEMPTED
+
+
+def reasons(standing: Standing, rules: Rules) -> list[Reason]:
+    """Everything that calls for a stop, with its time, the first first."""
+    found = [(fact.at, Why.INTERRUPT if fact.number == signal.SIGINT else Why.TERMINATE) for fact in standing.asked]
+    for end in standing.exits.values():
+        if is_failure(end, standing, rules):
+            found.append((end.at, Why.FAILURE))
+        elif end.code == ExitCode.PREEMPTED and end.task not in rules.servers | rules.aside:
+            found.append((end.at, Why.STOPPED))
+    if has_ended_well(standing, rules):
+        lingering = [linger_until(task, standing, rules) for task in standing.alive]
+        found.append((min(lingering, default=float("inf")), Why.LINGERING))
+    if standing.spawned:
+        deadline = min(standing.spawned.values()) + rules.start_timeout_s
+        if standing.training_at is None or standing.training_at > deadline:
+            found.append((deadline, Why.OVERDUE))
+    return sorted(found, key=lambda reason: reason[0])
+
+
+def has_ended_well(standing: Standing, rules: Rules) -> bool:
+    """Whether the chief's process has ended as it should."""
+    chief = standing.exits.get(rules.chief)
+    if chief is None or chief.code == ExitCode.PREEMPTED:
+        return False
+    return not is_failure(chief, standing, rules) and not is_to_be_replaced(chief, standing, rules)
+
+
+def linger_until(task: str, standing: Standing, rules: Rules) -> float:
+    """How long a task may go on after the chief has ended well."""
+    chief_at = standing.exits[rules.chief].at
+    if task in rules.servers:
+        return chief_at
+    if task in rules.aside:
+        return max(chief_at, standing.heard.get(task, chief_at)) + rules.start_timeout_s
+    return chief_at + rules.stop_timeout_s
