@@ -64,6 +64,8 @@ class Session:
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         self.model = build_model(config, self.strategy, self._rows)
         self.program = self.strategy.program(make_steps(config, self.model))
+        for note in self.strategy.notes():
+            emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
 
     def run_training(self) -> Outcome:
