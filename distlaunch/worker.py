@@ -142,7 +142,7 @@ def _choose_backend(kind: str, task: Task) -> None:
     # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
     os.environ["KERAS_BACKEND"] = "tensorflow" if task.job == "evaluator" else "jax"
     if importlib.util.find_spec("jax") is None:
-        message = "got 'jax', but JAX is not installed: pip install 'distlaunch[jax]', or the `jax[cuda13]` of your GPUs"
+        message = "got 'jax', but JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"
         raise ConfigError(Problem(("strategy", "kind"), message))
 
 

@@ -80,8 +80,9 @@ def mesh_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         yield Problem(("strategy", "mesh", filled[0]), message)
     if strategy.layout == "auto":
         if AUTO_AXIS not in strategy.mesh:
-            message = f"got 'auto', which splits variables over an axis '{AUTO_AXIS}'; the mesh has {listed(strategy.mesh)}"
-            yield Problem(("strategy", "layout"), f"{message}; name an axis so, or write rules")
+            message = f"got 'auto', which splits variables over an axis '{AUTO_AXIS}'"
+            axes = f"the mesh has {listed(strategy.mesh)}; name an axis so, or write rules"
+            yield Problem(("strategy", "layout"), f"{message}; {axes}")
     else:
         for pattern, axes in strategy.layout.items():
             key = ("strategy", "layout", pattern)
@@ -93,8 +94,8 @@ def mesh_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 def step_runs(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """A step function of the user's is written for TensorFlow."""
     if isinstance(config.strategy, Jax) and config.train.step is not None:
-        message = "a step function of your own needs a TensorFlow strategy (such as mirrored) for now"
-        yield Problem(("train", "step"), f"{message}; remove it: `loop: custom` alone is the reference step, also on jax")
+        message = "a step function of your own needs a TensorFlow strategy (such as mirrored) for now; remove it"
+        yield Problem(("train", "step"), f"{message}: `loop: custom` alone is the reference step, also on jax")
 
 
 def _pattern(pattern: str, key: Key) -> Iterator[Problem]:

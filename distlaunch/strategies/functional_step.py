@@ -5,6 +5,9 @@ the predictions reaches the metrics too), and it serves `loop: custom`. It keeps
 model's own `train_step(state, data)` fits in its place.
 """
 
+# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOptionalSubscript=false
+# pyright: reportGeneralTypeIssues=false
+# (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -91,7 +94,8 @@ class FunctionalStep:
     def _scope(self, state: TestState, more: Any = ()) -> keras.StatelessScope:
         model = self._model
         groups = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
-        mapping = [pair for group, values in zip(groups, state, strict=True) for pair in zip(group, values, strict=True)]
+        pairs = (zip(group, values, strict=True) for group, values in zip(groups, state, strict=True))
+        mapping = [pair for group in pairs for pair in group]
         return keras.StatelessScope(state_mapping=[*mapping, *more], collect_losses=True)
 
     def _others_and_metrics(self, scope: keras.StatelessScope) -> tuple[Values, Values]:

@@ -27,9 +27,11 @@ class Placement:
 
     def constrain(self, batch: Batch) -> Batch:
         """In a traced function: rows are split also where they do not divide, which XLA does exactly."""
-        return self._map(
-            lambda leaf, axes: jax.lax.with_sharding_constraint(leaf, self._sharding(leaf, axes, whole_rows=False)), batch
-        )
+
+        def split(leaf: Any, axes: Axes) -> Any:
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf, axes, whole_rows=False))
+
+        return self._map(split, batch)
 
     def _map(self, action: Any, batch: Batch) -> Batch:
         parts = batch if isinstance(batch, tuple) else (batch,)
@@ -49,7 +51,8 @@ class Placement:
                 chosen[0] = None if whole_rows else axis
                 continue
             text = f"axis '{axis}' of size {self._mesh.shape[axis]} does not divide dimension {dimension} of an input"
-            raise ConfigError(Problem(("strategy", "input_layout"), f"{text} of shape {list(leaf.shape)}; write ~ for it"))
+            text = f"{text} of shape {list(leaf.shape)}; write ~ for it"
+            raise ConfigError(Problem(("strategy", "input_layout"), text))
         return NamedSharding(self._mesh, PartitionSpec(*chosen))
 
 

@@ -29,7 +29,7 @@ class Jax(StrategyDefaults):
 
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         if keras.backend.backend() != "jax":
-            message = f"strategy jax needs Keras on JAX, but it runs on {keras.backend.backend()} in this process already"
+            message = f"strategy jax needs Keras on JAX, but here it runs on {keras.backend.backend()} already"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
         self.task = task or Task("worker", 0)
         self._config = config

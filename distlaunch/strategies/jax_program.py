@@ -1,8 +1,8 @@
 """Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
 
-A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it unevenly.
-Rows added with weight zero would still count in unweighted metrics, in BatchNorm's statistics, in losses that a layer
-adds, and would change dropout masks; a second compilation costs seconds once and is exact for every model.
+A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it
+unevenly. Rows added with weight zero would still count in unweighted metrics, in BatchNorm's statistics and in losses
+that a layer adds, and would change dropout masks; one more compilation is exact for every model.
 """
 
 from __future__ import annotations
@@ -238,5 +238,5 @@ class JaxProgram:
 
 
 def _to_logs(values: Mapping[str, Any]) -> Logs:
-    logs = {name: np.asarray(value) for name, value in values.items()}
+    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

@@ -92,6 +92,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh) -> dict[str, list[str | None]
     size = mesh[AUTO_AXIS]
     rules: dict[str, list[str | None]] = {}
     by_inputs = False
+    layer: Any
     for layer in _leaves(model):
         if isinstance(layer, keras.layers.Dense):
             first, second = (0, 1) if by_inputs else (1, 0)
@@ -99,12 +100,12 @@ def proposed_rules(model: keras.Model, mesh: Mesh) -> dict[str, list[str | None]
             by_inputs = split == 1
             rules.update(_rules(layer, layer.kernel, split, outputs=(1,)))
         elif isinstance(layer, keras.layers.EinsumDense):
-            rank = len(layer.kernel.shape)
-            rules.update(_rules(layer, layer.kernel, _split(layer.kernel, range(rank)[::-1], size), outputs=()))
+            dimensions = range(_rank(layer.kernel))[::-1]
+            rules.update(_rules(layer, layer.kernel, _split(layer.kernel, dimensions, size), outputs=()))
         elif isinstance(layer, keras.layers.Embedding):
             rules.update(_rules(layer, layer.embeddings, _split(layer.embeddings, [1, 0], size), outputs=()))
         elif isinstance(layer, keras.layers.Conv1D | keras.layers.Conv2D | keras.layers.Conv3D):
-            last = len(layer.kernel.shape) - 1
+            last = _rank(layer.kernel) - 1
             rules.update(_rules(layer, layer.kernel, _split(layer.kernel, [last], size), outputs=(last,)))
         elif isinstance(layer, keras.layers.MultiHeadAttention):
             rules.update(_attention(layer, size))
@@ -125,11 +126,15 @@ def _split(variable: Any, preferred: Sequence[int], size: int) -> int | None:
     return next((dimension for dimension in preferred if variable.shape[dimension] % size == 0), None)
 
 
+def _rank(variable: Any) -> int:
+    return len(variable.shape)
+
+
 def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...]) -> dict[str, list[str | None]]:
     """A rule for the kernel, and one for the bias where the kernel is split by its outputs."""
     if split is None:
         return {}
-    rules = {_exactly(kernel): [AUTO_AXIS if d == split else None for d in range(len(kernel.shape))]}
+    rules = {_exactly(kernel): [AUTO_AXIS if d == split else None for d in range(_rank(kernel))]}
     if split in outputs and layer.bias is not None:
         rules[_exactly(layer.bias)] = [AUTO_AXIS]
     return rules
