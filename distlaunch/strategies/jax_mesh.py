@@ -18,9 +18,9 @@ from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import Jax as JaxConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.jax_program import JaxProgram
+from distlaunch.strategies.keras_on_jax import building
 from distlaunch.strategies.mesh_layout import as_yaml, layouts_of, proposed_rules
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.tensorflow_draws import tensorflow_draws
 
 
 class Jax(StrategyDefaults):
@@ -42,7 +42,7 @@ class Jax(StrategyDefaults):
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Variables are made on the host, where a model fits that no single device holds."""
-        with tensorflow_draws(), jax.default_device(_host()):
+        with building(), jax.default_device(_host()):
             yield
 
     def program(self, steps: Steps) -> JaxProgram:

@@ -1,7 +1,7 @@
-"""Initial weights on JAX: those that Keras draws on TensorFlow from the same seeds.
+"""Builds a model on JAX as it is built on TensorFlow: with the same initial weights, and BatchNorm over all replicas.
 
 The random generators of TensorFlow and JAX differ, so a model would begin elsewhere, and no run on JAX could be
-compared with one on TensorFlow. Values that depend on no layout are also drawn once, on the host, not per device.
+compared with one on TensorFlow. Drawn on the host, initial weights also depend on no layout.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.jax import random as keras_random
@@ -32,6 +33,30 @@ def _uniform(seed: Any, shape: Any, minval: float = 0.0, maxval: float = 1.0, dt
 
 
 _DRAWS = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Models are made within it."""
+    with tensorflow_draws(), synchronized_accepted():
+        yield
+
+
+@contextlib.contextmanager
+def synchronized_accepted() -> Iterator[None]:
+    """Within it, `BatchNormalization(synchronized=True)` is accepted: a mesh has no other statistics."""
+    cls = keras.layers.BatchNormalization
+    original = cls.__init__
+
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("synchronized", None)
+        original(self, *args, **kwargs)
+
+    cls.__init__ = initialize
+    try:
+        yield
+    finally:
+        cls.__init__ = original
 
 
 @contextlib.contextmanager
