@@ -59,7 +59,7 @@ class FunctionalStep:
         tracked = loss if self._own_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
         if self._own_loss is not None:
-            logs["loss"] = loss
+            logs = {"loss": loss}
         return logs, (trainable, others, slots, metrics)
 
     def test_step(self, state: TestState, data: Batch) -> tuple[FunctionalLogs, TestState]:

@@ -73,10 +73,15 @@ class Feed:
         """Starts to copy the next batch, if that is not done yet."""
         if not self._ahead:
             batch, rows, _ = next(self._parts)
-            self._ahead.append(self._placement.put(_on_host(batch)) if rows > 0 else None)
+            self._ahead.append(self._placement.put(on_host(batch)) if rows > 0 else None)
 
 
-def _on_host(batch: Batch) -> Batch:
+def on_host(batch: Batch) -> Batch:
+    """The batch as arrays that JAX can hold.
+
+    Raises:
+        ConfigError: it holds text, or rows of different lengths.
+    """
     return tf.nest.map_structure(_array, batch)
 
 

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.keras_names import canonical
@@ -107,8 +106,10 @@ def _takes_predictions(function: Any) -> bool:
 
 def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
-    if keras.backend.backend() != "tensorflow":
-        rows = tf.nest.map_structure(np.asarray, rows)
+    if keras.backend.backend() == "jax":
+        from distlaunch.strategies.jax_feed import on_host
+
+        rows = on_host(rows)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     own_step = type(model).train_step is not keras.Model.train_step
     predictions = None

@@ -62,6 +62,7 @@ def main() -> None:
     for result, name, strategy in json.loads(jobs):
         config = RunConfig.model_validate({**CASES[name], "strategy": strategy})
         records[result] = train_case(name, create(config, Task("worker", 0)), config=config)
+        print(result, flush=True)
     Path(results).write_text(json.dumps(records))
 
 
