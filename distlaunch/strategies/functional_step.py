@@ -10,6 +10,7 @@ model's own `train_step(state, data)` fits in its place.
 # (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,9 @@ class FunctionalStep:
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
         self._model, self._own_loss = model, loss
+        for tracker in getattr(model._compile_loss, "metrics", ()):
+            # on TensorFlow Keras does not know the batch's rows here, and averages these losses over batches
+            tracker.update_state = functools.partial(_unweighted, tracker.update_state)
 
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
         """The step's logs, and the new state."""
@@ -137,6 +141,10 @@ def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:
     """Values that variables have at the end of a scope."""
     current = ((variable, scope.get_current_value(variable)) for variable in variables)
     return [variable.value if value is None else value for variable, value in current]
+
+
+def _unweighted(update_state: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
+    return update_state(values)
 
 
 def _set_masks(predictions: Any, masks: Values) -> None:

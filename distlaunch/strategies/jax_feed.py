@@ -19,7 +19,7 @@ class Placement:
     """Where a batch lies: inputs are split by `axes`, labels and weights by the first of them."""
 
     def __init__(self, mesh: Mesh, axes: Axes) -> None:
-        self._mesh, self._axes = mesh, axes
+        self._mesh, self.axes = mesh, axes
 
     def put(self, batch: Batch) -> Batch:
         """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole."""
@@ -37,8 +37,8 @@ class Placement:
         parts = batch if isinstance(batch, tuple) else (batch,)
         first, *others = parts
         mapped = (
-            jax.tree.map(lambda leaf: action(leaf, self._axes), first),
-            *(jax.tree.map(lambda leaf: action(leaf, self._axes[:1]), part) for part in others),
+            jax.tree.map(lambda leaf: action(leaf, self.axes), first),
+            *(jax.tree.map(lambda leaf: action(leaf, self.axes[:1]), part) for part in others),
         )
         return mapped if isinstance(batch, tuple) else mapped[0]
 

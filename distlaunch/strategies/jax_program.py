@@ -17,6 +17,7 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import TrainState
 from distlaunch.strategies.jax_feed import Feed, Placement
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
@@ -97,6 +98,7 @@ class JaxProgram:
             if batch is None:
                 break
             if self._test_call is None:
+                self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
                 self._test_call = self._make_test_call()
             others, metrics = self._test_call(trainable, others, metrics, batch)
             done += 1
@@ -118,6 +120,7 @@ class JaxProgram:
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         step, average, constrain = self._steps.train, self._steps.logs == "mean", self._placement.constrain
+        self._check_convolutions(step, state, batch)
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):
             known = self._sums or {}
@@ -141,6 +144,18 @@ class JaxProgram:
             return others, metrics
 
         return jax.jit(call, donate_argnums=(1, 2), out_shardings=(self._shardings[1], self._shardings[3]))
+
+    def _check_convolutions(self, step: Any, state: Any, batch: Any) -> None:
+        """XLA's gradients of convolutions are wrong, silently, for inputs split within an example on such meshes."""
+        axes = self._placement.axes
+        unused = [axis for axis, size in self._mesh.shape.items() if size > 1 and axis not in axes]
+        if not any(axes[1:]) or not unused or "conv_general_dilated" not in str(jax.make_jaxpr(step)(state, batch)):
+            return
+        message = (
+            f"a model with convolutions cannot have its inputs split within an example while the axis '{unused[0]}'"
+        )
+        hint = "JAX computes wrong gradients then; use a mesh of the input's axes alone, or split examples only"
+        raise ConfigError(Problem(("strategy", "input_layout"), f"{message} splits no input: {hint}"))
 
     def _log_names(self, state: TrainState, batch: Any) -> list[str]:
         """Names of the scalars that the step returns beside the model's metrics."""

@@ -28,11 +28,11 @@ MESHES: dict[str, dict[str, Any]] = {
         "layout": {"dense/kernel": ["feature", "model"], "dense/bias": ["model"], "dense_1/kernel": ["model", None]},
         "input_layout": ["batch", "feature"],
     },
-    "2x2x2 auto": {
+    "2x2x2, no rules": {
         "mesh": {"batch": 2, "feature": 2, "model": 2},
-        "layout": "auto",
         "input_layout": ["batch", "feature"],
     },
+    "2x2": {"mesh": {"batch": 2, "feature": 2}, "input_layout": ["batch", "feature"]},
 }
 ON_TENSORFLOW = ("own step function", "own train_step")  # written for TensorFlow; JAX says so
 COMPARED = [name for name in CASES if name not in ON_TENSORFLOW and name != "BatchNorm over replicas"]
@@ -45,7 +45,7 @@ def meshes_of(name: str) -> list[str]:
 
 
 ALL = [(name, mesh) for name in COMPARED for mesh in meshes_of(name)]
-ALL += [("BatchNorm over replicas", mesh) for mesh in ("8", "4x2", "2x2x2 auto")]
+ALL += [("BatchNorm over replicas", mesh) for mesh in ("8", "4x2", "2x2")]
 # optimizers, uneven batches, weights, masks, several inputs; every mesh several times
 FAST = [
     ("mlp sgd, uneven", "2x2x2"),
@@ -60,7 +60,7 @@ FAST = [
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
-    ("BatchNorm over replicas", "2x2x2 auto"),
+    ("BatchNorm over replicas", "2x2"),
 ]
 RANDOM = ("dropout", "own train_step of JAX")
 
@@ -101,7 +101,7 @@ def test_mesh(name: str, mesh: str, fast, reference, request) -> None:
     worst = max(float(deviations(record, expected).max()), weight_deviation(record, expected))
     if worst > TOLERANCE:  # more than any model may differ: ask for this one's own noise
         check(record, request.getfixturevalue("one_device")(name))
-    assert bool(record["shards"]) == (mesh != "8"), "the mesh splits variables over the axis model"
+    assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
 
 
 @pytest.mark.slow
@@ -117,6 +117,12 @@ def test_random_masks_and_own_steps(name: str, mesh: str, fast) -> None:
     record, expected = fast[f"{name} | {mesh}"], fast[f"{name} | 1"]
     assert float(deviations(record, expected).max()) <= TOLERANCE
     assert ("rows" in record["steps"][0]) == (name == "own train_step of JAX")
+
+
+def test_convolutions_on_split_inputs_are_refused_where_jax_gets_them_wrong(tmp_path: Path) -> None:
+    """Without the check the first loss is wrong by a fifth. A later JAX may be right: then the check can go."""
+    with pytest.raises(AssertionError, match="JAX computes wrong gradients then"):
+        train([("BatchNorm over replicas", "2x2x2, no rules")], tmp_path)
 
 
 def test_steps_for_tensorflow_are_refused(tmp_path: Path) -> None:
@@ -151,4 +157,5 @@ def test_checkpoints_go_from_tensorflow_to_jax_and_back(loop: str, tmp_path: Pat
     assert float(deviations({"steps": steps}, {"steps": alone}).max()) <= TOLERANCE
     x = np.random.default_rng(0).normal(size=(5, 12)).astype(np.float32)
     predictions = keras.saving.load_model(f"{run}/export/model.keras")(x)
-    np.testing.assert_allclose(tf.saved_model.load(f"{run}/export/saved_model").serve(x), predictions, rtol=1e-5)
+    saved_model = tf.saved_model.load(f"{run}/export/saved_model")
+    np.testing.assert_allclose(saved_model.serve(x), predictions, rtol=1e-5, atol=1e-6)

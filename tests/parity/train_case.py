@@ -33,7 +33,12 @@ Record = dict[str, Any]
 
 
 def train_case(
-    name: str, strategy: Strategy, *, permute: int = 0, steps_per_call: int | str = "auto", config: RunConfig | None = None
+    name: str,
+    strategy: Strategy,
+    *,
+    permute: int = 0,
+    steps_per_call: int | str = "auto",
+    config: RunConfig | None = None,
 ) -> Record:
     """Logs of every step, and the final weights, of one case under one strategy."""
     raw = copy.deepcopy(CASES[name])
