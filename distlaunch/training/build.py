@@ -106,14 +106,15 @@ def _takes_predictions(function: Any) -> bool:
 
 def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
-    if keras.backend.backend() == "jax":
+    on_jax = keras.backend.backend() == "jax"
+    if on_jax:
         from distlaunch.strategies.jax_feed import on_host
 
         rows = on_host(rows)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     own_step = type(model).train_step is not keras.Model.train_step
     predictions = None
-    if not model.built or (model.compiled and y is not None and not own_step):
+    if not model.built or (model.compiled and y is not None and (not own_step or on_jax)):
         # a model with a train_step of its own may have no forward pass
         with contextlib.suppress(NotImplementedError) if own_step else contextlib.nullcontext():
             predictions = model(x, training=False)
@@ -129,7 +130,7 @@ def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> No
 
 
 def _check_optimizers(model: keras.Model) -> None:
-    needed = tf.distribute.has_strategy() or keras.backend.backend() == "jax"
+    needed = tf.distribute.has_strategy() or keras.backend.backend() == "jax"  # both trace a step that makes none
     for name, value in vars(model).items():
         if isinstance(value, keras.optimizers.Optimizer) and not value.built and needed:
             message = f"the model's '{name}' has no variables yet; call its build(variables) in the model's function"
