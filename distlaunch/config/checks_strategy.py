@@ -165,3 +165,10 @@ def partitioner_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
         yield Problem(
             key, f"missing '{needed}', which {partitioner.kind} needs; add `{needed}: ...` below `partitioner:`"
         )
+
+
+def servers_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """XLA cannot reach variables of another process."""
+    if isinstance(config.strategy, ParameterServer) and config.compile is not None and config.compile.jit_compile:
+        message = "got true, but the variables of parameter_server lie in other processes, which XLA cannot reach"
+        yield Problem(("compile", "jit_compile"), f"{message}; remove it")

@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.partition import Shards
 from distlaunch.strategies.placement import placement_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import (
@@ -121,8 +120,6 @@ class CoordinatorProgram:
     # data
 
     def set_train_data(self, source: Source) -> None:
-        if source.num_batches is None and not source.name:
-            raise ConfigError(Problem(("data",), "parameter_server reads its data by number"))
         self._source, self._next_batch = source, source.first
         self._train_call = None
 
