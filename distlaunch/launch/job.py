@@ -14,6 +14,7 @@ from distlaunch.launch.engines.local import given_cluster
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
+from distlaunch.launch.restarts import run_job
 from distlaunch.run_dir import RunDir
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
@@ -111,7 +112,7 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
     run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
     with run.lock():
         try:
-            return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+            return checked(run_job(choice.config, run, observer, environ), choice.locate)
         except UsageError:
             run.discard()
             raise

@@ -8,10 +8,12 @@ from distlaunch.events import (
     CheckpointFailed,
     DataResolved,
     EpochEnded,
+    Evaluated,
     Event,
     Exported,
     Notice,
     Restored,
+    TaskRestarted,
     TrainingStarted,
 )
 from distlaunch.launch.paths import shown
@@ -32,6 +34,10 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case EpochEnded():
             head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
             return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
+        case Evaluated() if event.of_evaluator:
+            return _pair("evaluator", f"step {event.step:,}  {words.metrics(event.logs)}")
+        case TaskRestarted():
+            return note_line(f"{event.restarted_task} {event.reason}; started again")
         case Exported():
             return _pair("exported", f"{event.format} to {shown(event.path)}")
         case CheckpointFailed():

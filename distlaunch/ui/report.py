@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -103,6 +105,8 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.training is not None:
         rows += [("strategy", training_start(state.training)), ("trained", _trained(state))]
+    if state.restarts or state.job_restarts:
+        rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:
         rows.append(("data", data_source(state.data)))
     if state.checkpoint is not None:
@@ -110,6 +114,12 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))
     rows += [("export", shown(path)) for path in state.exports.values()]
     return rows
+
+
+def restarts(tasks: Mapping[str, int], jobs: int) -> str:
+    """`the job once, worker:1 twice`."""
+    parts = [f"the job {words.times(jobs)}"] if jobs else []
+    return ", ".join(parts + [f"{task} {words.times(count)}" for task, count in sorted(tasks.items())])
 
 
 def _trained(state: RunState) -> str:

@@ -58,3 +58,8 @@ def count(how_many: int, noun: str) -> str:
 
 def rate(steps_per_s: float) -> str:
     return f"{steps_per_s:.0f} steps/s" if steps_per_s >= 10 else f"{steps_per_s:.2g} steps/s"
+
+
+def times(how_often: int) -> str:
+    """`once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(how_often, f"{how_often:,} times")
