@@ -72,6 +72,9 @@ CASES: dict[str, dict[str, Any]] = {
     "two inputs, two outputs": case(
         "two_outputs", "two_inputs", loss=TWO, metrics={"label": ["accuracy"], "total": ["mae"]}, data_args=UNEVEN
     ),
+    "embeddings, sparse gradients": case(
+        "recommender", "ratings", loss="mse", metrics=["mae"], optimizer=optimizer("Adagrad", learning_rate=0.5)
+    ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),
     "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM),
 }

@@ -6,33 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.parity.cases import CASES
-from tests.parity.compare import allowed, deviations, weight_deviation
+from tests.parity.compare import deviations, weight_deviation
 
 pytest.importorskip("tensorflow")
 DEADLINE_S = 600
-
-
-@pytest.fixture(scope="module")
-def one_device(virtual_devices):
-    """Reference and noise runs of a case, each trained once."""
-    from distlaunch.strategies.one_device import OneDevice
-    from tests.parity.train_case import train_case
-
-    cache: dict[str, Any] = {}
-
-    def runs(name: str) -> tuple[dict, tuple]:
-        if name not in cache:
-            reference = train_case(name, OneDevice())
-            noise = [train_case(name, OneDevice(), permute=seed) for seed in (1, 2)]
-            cache[name] = reference, allowed(noise, reference)
-        return cache[name]
-
-    return runs
 
 
 def check(record: dict, runs: tuple[dict, tuple]) -> None:
