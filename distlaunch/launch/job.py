@@ -15,6 +15,7 @@ from distlaunch.launch.observer import Observer
 from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.launch.restarts import run_job
+from distlaunch.launch.run_report import open_run
 from distlaunch.run_dir import RunDir
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
@@ -134,9 +135,7 @@ def use_run(
     environ: Mapping[str, str],
 ) -> AttemptResult:
     """Starts the processes of an existing run to do something else than training."""
-    run = RunDir(path)
-    if not run.exists():
-        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml)")
+    run = open_run(path)
     config, locate = _load_run(run, overrides, environ)
     with run.lock():
         return checked(run_attempt(config, run, mode, observer, environ, extra=extra), locate)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,10 +10,8 @@ from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.failures import Failure
 from distlaunch.launch.paths import shown
 from distlaunch.ui import words
-from distlaunch.ui.lines import data_source, training_start
+from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
 from distlaunch.ui.state import RunState
-
-_STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
 
 
 def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:
@@ -24,7 +20,7 @@ def print_summary(console: Console, state: RunState, result: AttemptResult) -> N
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     outcome = result.outcome
-    table.add_row("status", Text(outcome.status, style=_STATUS_STYLES[outcome.status]))
+    table.add_row("status", Text(outcome.status, style=STATUS_STYLES[outcome.status]))
     table.add_row("run", shown(result.plan.run_dir))
     for name, value in _facts(state):
         table.add_row(name, value)
@@ -114,12 +110,6 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
         rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))
     rows += [("export", shown(path)) for path in state.exports.values()]
     return rows
-
-
-def restarts(tasks: Mapping[str, int], jobs: int) -> str:
-    """`the job once, worker:1 twice`."""
-    parts = [f"the job {words.times(jobs)}"] if jobs else []
-    return ", ".join(parts + [f"{task} {words.times(count)}" for task, count in sorted(tasks.items())])
 
 
 def _trained(state: RunState) -> str:

@@ -66,9 +66,9 @@ def misbehave(step: int) -> None:
         FILES.error_json.write_text(json.dumps(data))
         end(3)
     kind, _, victim = how.partition("=")
-    if (kind == "kill" and ATTEMPT == 0) or kind == "kill_always":
-        if step > 4 or victim.startswith("worker:1"):
-            kill(victim)
+    now = kind == "kill_always" or (kind == "kill" and ATTEMPT == 0)
+    if now and (step > 4 or victim == "worker:1"):
+        kill(victim)
     if how == "wait":
         (RUN.path / f"waiting-{ARGS.task}").touch()
         while True:
