@@ -119,11 +119,11 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
             raise
 
 
-def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, RunConfig]:
+def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
     """What `train` would start, without touching anything."""
     choice = choose(request, environ)
     run = choice.would_be
-    return plan_attempt(choice.config, run, run.next_attempt(), environ, "local"), choice.config
+    return plan_attempt(choice.config, run, run.next_attempt(), environ, "local"), choice
 
 
 def use_run(

@@ -254,6 +254,6 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def plan_json(plan: LaunchPlan) -> str:
-    """The plan as JSON, as plan.json holds it."""
-    return json.dumps(plan.to_plain(), indent=2)
+def plan_json(plan: LaunchPlan, variables: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The plan as JSON, as plan.json holds it, and which task holds which variable if that is known."""
+    return json.dumps({**plan.to_plain(), **({"variables": list(variables)} if variables else {})}, indent=2)

@@ -55,7 +55,9 @@ class Cell:
 
     def assign(self, value: Any) -> None:
         if _graph() is not self._graph:
-            message = f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            message = (
+                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            )
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
         self.tensor = tf.cast(value, self.tensor.dtype)
         self.assignments += 1
@@ -258,7 +260,8 @@ class CoordinatorProgram:
         if own:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
-        return {name: float(value) if value.size == 1 else value for name, value in values.items()}
+        logs: dict[str, Any] = {name: float(v) if v.size == 1 else v for name, v in values.items()}
+        return logs
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()

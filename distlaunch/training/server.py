@@ -1,4 +1,4 @@
-"""A worker or parameter server of a cluster: it holds what the coordinator needs, and does what the coordinator sends."""
+"""A worker or parameter server: it holds what the coordinator needs, and does what the coordinator sends."""
 
 from __future__ import annotations
 
@@ -70,5 +70,3 @@ def _outlast_chief(spec: ClusterSpec, start_timeout_s: float, asked_to_stop: thr
             raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
         idle.wait(_PROBE_S)
         waited += _PROBE_S
-
-

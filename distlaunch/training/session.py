@@ -33,8 +33,8 @@ from distlaunch.training.callbacks import build_callbacks
 from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
 from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import export_model, rebuild
-from distlaunch.training.readers import offer_splits
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.readers import offer_splits
 from distlaunch.training.steps import make_steps
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from

@@ -16,7 +16,7 @@ def factorization(users: int = 20_000, items: int = 4_000, dim: int = 16) -> ker
     """
     layers = keras.layers
     user, item = keras.Input((), dtype="int64", name="user"), keras.Input((), dtype="int64", name="item")
-    small = keras.initializers.RandomUniform(-0.1, 0.1, seed=1)
+    small: Any = keras.initializers.RandomUniform(-0.1, 0.1, seed=1)
     match = layers.Dot(axes=1)(
         [
             layers.Embedding(users, dim, embeddings_initializer=small, name="user_factors")(user),

@@ -46,7 +46,9 @@ def trained(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (_, names) in PARTITIONERS.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, (_, names) in PARTITIONERS.items() for name in names]
+)
 def test_parameter_server(kind, name, trained, one_device):
     record = trained(kind)[name]
     assert (record["shards"] > 0) == (kind != "whole"), "variables are really split"

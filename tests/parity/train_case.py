@@ -20,10 +20,10 @@ from distlaunch.config.run import RunConfig
 from distlaunch.events import EpochEnded, Event, StepsDone
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import make_split, read_splits
-from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.steps import make_steps
@@ -33,9 +33,14 @@ Record = dict[str, Any]
 
 
 def train_case(
-    name: str, strategy: Strategy, *, permute: int = 0, steps_per_call: int | str = "auto", config: RunConfig | None = None
+    name: str,
+    strategy: Strategy,
+    *,
+    permute: int = 0,
+    steps_per_call: int | str = "auto",
+    config: RunConfig | None = None,
 ) -> Record:
-    """Logs of every step, and the final weights, of one case under one strategy."""
+    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given)."""
     raw = copy.deepcopy(CASES[name])
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
