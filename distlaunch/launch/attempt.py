@@ -60,3 +60,18 @@ def run_attempt(
         return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, signals))
     finally:
         place.release()
+
+
+def run_beside(
+    config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str], *, engine: str = "local"
+) -> AttemptResult:
+    """Runs the evaluator that TF_CONFIG asks for, in the latest attempt of a run that another launcher works on.
+
+    Nothing of the run's own is written.
+    """
+    place = ENGINES[engine].find(config, environ)
+    plan = plan_launch(config, run, run.attempts()[-1], "train", place.cluster, here=place.here, gpus=place.gpus)
+    for task in plan.tasks:
+        task.files.path.mkdir(parents=True, exist_ok=True)
+        task.files.set_error_aside()
+    return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Callable
@@ -93,6 +94,33 @@ def test_an_evaluator_beside_training(shell: Shell, more: list[str]) -> None:
     assert (code, err) == (0, "")
     assert "evaluator  step 8  loss 0.2500  accuracy 0.7500" in out
     assert statuses(shell) == ["done"]
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_an_evaluator_of_a_launcher_of_its_own(shell: Shell) -> None:
+    """It evaluates the chief's run, whose lock the chief's launcher holds, and leaves its files as they are."""
+    task = {"type": "evaluator", "index": 0}
+    tf_config = json.dumps({"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": task})
+    two = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+    code, out, err = shell("train", "job.yaml", *two, TF_CONFIG=tf_config)
+    assert (code, out) == (2, "")
+    assert "there is no run called job in runs yet; start the chief first" in err
+    assert shell("train", "job.yaml", "-q", *two)[0] == 0
+    run = RunDir(shell.directory / "runs/job")
+    before = run.events.read_bytes(), run.plan.read_bytes()
+    with run.lock():
+        code, out, err = shell("train", "job.yaml", *two, TF_CONFIG=tf_config)
+    assert (code, err) == (0, "")
+    assert "evaluator  step 8  loss 0.2500  accuracy 0.7500" in out
+    assert (run.events.read_bytes(), run.plan.read_bytes()) == before
+    assert (run.attempts(), [path.name for path in run.path.parent.iterdir()]) == ([0], ["job"])
+
+
+def test_a_run_of_servers_is_evaluated(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", *SERVERS, *EVALUATOR)[0] == 0
+    code, out, err = shell("evaluate", "runs/job")
+    assert (code, err) == (0, "")
+    assert "0.7500" in out
     wait_until(lambda: not processes_of(shell.directory))
 
 
