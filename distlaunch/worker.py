@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
         stop = StopFlag()
         began = time.monotonic()
         if is_server(config, task):
-            serve(config, task, stop.event, stop.install, wait_for_chief=arguments.wait_for_chief)
+            serve(config, task, stop.event, stop.install, emit, wait_for_chief=arguments.wait_for_chief)
             return ExitCode.DONE
         if task.job == "evaluator":
             session = Session(evaluator_config(config), run, task, lambda event: None, stop, on_connected=stop.install)

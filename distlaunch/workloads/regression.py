@@ -29,6 +29,8 @@ def repeated_rows(batch: int = 64) -> dict[str, Any]:
     import tensorflow as tf
 
     rows = three_rows()
-    train = tf.data.Dataset.from_tensor_slices(rows["train"]).shuffle(10, seed=0).repeat().batch(batch)
+    # one order for every iterator, so that each process that reads sees the same batches
+    shuffled = tf.data.Dataset.from_tensor_slices(rows["train"]).shuffle(10, seed=0, reshuffle_each_iteration=False)
+    train = shuffled.repeat().batch(batch)
     validation = tf.data.Dataset.from_tensor_slices(rows["validation"]).repeat().batch(1)
     return {"train": train, "validation": validation, "origin": "built in"}

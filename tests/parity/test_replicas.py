@@ -44,13 +44,21 @@ def test_mirrored_all(name, replicas, one_device):
     check(train_mirrored(name, replicas), one_device(name))
 
 
-def train_mirrored(name: str, replicas: int) -> dict:
+@pytest.mark.parametrize("name", ["embeddings, sparse gradients", "mlp sgd, uneven"])
+def test_many_steps_to_a_call_on_replicas(name, one_device):
+    """Logs every step come from calls of one step; here a call goes through full batches and the uneven last one."""
+    record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)
+    reference, (_, weights_allowed) = one_device(name)
+    assert weight_deviation(record, reference) <= weights_allowed
+
+
+def train_mirrored(name: str, replicas: int, **options) -> dict:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.strategy import Mirrored as Config
     from distlaunch.strategies.mirrored import Mirrored
     from tests.parity.train_case import train_case
 
-    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)))
+    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)), **options)
 
 
 @pytest.fixture(scope="module")

@@ -38,13 +38,14 @@ def train_case(
     *,
     permute: int = 0,
     steps_per_call: int | str = "auto",
+    log_every_steps: int | None = 1,
     config: RunConfig | None = None,
 ) -> Record:
     """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given)."""
     raw = copy.deepcopy(CASES[name])
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
-    raw["train"]["steps_per_call"] = steps_per_call
+    raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
     if permute:
         raw["data"]["args"]["permute"] = permute
     config = RunConfig.model_validate(raw)
