@@ -148,8 +148,9 @@ def test_an_evaluator_that_raises_is_given_up(run_dir: Path) -> None:
 
 def test_the_evaluator_is_waited_for(run_dir: Path) -> None:
     recorder = Recorder()
-    chief = ["train", "wait_for=evaluating", "finish", "mark=done"]
-    evaluator = ["come", "mark=evaluating", "wait_gone=done", "evaluate=8"]
+    recorder.on_tick = lambda: (run_dir / "told").touch() if recorder.notes else None
+    chief = ["train", "wait_for=evaluating", "finish"]
+    evaluator = ["come", "mark=evaluating", "wait_for=told", "evaluate=8"]
     outcome = supervise(make_servers_plan(run_dir, chief_0=chief, worker_0=SERVE, evaluator_0=evaluator), recorder)
     assert (outcome.status, outcome.warnings) == ("done", ())
     assert recorder.notes == ["the run is done; waiting for evaluator:0 to evaluate its last checkpoint"]
