@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.cluster.ports import hold_ports, pick_ports
+from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
@@ -133,7 +133,7 @@ def _in_process_cluster(cluster: Cluster) -> Any:
     """Servers for all workers and ps in this process."""
     key = (cluster.workers, cluster.ps)
     if key not in _in_process:
-        held = pick_ports(sum(key)) if cluster.ports == "auto" else hold_ports(cluster.ports)
+        held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()
         jobs = {"worker": numbers[: cluster.workers], "ps": numbers[cluster.workers :]}
