@@ -20,6 +20,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
 from distlaunch.strategies.coordinator_program import CoordinatorProgram
+from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.partition import (
     Shards,
     check_optimizer,
@@ -43,7 +44,7 @@ class ParameterServer(StrategyDefaults):
 
     def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
         self.task = task
-        self._config = config
+        use_one_gpu()
         self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
         self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)

@@ -13,7 +13,7 @@ from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import UsageError
 from distlaunch.events import Event, Notice
-from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server import start_server
 from distlaunch.training.data import open_splits
 from distlaunch.training.readers import offer_splits
@@ -42,6 +42,7 @@ def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_star
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
     seed_process(config)
+    use_one_gpu()
     grow_gpu_memory()
     if task.job == "worker":
         # before the server starts: the coordinator may send work at once
