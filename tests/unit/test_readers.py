@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.strategies import worker_batches  # noqa: E402
 from distlaunch.training.data import Splits, make_split  # noqa: E402
 from distlaunch.training.readers import Reader, offer_splits  # noqa: E402
-from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, seeded  # noqa: E402
+from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
 
 __all__ = ["seeded"]
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -40,7 +40,7 @@ def test_a_number_means_the_batch_of_that_step(kind: str, order: tuple[int, ...]
 def test_one_pass_ends(kind: str) -> None:
     reader = Reader(make_split(KINDS[kind](), config(), seed=3, training=False), once=True)
     read = [rows(reader.read(number)) for number in (*range(PER_PASS + 2), 1)]
-    assert sum(read[:PER_PASS], []) == list(range(ROWS))
+    assert joined(read[:PER_PASS]) == list(range(ROWS))
     assert read[PER_PASS:] == [[], [], [5, 6, 7, 8, 9]]
 
 
@@ -62,7 +62,7 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
         train = make_split(make(), run.data, seed=0, training=True)
         offer_splits(run, Splits(make(), None, ""), train, None)
         read = worker_batches._readers["train"]
-        return [sum((rows(read(worker, number)) for number in range(PER_PASS)), []) for worker in (0, 1)]
+        return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
 
     first, second = passes("sharded")
     assert first == second
