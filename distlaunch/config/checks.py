@@ -14,7 +14,7 @@ from distlaunch.config.sites import Site, sites
 from distlaunch.config.words import listed, show
 from distlaunch.errors import Problem
 
-READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server"})
+READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "jax"})
 """Strategies that this version runs; the others are checked only."""
 
 
@@ -156,6 +156,7 @@ CHECKS = (
     Check(strategy.batch_divides, frozenset({"data", "strategy", "cluster"})),
     Check(strategy.devices_suffice, frozenset({"strategy"})),
     Check(strategy.mesh_holds, frozenset({"strategy"})),
+    Check(strategy.step_runs, frozenset({"strategy", "train"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
     Check(strategy.partitioner_fits, frozenset({"strategy"})),
     Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),

@@ -18,6 +18,8 @@ _PARTITIONER_ARGS = {
     "max_size": ("max_shard_bytes", "max_shards"),
     "fixed_shards": ("num_shards",),
 }
+AUTO_AXIS = "model"
+"""The mesh axis over which `layout: auto` splits variables."""
 _PARTITIONER_NEEDS = {"max_size": "max_shard_bytes", "fixed_shards": "num_shards"}
 
 
@@ -76,11 +78,24 @@ def mesh_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if filled and num_gpus and num_gpus % product:
         message = f"got -1, but {num_gpus} GPUs are not divisible by the other axes' {product}; change their sizes"
         yield Problem(("strategy", "mesh", filled[0]), message)
-    for pattern, axes in strategy.layout.items():
-        key = ("strategy", "layout", pattern)
-        yield from _pattern(pattern, key)
-        yield from _axes(axes, strategy.mesh, key)
+    if strategy.layout == "auto":
+        if AUTO_AXIS not in strategy.mesh:
+            message = f"got 'auto', which splits variables over an axis '{AUTO_AXIS}'"
+            axes = f"the mesh has {listed(strategy.mesh)}; name an axis so, or write rules"
+            yield Problem(("strategy", "layout"), f"{message}; {axes}")
+    else:
+        for pattern, axes in strategy.layout.items():
+            key = ("strategy", "layout", pattern)
+            yield from _pattern(pattern, key)
+            yield from _axes(axes, strategy.mesh, key)
     yield from _axes(strategy.input_layout or [], strategy.mesh, ("strategy", "input_layout"))
+
+
+def step_runs(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """A step function of the user's is written for TensorFlow."""
+    if isinstance(config.strategy, Jax) and config.train.step is not None:
+        message = "a step function of your own needs a TensorFlow strategy (such as mirrored) for now; remove it"
+        yield Problem(("train", "step"), f"{message}: `loop: custom` alone is the reference step, also on jax")
 
 
 def _pattern(pattern: str, key: Key) -> Iterator[Problem]:

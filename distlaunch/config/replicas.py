@@ -6,7 +6,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import DTensor, Jax, Mirrored, MultiWorkerMirrored, ParameterServer
 
 CPU_REPLICAS = 2
-"""`mirrored` with `replicas: auto` where there is no GPU."""
+"""`mirrored` with `replicas: auto`, and the size of a mesh axis that is filled, where there is no GPU."""
 
 
 def num_replicas(config: RunConfig, num_gpus: int | None) -> int | None:
@@ -42,6 +42,8 @@ def mesh_size(strategy: DTensor | Jax, axis: str, num_gpus: int | None) -> int |
     size = strategy.mesh.get(axis, 1)
     if size != -1:
         return size if size > 0 else None
+    if num_gpus == 0:
+        return CPU_REPLICAS
     others = mesh_product(strategy)
     return num_gpus // others if num_gpus and others and num_gpus % others == 0 else None
 

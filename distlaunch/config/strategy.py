@@ -68,6 +68,11 @@ LayoutRules = Annotated[
     ),
     Words("a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
 ]
+Layout = Annotated[
+    LayoutRules | Literal["auto"],
+    Field(description="rules for variables; `auto` proposes some over the axis `model`"),
+    Words("'auto', or a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
+]
 
 
 class DTensor(Section):
@@ -75,7 +80,7 @@ class DTensor(Section):
 
     kind: Literal["dtensor"]
     mesh: MeshSizes
-    layout: LayoutRules = Field(default_factory=dict)
+    layout: Layout = Field(default_factory=dict)
     input_layout: list[Axis] | None = None
 
 
@@ -84,8 +89,9 @@ class Jax(Section):
 
     kind: Literal["jax"]
     mesh: MeshSizes
-    layout: LayoutRules = Field(default_factory=dict)
+    layout: Layout = Field(default_factory=dict)
     input_layout: list[Axis] | None = None
+    """Axis of each dimension of the inputs. None: examples over the axis `batch`."""
 
 
 Strategy = Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -15,7 +15,7 @@ from distlaunch.cluster.spec import Task
 Logs = dict[str, float]
 State = dict[str, np.ndarray]
 Batch = Any
-StepFunction = Callable[[Batch], Mapping[str, Any]]
+StepFunction = Callable[..., Any]
 
 
 class StateMismatchError(ValueError):
@@ -45,7 +45,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Steps:
-    """The two step functions, called in each replica with its rows of a global batch.
+    """The two step functions, called in each replica with its rows of a global batch; a step of functional strategies
+    (`jax`) takes the state too and returns the new one, as in Keras on JAX: `(state, batch) -> (scalars, state)`.
 
     Attributes:
         model: the Keras model; its metrics are reset, read and saved by the program.
@@ -144,6 +145,10 @@ class Strategy(Protocol):
         """The chief's message, in every task; every task must call it."""
         ...
 
+    def notes(self) -> list[str]:
+        """What the user should know of how the strategy placed the model; asked for after `program`."""
+        ...
+
     def leave(self) -> None:
         """Waits until no task needs this process any more; the last thing before it ends, if nothing has failed."""
         ...
@@ -156,5 +161,8 @@ class StrategyDefaults:
 
     def from_chief(self, message: bytes) -> bytes:
         return message
+
+    def notes(self) -> list[str]:
+        return []
 
     def leave(self) -> None: ...

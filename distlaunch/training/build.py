@@ -106,6 +106,10 @@ def _takes_predictions(function: Any) -> bool:
 
 def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
+    if keras.backend.backend() == "jax":
+        from distlaunch.strategies.jax_feed import on_host
+
+        rows = on_host(rows)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     own_step = type(model).train_step is not keras.Model.train_step
     predictions = None
@@ -125,7 +129,8 @@ def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> No
 
 
 def _check_optimizers(model: keras.Model) -> None:
+    needed = tf.distribute.has_strategy() or keras.backend.backend() == "jax"
     for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and not value.built and tf.distribute.has_strategy():
+        if isinstance(value, keras.optimizers.Optimizer) and not value.built and needed:
             message = f"the model's '{name}' has no variables yet; call its build(variables) in the model's function"
             raise ConfigError(Problem(("model", "function"), message))

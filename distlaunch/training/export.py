@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -17,10 +18,19 @@ from distlaunch.training.build import build_model
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """The model on one device with the values of a snapshot; what was built before keeps working."""
     keras.utils.clear_session()  # so that layers get the same names as the first time
-    model = build_model(config, OneDevice(), rows)
+    with _building():
+        model = build_model(config, OneDevice(), rows)
     for name, variable in state_variables(model).items():
         variable.assign(state[name])
     return model
+
+
+def _building() -> contextlib.AbstractContextManager[None]:
+    if keras.backend.backend() != "jax":
+        return contextlib.nullcontext()
+    from distlaunch.strategies.keras_on_jax import building
+
+    return building()
 
 
 def export_model(model: keras.Model, directory: Path, formats: list[str]) -> dict[str, Path]:

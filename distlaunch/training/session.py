@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -32,6 +33,7 @@ from distlaunch.training.callbacks import build_callbacks
 from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
 from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import export_model, rebuild
+from distlaunch.training.export_on_tensorflow import export_on_tensorflow
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.seeds import seed_process
@@ -64,6 +66,8 @@ class Session:
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         self.model = build_model(config, self.strategy, self._rows)
         self.program = self.strategy.program(make_steps(config, self.model))
+        for note in self.strategy.notes():
+            emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
 
     def run_training(self) -> Outcome:
@@ -115,10 +119,18 @@ class Session:
             return
         state = self.program.snapshot()
         if self.strategy.is_chief:
-            model = rebuild(self._config, state, self._rows)
-            for name, path in export_model(model, self._run.export, formats).items():
+            for name, path in self._write(state, formats).items():
                 self._emit(Exported(format=name, path=str(path)))
         self.program.agree(Vote())
+
+    def _write(self, state: State, formats: list[str]) -> dict[str, Path]:
+        folder, elsewhere = self._run.export, []
+        if keras.backend.backend() != "tensorflow":
+            formats, elsewhere = [f for f in formats if f == "keras"], [f for f in formats if f == "saved_model"]
+        written = export_model(rebuild(self._config, state, self._rows), folder, formats) if formats else {}
+        for name in elsewhere:
+            written[name] = export_on_tensorflow(self._config, state, self._rows, folder)
+        return written
 
     def leave(self) -> None:
         """The last call of a task that has not failed: no other task needs it afterwards."""

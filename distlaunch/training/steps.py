@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.functional_step import FunctionalStep, reference_loss
 from distlaunch.strategies.protocol import Batch, Steps
 from distlaunch.strategies.replica_share import global_rows, has_rows
 from distlaunch.training.references import load_function
@@ -31,7 +33,7 @@ class StepContext:
         self._per_example_loss = per_example_loss
 
     @tf.autograph.experimental.do_not_convert
-    def per_example_loss(self, y: Any, predictions: Any) -> tf.Tensor:
+    def per_example_loss(self, y: Any, predictions: Any) -> Any:
         """The config's loss, not reduced: shape [rows]."""
         if self._per_example_loss is None:
             raise ConfigError(Problem(("compile", "loss"), "the step asks for a loss, but the config names none"))
@@ -89,6 +91,8 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
 
 def make_steps(config: RunConfig, model: keras.Model) -> Steps:
     """The step functions that the config's loop asks for."""
+    if keras.backend.backend() == "jax":
+        return _functional_steps(config, model)
     test = model.test_step if model.compiled else None
     if config.train.loop == "fit":
         return Steps(model, model.train_step, test)
@@ -99,6 +103,31 @@ def make_steps(config: RunConfig, model: keras.Model) -> Steps:
     # converted, not wrapped in a tf.function: that would be traced for one replica and used by all
     step: StepOf = tf.autograph.to_graph(load_function(config.train.step, ("train", "step")))
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")
+
+
+def _functional_steps(config: RunConfig, model: keras.Model) -> Steps:
+    if not model.compiled:
+        message = "missing: on jax the training step is Keras's own, so it needs an optimizer and a loss"
+        raise ConfigError(Problem(("compile",), message))
+    if config.train.loop == "custom":
+        context = StepContext(model, per_example(model))
+        _check_reference(context)
+        step = FunctionalStep(model, reference_loss(model, context.per_example_loss))
+        return Steps(model, step.train_step, step.test_step, logs="mean")
+    step = FunctionalStep(model)
+    return Steps(model, _own(model, "train_step") or step.train_step, _own(model, "test_step") or step.test_step)
+
+
+def _own(model: keras.Model, name: str) -> Any:
+    """The model's own step, if it has one of Keras on JAX; None if it has Keras's."""
+    if getattr(type(model), name) is getattr(keras.Model, name):
+        return None
+    own = getattr(model, name)
+    if len(inspect.signature(own).parameters) != 2:
+        what = f"{type(model).__name__}.{name}(self, data)"
+        message = f"the model's {what} is a step for TensorFlow; on jax it is {name}(self, state, data) -> logs, state"
+        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use a TensorFlow strategy"))
+    return own
 
 
 def per_example(model: keras.Model) -> PerExampleLoss | None:

@@ -110,7 +110,7 @@ train:
   loop: custom
   step: models.py:step
   callbacks: [{name: EarlyStopping, args: {patience: 2}}, {name: 'models.py:anything', args: {deep: {1: [true, ~]}}}]
-strategy: {kind: jax, mesh: {batch: 2, model: -1}, layout: {'a.*': [~, model]}, input_layout: [batch]}
+strategy: {kind: dtensor, mesh: {batch: 2, model: -1}, layout: {'a.*': [~, model]}, input_layout: [batch]}
 validation: ~
 """
     config = load(extra).config

@@ -64,5 +64,5 @@ def test_a_folder_that_may_not_be_written(folder: Path) -> None:
 
 def test_strategies_of_later_versions(folder: Path) -> None:
     assert not not_ready(config(""))
-    problem = not_ready(config("strategy: {kind: jax, mesh: {batch: 2}}\n"))[0]
+    problem = not_ready(config("strategy: {kind: dtensor, mesh: {batch: 2}}\n"))[0]
     assert "not in this version yet" in problem.message

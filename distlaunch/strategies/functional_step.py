@@ -1,0 +1,153 @@
+"""The functional step: old state in, new state out, nothing assigned. Keras's `fit` step, or the reference one.
+
+Keras's own JAX trainer has such a step; this one differs where Keras on JAX differs from Keras on TensorFlow (a mask of
+the predictions reaches the metrics too), and it serves `loop: custom`. It keeps Keras's calling convention, so that a
+model's own `train_step(state, data)` fits in its place.
+"""
+
+# pyright: reportOptionalMemberAccess=false, reportOptionalOperand=false, reportOptionalSubscript=false
+# pyright: reportGeneralTypeIssues=false
+# (what pyright infers of Keras's operations is often wrong)
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops, tree
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+
+from distlaunch.strategies.protocol import Batch
+
+Values = list[Any]
+TrainState = tuple[Values, Values, Values, Values]
+"""Values of the trainable, the other, the optimizer's and the metrics' variables, as in Keras on JAX."""
+TestState = tuple[Values, Values, Values]
+"""The same without the optimizer's."""
+FunctionalLogs = dict[str, Any]
+LossOf = Callable[[Any, Any, Any, Any], Any]
+"""(x, y, predictions, sample_weight) -> the loss to minimise, of the whole batch."""
+
+
+class FunctionalStep:
+    """One training step and one evaluation step of a compiled model as pure functions.
+
+    Args:
+        loss: what to minimise; None: Keras's own loss, as `fit` does, whose mean is the metric `loss`.
+    """
+
+    def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
+        self._model, self._own_loss = model, loss
+        for tracker in getattr(model._compile_loss, "metrics", ()):
+            # on TensorFlow Keras does not know the batch's rows here, and averages these losses over batches
+            tracker.update_state = functools.partial(_unweighted, tracker.update_state)
+
+    def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
+        """The step's logs, and the new state."""
+        trainable, others, slots, metrics = state
+        model, optimizer = self._model, self._model.optimizer
+
+        def loss_of(trainable: Values) -> Any:
+            scaling = zip(optimizer.variables, slots, strict=True)  # a LossScaleOptimizer's factor is among them
+            with self._scope((trainable, others, metrics), scaling) as scope:
+                loss, predictions = self._forward(data, training=True)
+                scaled = optimizer.scale_loss(loss)
+            masks = [get_keras_mask(leaf) for leaf in tree.flatten(predictions)]
+            return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
+
+        (_, aux), gradients = _value_and_grad(loss_of)(trainable)
+        loss, predictions, masks, others, metrics = aux
+        _set_masks(predictions, masks)
+        trainable, slots = _apply(optimizer, gradients, model.trainable_variables, trainable, slots)
+        tracked = loss if self._own_loss is None else None
+        logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
+        if self._own_loss is not None:
+            logs = {"loss": loss}
+        return logs, (trainable, others, slots, metrics)
+
+    def test_step(self, state: TestState, data: Batch) -> tuple[FunctionalLogs, TestState]:
+        """The step's logs, and the new state."""
+        trainable, others, metrics = state
+        with self._scope((trainable, others, metrics)) as scope:
+            loss, predictions = self._forward(data, training=False)
+        others, metrics = self._others_and_metrics(scope)
+        logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, loss)
+        return logs, (trainable, others, metrics)
+
+    def _forward(self, data: Batch, *, training: bool) -> tuple[Any, Any]:
+        """Loss and predictions, within a stateless scope."""
+        model = self._model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        arguments = {"training": training} if model._call_has_training_arg else {}
+        predictions = model(x, **arguments)
+        if training and self._own_loss is not None:
+            return self._own_loss(x, y, predictions, sample_weight), predictions
+        return model._compute_loss(x, y, predictions, sample_weight, training=training), predictions
+
+    def _update_metrics(self, state: TestState, data: Batch, predictions: Any, loss: Any) -> Any:
+        """Logs, and the new values of the variables that are not trained and of the metrics; None: no loss to track."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
+        with self._scope(state) as scope:
+            if loss is not None:
+                self._model._loss_tracker.update_state(loss, sample_weight=rows)
+            logs = dict(self._model.compute_metrics(x, y, predictions, sample_weight))
+        return logs, *self._others_and_metrics(scope)
+
+    def _scope(self, state: TestState, more: Any = ()) -> keras.StatelessScope:
+        model = self._model
+        groups = (model.trainable_variables, model.non_trainable_variables, model.metrics_variables)
+        pairs = (zip(group, values, strict=True) for group, values in zip(groups, state, strict=True))
+        mapping = [pair for group in pairs for pair in group]
+        return keras.StatelessScope(state_mapping=[*mapping, *more], collect_losses=True)
+
+    def _others_and_metrics(self, scope: keras.StatelessScope) -> tuple[Values, Values]:
+        return _values(scope, self._model.non_trainable_variables), _values(scope, self._model.metrics_variables)
+
+
+def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:
+    """The loss of `loop: custom` without a step: per-example losses over the global batch size, plus regularisation."""
+
+    def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
+        losses = per_example(y, predictions)
+        if len(losses.shape) > 1:
+            losses = ops.mean(losses, axis=tuple(range(1, len(losses.shape))))
+        if sample_weight is not None:
+            losses = losses * ops.cast(ops.reshape(sample_weight, losses.shape), losses.dtype)
+        return sum(model.losses, start=ops.sum(losses) / losses.shape[0])
+
+    return loss
+
+
+def _apply(
+    optimizer: Any, gradients: Values, variables: Sequence[Any], trainable: Values, slots: Values
+) -> tuple[Values, Values]:
+    """The optimizer's update: new values of the variables and of its own."""
+    mapping = [*zip(variables, trainable, strict=True), *zip(optimizer.variables, slots, strict=True)]
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        optimizer.apply(gradients, variables)
+    return _values(scope, variables), _values(scope, optimizer.variables)
+
+
+def _value_and_grad(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    """Of a function that returns (loss, anything else)."""
+    import jax
+
+    return jax.value_and_grad(function, has_aux=True)
+
+
+def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:
+    """Values that variables have at the end of a scope."""
+    current = ((variable, scope.get_current_value(variable)) for variable in variables)
+    return [variable.value if value is None else value for variable, value in current]
+
+
+def _unweighted(update_state: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
+    return update_state(values)
+
+
+def _set_masks(predictions: Any, masks: Values) -> None:
+    for leaf, mask in zip(tree.flatten(predictions), masks, strict=True):
+        if mask is not None:
+            set_keras_mask(leaf, mask)
