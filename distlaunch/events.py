@@ -86,17 +86,6 @@ class TrainingStarted(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariablesPlaced(Event):
-    """Which task holds which variable, or which rows of it; the optimizer's variables too.
-
-    Each is {"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task": "ps:0",
-    "rows": [0, 392], "bytes": 200704}, ...]}; `rows` is None for a variable that is not split.
-    """
-
-    variables: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepsDone(Event):
     """Progress. `step` counts global batches since the run began, `step_in_epoch` those of this epoch.
 

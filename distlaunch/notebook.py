@@ -26,8 +26,8 @@ from distlaunch.run_dir import RunDir, write_atomically
 if TYPE_CHECKING:
     import keras
 
-STRATEGIES = ("one_device", "mirrored")
-"""Those of a single process that has TensorFlow."""
+STRATEGIES = ("one_device", "mirrored", "parameter_server")
+"""Those of a single process that has TensorFlow; parameter servers with `cluster.hosting: in_process`."""
 
 _TASK = Task("worker", 0)
 
@@ -90,12 +90,19 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
 
 def _check_process(config: RunConfig) -> None:
     kind = config.strategy.kind
+    if kind == "parameter_server" and config.cluster.hosting == "processes":
+        raise UsageError(
+            "cluster.hosting: got 'processes', which this process does not start; write `hosting: in_process`, or use "
+            "`distlaunch train`"
+        )
     if kind not in STRATEGIES:
         raise UsageError(
             f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
             f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
         )
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if kind == "parameter_server":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
     import keras
 
     if keras.backend.backend() != "tensorflow":

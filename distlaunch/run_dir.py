@@ -84,9 +84,36 @@ class RunDir:
         """Files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
+    def attempts(self) -> list[int]:
+        """The numbers of all attempts, in order."""
+        return sorted(int(path.name) for path in self._attempts.glob("*") if path.name.isdigit())
+
     def next_attempt(self) -> int:
-        numbers = [int(p.name) for p in self._attempts.glob("*") if p.name.isdigit()]
-        return max(numbers, default=-1) + 1
+        return max(self.attempts(), default=-1) + 1
+
+    def tasks(self, attempt: int) -> dict[str, TaskDir]:
+        """The files of each task of an attempt, by its name such as `worker:1`."""
+        found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
+        return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
+
+    def kept_checkpoint(self, written: str) -> Path | None:
+        """Where a checkpoint is now, if it is kept: the run may have been moved since it was written."""
+        path = self.checkpoints / Path(written).name
+        return path if path.exists() else None
+
+    def is_busy(self) -> bool:
+        """Whether a launcher works on the run."""
+        try:
+            fd = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
 
     def finished(self) -> bool:
         """Whether the run came to its planned end."""

@@ -99,12 +99,18 @@ def _run(arguments: argparse.Namespace) -> int:
         def emit(event: Event) -> None:
             writer.write(event)
 
-        emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
         stop = StopFlag()
         began = time.monotonic()
         if is_server(config, task):
-            serve(config, task, stop.event, stop.install, wait_for_chief=arguments.wait_for_chief)
+
+            def serving() -> None:
+                stop.install()
+                # only now: a server that dies before this every time is not started again for ever
+                emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+
+            serve(config, task, stop.event, serving, emit, wait_for_chief=arguments.wait_for_chief)
             return ExitCode.DONE
+        emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
         if task.job == "evaluator":
             session = Session(evaluator_config(config), run, task, lambda event: None, stop, on_connected=stop.install)
             Evaluator(session, run, arguments.attempt, emit).follow(stop.event)

@@ -13,8 +13,8 @@ from distlaunch.cluster.spec import Task
 from distlaunch.errors import ExitCode
 from distlaunch.events import RunEnded, StepsDone, read_events
 from distlaunch.launch.attempt import AttemptResult
+from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.launch.supervisor import Outcome
 from distlaunch.run_dir import RunDir
 from distlaunch.ui.lines import event_line
 from distlaunch.ui.live import progress_line

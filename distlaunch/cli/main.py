@@ -17,6 +17,7 @@ COMMANDS = {
     "validate": "Check a config completely.",
     "evaluate": "Evaluate a run's checkpoint, every example once.",
     "export": "Write a run's model as .keras or SavedModel.",
+    "report": "Tell how a run went: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",
     "init": "Write a commented starter config.",
 }

@@ -14,11 +14,27 @@ from distlaunch.cli.options import OVERRIDES
 @OVERRIDES
 @click.option("--name", help="Name of the run directory, instead of the config's.")
 @click.option("--resume", is_flag=True, help="As in `train`.")
+@click.option(
+    "--variables/--no-variables",
+    default=True,
+    show_default=True,
+    help="Where tasks hold different variables: build the model, and show which task holds what.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, as_json: bool) -> None:
+def command(
+    target: str, overrides: tuple[str, ...], name: str | None, resume: bool, variables: bool, as_json: bool
+) -> None:
     """Print what `train` would start: each process, its environment, its logs. Starts and writes nothing."""
     from distlaunch.launch import job
+    from distlaunch.launch.describe import describe_variables
     from distlaunch.launch.plan import plan_json, render_plan
+    from distlaunch.ui.placement import placement_lines, task_lines
 
-    plan, config = job.plan(job.Request(target, overrides, name, resume), os.environ)
-    click.echo(plan_json(plan) if as_json else render_plan(plan, config))
+    plan, choice = job.plan(job.Request(target, overrides, name, resume), os.environ)
+    placed = describe_variables(choice.config, choice.locate) if variables else []
+    if as_json:
+        click.echo(plan_json(plan, placed))
+        return
+    click.echo(render_plan(plan, choice.config))
+    if placed:
+        click.echo("\n".join(["", *placement_lines(placed), "", *task_lines(placed)]))

@@ -159,6 +159,7 @@ CHECKS = (
     Check(strategy.step_runs, frozenset({"strategy", "train"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
     Check(strategy.partitioner_fits, frozenset({"strategy"})),
+    Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),
     Check(data_fits, frozenset({"data"})),
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),

@@ -138,7 +138,7 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if cluster.hosting == "in_process" and not is_ps:
         message = f"got 'in_process', which parameter_server alone can do, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)
-    yield from _ports(config, many=many)
+    yield from _ports(config, many=many and cluster.hosting == "processes")
 
 
 def _ports(config: RunConfig, *, many: bool) -> Iterator[Problem]:
@@ -150,9 +150,10 @@ def _ports(config: RunConfig, *, many: bool) -> Iterator[Problem]:
             key, f"got {len(ports)}, but {config.strategy.kind} runs in one process and needs none; remove it"
         )
         return
-    tasks = config.cluster.workers + config.cluster.ps
+    coordinators = int(isinstance(config.strategy, ParameterServer))
+    tasks = config.cluster.workers + config.cluster.ps + coordinators
     if len(ports) != tasks:
-        what = f"{config.cluster.workers} workers" + (f" and {config.cluster.ps} ps" if config.cluster.ps else "")
+        what = f"{config.cluster.workers} workers" + (f", {config.cluster.ps} ps and the chief" if coordinators else "")
         yield Problem(key, f"got {len(ports)}; expected {tasks}, one for each of {what}; or write `ports: auto`")
     for port, times in Counter(ports).items():
         if times > 1:
@@ -180,3 +181,10 @@ def partitioner_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
         yield Problem(
             key, f"missing '{needed}', which {partitioner.kind} needs; add `{needed}: ...` below `partitioner:`"
         )
+
+
+def servers_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """XLA cannot reach variables of another process."""
+    if isinstance(config.strategy, ParameterServer) and config.compile is not None and config.compile.jit_compile:
+        message = "got true, but the variables of parameter_server lie in other processes, which XLA cannot reach"
+        yield Problem(("compile", "jit_compile"), f"{message}; remove it")

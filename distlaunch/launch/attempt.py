@@ -11,6 +11,7 @@ from distlaunch.launch.environment import describe_environment
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, plan_launch
+from distlaunch.launch.signals import SignalPipe
 from distlaunch.run_dir import RunDir, write_atomically
 
 
@@ -38,8 +39,9 @@ def run_attempt(
     *,
     engine: str = "local",
     extra: Sequence[str] = (),
+    signals: SignalPipe | None = None,
 ) -> AttemptResult:
-    """Runs the next attempt of a run, whose lock the caller holds."""
+    """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already."""
     from distlaunch.config.load import dump_config
 
     place = ENGINES[engine].find(config, environ)
@@ -55,6 +57,21 @@ def run_attempt(
             run.write_json(run.environment, describe_environment(place.gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
-        return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer))
+        return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, signals))
     finally:
         place.release()
+
+
+def run_beside(
+    config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str], *, engine: str = "local"
+) -> AttemptResult:
+    """Runs the evaluator that TF_CONFIG asks for, in the latest attempt of a run that another launcher works on.
+
+    Nothing of the run's own is written.
+    """
+    place = ENGINES[engine].find(config, environ)
+    plan = plan_launch(config, run, run.attempts()[-1], "train", place.cluster, here=place.here, gpus=place.gpus)
+    for task in plan.tasks:
+        task.files.path.mkdir(parents=True, exist_ok=True)
+        task.files.set_error_aside()
+    return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, None))

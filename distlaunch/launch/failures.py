@@ -118,7 +118,10 @@ def briefly(code: int, error: TaskError | None) -> str:
     """How a process ended, to be read after its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
     if code < 0:
         return f"was {describe_code(code).partition(';')[0]}"
-    return f"ended with exit code {code}" + (f" ({error.summary})" if error is not None else "")
+    if error is None:
+        return f"ended with exit code {code}"
+    told = "; ".join(str(problem) for problem in error.problems) or error.summary
+    return f"ended with exit code {code} ({told})"
 
 
 def need_not_repeat(code: int | None, error: TaskError | None) -> bool:

@@ -9,11 +9,13 @@ from pathlib import Path
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
-from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt
+from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.launch.engines.local import given_cluster
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
+from distlaunch.launch.restarts import run_job
+from distlaunch.launch.run_report import open_run
 from distlaunch.run_dir import RunDir
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
@@ -41,6 +43,7 @@ class Choice:
         run: the run to go on with; None: a new one, called `name`.
         told: what the user should know about the choice.
         finished: `run` has come to its end already.
+        beside: another launcher works on `run`, and all that is to be started is its evaluator.
     """
 
     config: RunConfig
@@ -49,6 +52,7 @@ class Choice:
     run: RunDir | None = None
     told: str = ""
     finished: bool = False
+    beside: bool = False
 
     @property
     def would_be(self) -> RunDir:
@@ -69,6 +73,8 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     if given is not None:
         fit_config(config, given[0])
         name = task_run_name(name, *given)
+        if given[1].job == "evaluator":
+            return _choose_beside(config, name, locate)
     if not request.resume and config.resume != "auto":
         return Choice(config, name, locate)
     from distlaunch.config.resume import has_more_to_do
@@ -96,6 +102,16 @@ def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str])
     return Choice(config, run.name, locate, run, told=f"going on with {shown(run.path)}")
 
 
+def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
+    run = RunDir.newest(config.runs_dir, name)
+    if run is None or not run.attempts():
+        raise UsageError(
+            f"TF_CONFIG asks for an evaluator, but there is no run called {name} in {config.runs_dir} yet; "
+            "start the chief first, with a runs_dir that both can reach"
+        )
+    return Choice(config, run.name, locate, run, told=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
+
+
 def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
 
@@ -108,20 +124,23 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
         observer.note(choice.told)
     if choice.finished:
         return None
+    if choice.run is not None and choice.beside:
+        return checked(run_beside(choice.config, choice.run, observer, environ), choice.locate)
     run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
     with run.lock():
         try:
-            return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+            return checked(run_job(choice.config, run, observer, environ), choice.locate)
         except UsageError:
             run.discard()
             raise
 
 
-def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, RunConfig]:
+def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
     """What `train` would start, without touching anything."""
     choice = choose(request, environ)
     run = choice.would_be
-    return plan_attempt(choice.config, run, run.next_attempt(), environ, "local"), choice.config
+    attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
+    return plan_attempt(choice.config, run, attempt, environ, "local"), choice
 
 
 def use_run(
@@ -133,9 +152,7 @@ def use_run(
     environ: Mapping[str, str],
 ) -> AttemptResult:
     """Starts the processes of an existing run to do something else than training."""
-    run = RunDir(path)
-    if not run.exists():
-        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml)")
+    run = open_run(path)
     config, locate = _load_run(run, overrides, environ)
     with run.lock():
         return checked(run_attempt(config, run, mode, observer, environ, extra=extra), locate)

@@ -77,6 +77,11 @@ class LaunchPlan:
         here = [plan.task for plan in self.tasks]
         return self.chief if self.chief in here else here[0]
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether this launcher starts nothing but an evaluator, for a run that another launcher works on."""
+        return self.lead.job == "evaluator"
+
     def to_plain(self) -> dict[str, Any]:
         return {
             "run_dir": str(self.run_dir),
@@ -137,7 +142,10 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
     """The run's name for this launcher: one that starts a single task of a larger cluster has a run of its own."""
-    return name if here is None or here == cluster.chief else f"{name}-{here.job}-{here.index}"
+    # an evaluator is there for the chief's run
+    return (
+        name if here is None or here == cluster.chief or here.job == "evaluator" else f"{name}-{here.job}-{here.index}"
+    )
 
 
 def plan_launch(
@@ -254,6 +262,6 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def plan_json(plan: LaunchPlan) -> str:
-    """The plan as JSON, as plan.json holds it."""
-    return json.dumps(plan.to_plain(), indent=2)
+def plan_json(plan: LaunchPlan, variables: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The plan as JSON, as plan.json holds it, and which task holds which variable if that is known."""
+    return json.dumps({**plan.to_plain(), **({"variables": list(variables)} if variables else {})}, indent=2)

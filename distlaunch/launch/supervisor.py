@@ -160,8 +160,9 @@ class Supervisor:
             self._history.append(Asked(now, number))
             if not again:
                 ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
-                training = any(isinstance(fact, Training) for fact in self._history)
-                self._observer.note(("stopping after the current step" if training else "stopping") + ctrl_c)
+                training = self._rules.needs_finish and any(isinstance(fact, Training) for fact in self._history)
+                what = "stopping after the current step" if training and not self._told_waiting else "stopping"
+                self._observer.note(what + ctrl_c)
 
     def _read_events(self) -> None:
         for event in self._follower.read():
@@ -172,10 +173,15 @@ class Supervisor:
                     self._note_training(fact)
                 else:
                     self._history.append(fact)
-            if not self._rules.needs_finish and len(self._progress.hosts) == len(self._plan.tasks):
+            if not self._rules.needs_finish and all(
+                str(task.task) in self._progress.hosts for task in self._plan.tasks
+            ):
                 self._note_training(Training(self._clock()))
             if self._follower.is_for_show(event):
                 self._observer.event(event)
+
+    def _names(self) -> set[str]:
+        return {str(task.task) for task in self._plan.tasks}
 
     def _note_training(self, fact: Training) -> None:
         if not any(isinstance(known, Training) for known in self._history):
@@ -260,7 +266,7 @@ class Supervisor:
         if failure is not None:
             log = str(failure.log or "")
             events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        if self._plan.mode == "train" and at.ended is None:
+        if self._plan.mode == "train" and at.ended is None and not self._plan.is_beside:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
@@ -269,7 +275,9 @@ class Supervisor:
     def _write(self, events: list[Event]) -> None:
         """Appends what the launcher itself has to tell to the run's events."""
         with contextlib.suppress(OSError):  # a full disk; the screen still tells
-            writer = EventWriter(RunDir(self._plan.run_dir).events, attempt=self._plan.attempt, task=LAUNCHER)
+            run = RunDir(self._plan.run_dir)
+            path = self._plan.tasks[0].files.events if self._plan.is_beside else run.events
+            writer = EventWriter(path, attempt=self._plan.attempt, task=LAUNCHER)
             for event in events:
                 writer.write(event)
             writer.close()

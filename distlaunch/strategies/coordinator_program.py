@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.partition import Shards
 from distlaunch.strategies.placement import placement_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import (
@@ -56,7 +55,9 @@ class Cell:
 
     def assign(self, value: Any) -> None:
         if _graph() is not self._graph:
-            message = f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            message = (
+                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            )
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
         self.tensor = tf.cast(value, self.tensor.dtype)
         self.assignments += 1
@@ -121,8 +122,6 @@ class CoordinatorProgram:
     # data
 
     def set_train_data(self, source: Source) -> None:
-        if source.num_batches is None and not source.name:
-            raise ConfigError(Problem(("data",), "parameter_server reads its data by number"))
         self._source, self._next_batch = source, source.first
         self._train_call = None
 
@@ -261,7 +260,8 @@ class CoordinatorProgram:
         if own:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
-        return {name: float(value) if value.size == 1 else value for name, value in values.items()}
+        logs: dict[str, Any] = {name: float(v) if v.size == 1 else v for name, v in values.items()}
+        return logs
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()

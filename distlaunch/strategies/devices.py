@@ -16,6 +16,13 @@ def grow_gpu_memory() -> None:
             tf.config.experimental.set_memory_growth(gpu, True)
 
 
+def use_one_gpu() -> None:
+    """Leaves the first GPU visible, if there are any: a parameter-server worker is one replica."""
+    gpus = tf.config.list_physical_devices("GPU")
+    with contextlib.suppress(RuntimeError):  # TensorFlow runs already (a notebook)
+        tf.config.set_visible_devices(gpus[:1], "GPU")
+
+
 def virtual_cpus(number: int) -> list[str]:
     """Splits the CPU into so many devices and returns their names.
 

@@ -19,7 +19,9 @@ class OneDevice(StrategyDefaults):
     num_replicas = 1
     is_chief = True
 
-    def __init__(self, config: OneDeviceConfig | None = None, task: Task | None = None, cluster: Cluster | None = None) -> None:
+    def __init__(
+        self, config: OneDeviceConfig | None = None, task: Task | None = None, cluster: Cluster | None = None
+    ) -> None:
         del config, cluster  # it has no options
         self.task = task or Task("worker", 0)
 

@@ -15,11 +15,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.cluster.ports import hold_ports, pick_ports
+from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
 from distlaunch.strategies.coordinator_program import CoordinatorProgram
+from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.partition import (
     Shards,
     check_optimizer,
@@ -43,7 +44,7 @@ class ParameterServer(StrategyDefaults):
 
     def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
         self.task = task
-        self._config = config
+        use_one_gpu()
         self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
         self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
@@ -133,7 +134,7 @@ def _in_process_cluster(cluster: Cluster) -> Any:
     """Servers for all workers and ps in this process."""
     key = (cluster.workers, cluster.ps)
     if key not in _in_process:
-        held = pick_ports(sum(key)) if cluster.ports == "auto" else hold_ports(cluster.ports)
+        held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()
         jobs = {"worker": numbers[: cluster.workers], "ps": numbers[cluster.workers :]}

@@ -1,9 +1,9 @@
 """Variables split by rows over parameter servers.
 
-A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the layer's
-list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global norm and
-regularisation work on shards, in place, without knowing of it. Embedding tables are looked up in the shards and never
-joined. Shards have the sizes of TensorFlow's "div" strategy: equal, the first ones one row longer if need be.
+A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the
+layer's list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global
+norm and regularisation work on shards, in place, without knowing of it. Embedding tables are looked up in the shards
+and never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, the first ones one row longer if need be.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
@@ -156,8 +156,8 @@ def _check_parts(whole: Any) -> None:
         needs_all = f"regularizer {type(whole.regularizer).__name__}"
     if needs_all is not None:
         message = (
-            f"splits {whole.path}, whose {needs_all} needs all of it at once; drop that, or set the partitioner so that "
-            "this variable stays whole"
+            f"splits {whole.path}, whose {needs_all} needs all of it at once; drop that, or set the partitioner so "
+            "that this variable stays whole"
         )
         raise ConfigError(Problem(("strategy", "partitioner"), message))
 

@@ -24,7 +24,7 @@ def placement_of(variables: Mapping[str, Any]) -> list[dict[str, Any]]:
             bounds = zip(shards.offsets, shards.offsets[1:], strict=False)
             parts = [_part(part, list(rows)) for part, rows in zip(shards.variables, bounds, strict=True)]
         dtype = tf.as_dtype(variable.dtype).name
-        placed.append({"name": name, "shape": [int(size) for size in variable.shape], "dtype": dtype, "parts": parts})
+        placed.append({"name": name, "shape": tf.TensorShape(variable.shape).as_list(), "dtype": dtype, "parts": parts})
     return placed
 
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
-from distlaunch.strategies.replica_share import install, replica_share, sum_gradients_first
+from distlaunch.strategies.replica_share import has_sparse_gradients, install, replica_share, sum_gradients_first
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -59,9 +59,13 @@ class ReplicaProgram:
         self._sum_metrics_call = tf.function(
             lambda ballot: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
         )
+        self._optimizers = optimizers_of(self._model)
+        # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
+        # an uneven last batch has not. Whether there are any is known when the first step is traced.
+        self._one_by_one = replicas.total > 1
         if replicas.total > 1:
             install()
-            for optimizer in optimizers_of(self._model):
+            for optimizer in self._optimizers:
                 sum_gradients_first(optimizer)
 
     # data
@@ -80,8 +84,14 @@ class ReplicaProgram:
         if self._train_call is None:
             self._make_extras()
             self._train_call = self._make_call(self._train_step, list(self._extras.values()))
-        done, votes, logs, extras = self._train_call(self._iterator, np.int32(num_steps), self._ballot(vote))
-        done = int(done)
+        done, votes, logs, extras = 0, None, {}, []
+        while done < num_steps:
+            wanted = 1 if self._one_by_one else num_steps - done
+            now, votes, logs, extras = self._train_call(self._iterator, np.int32(wanted), self._ballot(vote))
+            self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
+            done += int(now)
+            if int(now) < wanted:
+                break
         self._steps_in_epoch += done
         return CallResult(done, done < num_steps, self._to_logs(logs, extras), _agreed(votes))
 

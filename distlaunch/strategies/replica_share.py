@@ -140,15 +140,22 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
             return apply(self, grads, trainable_variables)
         grads = list(grads)
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
+        self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[index] for index in present])
         for index, gradient in zip(present, summed, strict=True):
             grads[index] = gradient
         return apply(self, grads, trainable_variables)
 
+    optimizer._distlaunch_sparse = False
     optimizer.apply = types.MethodType(apply_summed, optimizer)
     for part in _chain(optimizer):
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
     optimizer._distlaunch_sums_first = True
+
+
+def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a step that was traced with `sum_gradients_first` gathers sparse gradients (of embeddings)."""
+    return getattr(optimizer, "_distlaunch_sparse", False)
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:

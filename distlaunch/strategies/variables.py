@@ -49,7 +49,7 @@ def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _joined(variables: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Variables by path; the shards of one that is split, which are neighbours or were made one by one, count as one."""
+    """Variables by path; the shards of one that is split count as one, in the place of the first."""
     shards: dict[str, list[Any]] = {}
     for variable in variables:
         if (whole := whole_path(variable)) is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -36,7 +38,7 @@ class Evaluator:
             raise ConfigError(Problem(("cluster", "evaluator"), "there is no validation data to evaluate on"))
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
         self._evaluated = self._evaluated_before()
-        self._curve = tf.summary.create_file_writer(str(run.tensorboard / "evaluator"))
+        self._curve = _curve_writer(run)
 
     def follow(self, asked_to_stop: threading.Event) -> None:
         """Evaluates checkpoints as they come, until the run has ended and its last one is evaluated."""
@@ -60,10 +62,11 @@ class Evaluator:
         if logs is None:
             return
         self._emit(Evaluated(step=step, split="validation", logs=logs))
-        with self._curve.as_default(step=step):
-            for name, value in logs.items():
-                tf.summary.scalar(f"evaluation_{name}", value)
-        self._curve.flush()
+        if self._curve is not None:
+            with self._curve.as_default(step=step):
+                for name, value in logs.items():
+                    tf.summary.scalar(f"evaluation_{name}", value)
+            self._curve.flush()
 
     def _run_has_ended(self) -> bool:
         events = read_events(self._run.events)
@@ -73,3 +76,10 @@ class Evaluator:
         """Steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
         paths = self._run.path.glob("attempts/*/evaluator-*/events.jsonl")
         return {event.step for path in paths for event in read_events(path) if isinstance(event, Evaluated)}
+
+
+def _curve_writer(run: RunDir) -> Any:
+    """Writes the curve for TensorBoard too, where that is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    return tf.summary.create_file_writer(str(run.tensorboard / "evaluator"))

@@ -76,8 +76,10 @@ class Reader:
         self._iterator = self._open(self._pass, start)
 
     def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
-        batches = self._split.batches(tf.constant(number_of_pass, tf.int64), tf.constant(start, tf.int64))
-        return iter(batches.prefetch(2).map(lambda *parts: pack(parts)))
+        # in a graph, as in training_source: shuffling takes its seed another way there
+        position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
+        batches = position.flat_map(self._split.batches)
+        return iter(batches.map(lambda *parts: pack(parts)).prefetch(2))
 
 
 def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Split | None) -> None:

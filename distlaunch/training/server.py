@@ -1,4 +1,4 @@
-"""A worker or parameter server of a cluster: it holds what the coordinator needs, and does what the coordinator sends."""
+"""A worker or parameter server: it holds what the coordinator needs, and does what the coordinator sends."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import UsageError
-from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.events import Event, Notice
+from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server import start_server
 from distlaunch.training.data import open_splits
 from distlaunch.training.readers import offer_splits
+from distlaunch.training.seeds import seed_process
 
 SERVERS = ("worker", "ps")
 _PROBE_S = 1.0
@@ -28,16 +30,19 @@ def is_server(config: RunConfig, task: Task) -> bool:
     return kind == "parameter_server" and hosting == "processes" and task.job in SERVERS
 
 
-def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None], *,
-          wait_for_chief: bool) -> None:  # fmt: skip
+def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],
+          emit: Callable[[Event], None], *, wait_for_chief: bool) -> None:  # fmt: skip
     """Serves until the process is asked to stop, or with `wait_for_chief` until the coordinator is gone.
 
     TensorFlow's own `Server.join` never returns, even when the coordinator has ended.
 
     Args:
         on_started: called when the server runs; TensorFlow has set its signal handlers by then.
+        emit: where it tells what it waits for, if it has a launcher of its own.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
+    seed_process(config)
+    use_one_gpu()
     grow_gpu_memory()
     if task.job == "worker":
         # before the server starts: the coordinator may send work at once
@@ -49,12 +54,13 @@ def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_star
     if not wait_for_chief:
         asked_to_stop.wait()
         return
-    _outlast_chief(spec, config.cluster.start_timeout_s, asked_to_stop)
+    chief = spec.address(spec.chief)
+    emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
+    _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop)
 
 
-def _outlast_chief(spec: ClusterSpec, start_timeout_s: float, asked_to_stop: threading.Event) -> None:
+def _outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading.Event) -> None:
     """Returns when the coordinator has come and gone, or has not come in time."""
-    address = spec.address(spec.chief)
     host, _, port = address.rpartition(":")
     unanswered, seen, idle = 0, False, threading.Event()
     waited = 0.0
@@ -70,5 +76,3 @@ def _outlast_chief(spec: ClusterSpec, start_timeout_s: float, asked_to_stop: thr
             raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
         idle.wait(_PROBE_S)
         waited += _PROBE_S
-
-

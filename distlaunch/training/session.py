@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
@@ -37,6 +36,7 @@ from distlaunch.training.export import export_model, rebuild
 from distlaunch.training.export_on_tensorflow import export_on_tensorflow
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.readers import offer_splits
+from distlaunch.training.seeds import seed_process
 from distlaunch.training.steps import make_steps
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from
@@ -57,7 +57,7 @@ class Session:
     def __init__(self, config: RunConfig, run: RunDir, task: Task, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
-        _seed(config)
+        seed_process(config)
         grow_gpu_memory()
         self.strategy: Strategy = create(config, task)
         on_connected()
@@ -220,10 +220,3 @@ class Session:
         except StateMismatchError as error:
             message = f"the checkpoint does not fit this model: {error}; has the model changed since?"
             raise CheckpointError(f"{self._run.checkpoints}: {message}") from None
-
-
-def _seed(config: RunConfig) -> None:
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(config.seed)
-    if config.determinism:
-        tf.config.experimental.enable_op_determinism()

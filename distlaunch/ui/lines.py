@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.text import Text
 
 from distlaunch.events import (
     CheckpointFailed,
     DataResolved,
     EpochEnded,
+    Evaluated,
     Event,
     Exported,
     Notice,
     Restored,
+    TaskRestarted,
     TrainingStarted,
 )
 from distlaunch.launch.paths import shown
 from distlaunch.ui import words
 
+STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
 _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 
 
@@ -32,6 +37,10 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case EpochEnded():
             head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
             return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
+        case Evaluated() if event.of_evaluator:
+            return _pair("evaluator ", f"step {event.step:,}  {words.metrics(event.logs)}")
+        case TaskRestarted():
+            return note_line(f"{event.restarted_task} {event.reason}; started again")
         case Exported():
             return _pair("exported", f"{event.format} to {shown(event.path)}")
         case CheckpointFailed():
@@ -73,6 +82,12 @@ def training_start(event: TrainingStarted) -> str:
     steps = f" of {words.count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
     parts.append(f"{words.count(event.epochs, 'epoch')}{steps}")
     return ", ".join(parts)
+
+
+def restarts(tasks: Mapping[str, int], jobs: int) -> str:
+    """`the job once, worker:1 twice`."""
+    parts = [f"the job {words.times(jobs)}"] if jobs else []
+    return ", ".join(parts + [f"{task} {words.times(count)}" for task, count in sorted(tasks.items())])
 
 
 def _pair(name: str, value: str) -> Text:

@@ -10,10 +10,8 @@ from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.failures import Failure
 from distlaunch.launch.paths import shown
 from distlaunch.ui import words
-from distlaunch.ui.lines import data_source, training_start
+from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
 from distlaunch.ui.state import RunState
-
-_STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
 
 
 def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:
@@ -22,7 +20,7 @@ def print_summary(console: Console, state: RunState, result: AttemptResult) -> N
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     outcome = result.outcome
-    table.add_row("status", Text(outcome.status, style=_STATUS_STYLES[outcome.status]))
+    table.add_row("status", Text(outcome.status, style=STATUS_STYLES[outcome.status]))
     table.add_row("run", shown(result.plan.run_dir))
     for name, value in _facts(state):
         table.add_row(name, value)
@@ -103,6 +101,8 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.training is not None:
         rows += [("strategy", training_start(state.training)), ("trained", _trained(state))]
+    if state.restarts or state.job_restarts:
+        rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:
         rows.append(("data", data_source(state.data)))
     if state.checkpoint is not None:

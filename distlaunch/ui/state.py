@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from distlaunch.events import (
     Restored,
     RunEnded,
     StepsDone,
+    TaskFailed,
+    TaskRestarted,
     TaskStarted,
     TrainingStarted,
 )
@@ -45,6 +48,12 @@ class RunState:
     exports: dict[str, str] = field(default_factory=dict)
     ended: RunEnded | None = None
     training_s: float = 0.0
+    sidecar: Evaluated | None = None
+    """The newest result of the evaluator beside training; `evaluated` is the run's own."""
+    restarts: Counter[str] = field(default_factory=Counter)
+    """How often each task was started again while the others went on."""
+    job_restarts: int = 0
+    failed: TaskFailed | None = None
 
     @staticmethod
     def of(events: Iterable[Event]) -> RunState:
@@ -56,6 +65,8 @@ class RunState:
     def begin_attempt(self, tasks: tuple[str, ...]) -> None:
         """Processes start anew; what was learnt about the run stays."""
         self.tasks, self.came, self.training, self.ended, self.steps_per_s = tasks, {}, None, None, None
+        self.job_restarts += self.failed is not None
+        self.failed = None
 
     def add(self, event: Event) -> None:
         match event:
@@ -77,7 +88,15 @@ class RunState:
             case Restored():
                 self.restored = event
             case Evaluated():
-                self.evaluated = event
+                if event.of_evaluator:
+                    self.sidecar = event
+                else:
+                    self.evaluated = event
+            case TaskRestarted():
+                self.restarts[event.restarted_task] += 1
+                self.came.pop(event.restarted_task, None)
+            case TaskFailed():
+                self.failed = event
             case Exported():
                 self.exports[event.format] = event.path
             case RunEnded():

@@ -13,6 +13,13 @@ def number(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 0.001 <= abs(value) < 10 else f"{value:.4g}"
 
 
+def value(logged: object) -> str:
+    """A logged value of any kind; empty for none."""
+    if logged is None:
+        return ""
+    return number(logged) if isinstance(logged, int | float) else str(logged)
+
+
 def metrics(logs: Mapping[str, float]) -> str:
     """`loss 0.1234, val 0.2345  accuracy 0.9876`: each with its validation value."""
     parts = []
@@ -58,3 +65,8 @@ def count(how_many: int, noun: str) -> str:
 
 def rate(steps_per_s: float) -> str:
     return f"{steps_per_s:.0f} steps/s" if steps_per_s >= 10 else f"{steps_per_s:.2g} steps/s"
+
+
+def times(how_often: int) -> str:
+    """`once`, `twice`, `3 times`."""
+    return {1: "once", 2: "twice"}.get(how_often, f"{how_often:,} times")

@@ -72,6 +72,14 @@ CASES: dict[str, dict[str, Any]] = {
     "two inputs, two outputs": case(
         "two_outputs", "two_inputs", loss=TWO, metrics={"label": ["accuracy"], "total": ["mae"]}, data_args=UNEVEN
     ),
+    "embeddings, sparse gradients": case(
+        "recommender",
+        "ratings",
+        loss="mse",
+        metrics=["mae"],
+        optimizer=optimizer("Adagrad", learning_rate=0.5),
+        data_args={"rows": 304},  # a last batch of 16: replicas of 2, 4 and 8 have equally many rows of it
+    ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),
     "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM),
 }

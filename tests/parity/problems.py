@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.workloads.recommender import factorization, generated_ratings
+
 FEATURES, CLASSES = 12, 4
 layers = keras.layers
 
@@ -163,3 +165,23 @@ def own_step(context, batch):
     context.apply(tape, loss)
     context.model.compute_metrics(x, y, logits)
     return {"loss": loss, "hits": context.average(tf.cast(tf.argmax(logits, -1) == y, tf.float32))}
+
+
+def ratings(rows: int = 305, batch: int = 24, permute: int = 0) -> dict:
+    """Ratings of few users and items, so that batches hold the same ids several times."""
+    made = generated_ratings(users=40, items=30, ratings=rows + 50)
+
+    def split(part: slice, order: np.ndarray) -> tuple:
+        x, y = made["train"] if part.stop else made["validation"]
+        return {name: values[part][order] for name, values in x.items()}, y[part][order]
+
+    order = np.arange(rows)
+    if permute:
+        noise = np.random.default_rng(permute)
+        order = np.concatenate([noise.permutation(b) for b in np.split(order, range(batch, rows, batch))])
+    return {"train": split(slice(0, rows), order), "validation": split(slice(None), np.arange(30))}
+
+
+def recommender() -> keras.Model:
+    """Two embedding tables and their biases."""
+    return factorization(users=40, items=30, dim=6)

@@ -6,33 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.parity.cases import CASES
-from tests.parity.compare import allowed, deviations, weight_deviation
+from tests.parity.compare import deviations, weight_deviation
 
 pytest.importorskip("tensorflow")
 DEADLINE_S = 600
-
-
-@pytest.fixture(scope="module")
-def one_device(virtual_devices):
-    """Reference and noise runs of a case, each trained once."""
-    from distlaunch.strategies.one_device import OneDevice
-    from tests.parity.train_case import train_case
-
-    cache: dict[str, Any] = {}
-
-    def runs(name: str) -> tuple[dict, tuple]:
-        if name not in cache:
-            reference = train_case(name, OneDevice())
-            noise = [train_case(name, OneDevice(), permute=seed) for seed in (1, 2)]
-            cache[name] = reference, allowed(noise, reference)
-        return cache[name]
-
-    return runs
 
 
 def check(record: dict, runs: tuple[dict, tuple]) -> None:
@@ -63,13 +44,21 @@ def test_mirrored_all(name, replicas, one_device):
     check(train_mirrored(name, replicas), one_device(name))
 
 
-def train_mirrored(name: str, replicas: int) -> dict:
+@pytest.mark.parametrize("name", ["embeddings, sparse gradients", "mlp sgd, uneven"])
+def test_many_steps_to_a_call_on_replicas(name, one_device):
+    """Logs every step come from calls of one step; here a call goes through full batches and the uneven last one."""
+    record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)
+    reference, (_, weights_allowed) = one_device(name)
+    assert weight_deviation(record, reference) <= weights_allowed
+
+
+def train_mirrored(name: str, replicas: int, **options) -> dict:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.strategy import Mirrored as Config
     from distlaunch.strategies.mirrored import Mirrored
     from tests.parity.train_case import train_case
 
-    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)))
+    return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)), **options)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from distlaunch.config.run import RunConfig
 from distlaunch.events import EpochEnded, Event, StepsDone
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import make_split, read_splits
-from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.steps import make_steps
@@ -38,13 +38,14 @@ def train_case(
     *,
     permute: int = 0,
     steps_per_call: int | str = "auto",
+    log_every_steps: int | None = 1,
     config: RunConfig | None = None,
 ) -> Record:
-    """Logs of every step, and the final weights, of one case under one strategy."""
+    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given)."""
     raw = copy.deepcopy(CASES[name])
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
-    raw["train"]["steps_per_call"] = steps_per_call
+    raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
     if permute:
         raw["data"]["args"]["permute"] = permute
     config = RunConfig.model_validate(raw)

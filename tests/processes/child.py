@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from distlaunch.events import EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.events import Evaluated, EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
 from distlaunch.run_dir import RunDir
 
@@ -76,11 +76,43 @@ def stop_cleanly() -> None:
 
     def stop(*_: object) -> None:
         finish("stopped")
+        mark(f"stopped-{TASK[-1]}")
         os._exit(4)
 
     signal.signal(signal.SIGTERM, stop)
     train()
     hang()
+
+
+def serve() -> None:
+    """Until SIGTERM comes, as a server does. Tells by a file which of its processes this is, and when it has ended."""
+
+    def end(*_: object) -> None:
+        mark(f"ended-{TASK}")
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    come()
+    number = len(list(RUN.path.glob(f"serving-{TASK}-*"))) + 1
+    (RUN.path / f".{TASK}").write_text(str(os.getpid()))
+    (RUN.path / f".{TASK}").rename(RUN.path / f"serving-{TASK}-{number}")
+    while True:
+        time.sleep(60)
+
+
+def wait_gone(name: str) -> None:
+    """Until the process has ended that left this mark."""
+    wait_for(name)
+    stat = Path(f"/proc/{(RUN.path / name).read_text()}/stat")
+    until = time.monotonic() + 30
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        if time.monotonic() > until:
+            os._exit(99)
+        time.sleep(0.005)
+
+
+def evaluate(step: str) -> None:
+    WRITER.write(Evaluated(step=int(step), split="validation", logs={"loss": 0.5}))
 
 
 def ignore_sigterm() -> None:

@@ -1,10 +1,12 @@
 """The `distlaunch` command with fake_worker.py in place of the worker."""
 
+import os
 import sys
 from pathlib import Path
 
 from distlaunch.cli.main import main
 from distlaunch.launch import plan
+from distlaunch.launch.engines import local
 
 real_argv = plan.worker_argv
 
@@ -14,4 +16,14 @@ def fake_argv(*arguments, **options):  # type: ignore[no-untyped-def]
 
 
 plan.worker_argv = fake_argv
+
+if "FAKE_BETWEEN" in os.environ:
+    real_execute = local.LocalEngine.execute
+
+    def execute(*arguments):  # type: ignore[no-untyped-def]
+        outcome = real_execute(*arguments)
+        os.kill(os.getpid(), int(os.environ["FAKE_BETWEEN"]))
+        return outcome
+
+    local.LocalEngine.execute = execute
 main()

@@ -6,19 +6,25 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from distlaunch import events as ev
+from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 from distlaunch.config.load import load_resolved
 from distlaunch.run_dir import RunDir
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--wait-for-chief", action="store_true")
 for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--split", "--formats"):
     parser.add_argument(name)
 ARGS = parser.parse_args()
 RUN, ATTEMPT = RunDir(ARGS.run_dir), int(ARGS.attempt)
 CONFIG = load_resolved(RUN.attempt_config(ATTEMPT))
 FILES = RUN.task(ATTEMPT, ARGS.task)
-WRITER = ev.EventWriter(RUN.events if ARGS.task == "worker:0" else FILES.events, attempt=ATTEMPT, task=ARGS.task)
+TF_CONFIG = os.environ.get("TF_CONFIG")
+CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
+WRITER = ev.EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
 
 
@@ -59,10 +65,62 @@ def misbehave(step: int) -> None:
         data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T\nValueError: boom"}
         FILES.error_json.write_text(json.dumps(data))
         end(3)
+    kind, _, victim = how.partition("=")
+    now = kind == "kill_always" or (kind == "kill" and ATTEMPT == 0)
+    if now and (step > 4 or victim == "worker:1"):
+        kill(victim)
     if how == "wait":
         (RUN.path / f"waiting-{ARGS.task}").touch()
         while True:
             time.sleep(60)
+
+
+def kill(victim: str) -> None:
+    """Kills another task, or this one. Without a worker training goes on when it is back, without a ps it fails."""
+    own = victim == ARGS.task
+    events = RUN.task(ATTEMPT, victim).events
+    os.kill(os.getpid() if own else started(events)[-1], signal.SIGKILL)
+    if not victim.startswith("ps"):
+        until = len(started(events)) + 1
+        wait_for(lambda: len(started(events)) >= until)
+        return
+    data = {"kind": "exception", "type": "UnavailableError", "message": "Socket closed", "traceback": "T"}
+    FILES.error_json.write_text(json.dumps(data))
+    end(3)
+
+
+def started(events: Path) -> list[int]:
+    """The process ids that a task has told so far; waits for the first."""
+    wait_for(lambda: any(isinstance(event, ev.TaskStarted) for event in ev.read_events(events)))
+    return [event.pid for event in ev.read_events(events) if isinstance(event, ev.TaskStarted)]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > until:
+            end(99)
+        time.sleep(0.005)
+
+
+def serve() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: end(0))
+    WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
+    while True:
+        time.sleep(60)
+
+
+def evaluate_beside() -> None:
+    """As the evaluator does: until the chief has told its end and the last checkpoint is evaluated."""
+    signal.signal(signal.SIGTERM, lambda *_: end(0))
+    WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
+
+    def ended() -> bool:
+        return any(isinstance(event, ev.RunEnded) and event.attempt == ATTEMPT for event in ev.read_events(RUN.events))
+
+    wait_for(ended)
+    WRITER.write(ev.Evaluated(step=int(SAVED.read_text()), split="validation", logs={"loss": 0.25, "accuracy": 0.75}))
+    end(0)
 
 
 def stop(*_: object) -> None:
@@ -70,6 +128,12 @@ def stop(*_: object) -> None:
     end(4)
 
 
+if ARGS.task.startswith("evaluator"):
+    evaluate_beside()
+if TF_CONFIG and ARGS.task == CHIEF:
+    (FILES.path.parent / "tf_config.json").write_text(TF_CONFIG)
+if CONFIG.strategy.kind == "parameter_server" and ARGS.task != CHIEF:
+    serve()
 signal.signal(signal.SIGTERM, stop)
 if os.environ.get("FAKE") == "config":
     problems = [{"key": ["data", "global_batch"], "message": "does not fit"}]

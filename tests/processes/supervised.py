@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable
@@ -57,6 +58,19 @@ def make_plan(
         env = {"PYTHONPATH": REPOSITORY, "MARKER": str(run.path)}
         plans.append(TaskPlan(task, argv, env, run.task(0, str(task)), f"127.0.0.1:{1000 + index}"))
     return LaunchPlan(run.path, 0, mode, tuple(plans), start_timeout_s, stop_timeout_s)
+
+
+def make_servers_plan(run_dir: Path, start_timeout_s: float = 30, **tasks: list[str]) -> LaunchPlan:
+    """A plan of parameter servers, such as `make_servers_plan(path, chief_0=[...], worker_0=[...], ps_0=[...])`."""
+    plan = make_plan(run_dir, *tasks.values(), start_timeout_s=start_timeout_s)
+    run, plans = RunDir(run_dir), []
+    for name, given in zip(tasks, plan.tasks, strict=True):
+        job, _, index = name.partition("_")
+        task = Task(job, int(index))
+        argv = tuple(str(task) if word == str(given.task) else word for word in given.argv)
+        env, files = {**given.env, "LEAD": "chief:0"}, run.task(0, str(task))
+        plans.append(TaskPlan(task, argv, env, files, serves=job in ("worker", "ps")))
+    return dataclasses.replace(plan, tasks=tuple(plans), chief=Task("chief", 0))
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:

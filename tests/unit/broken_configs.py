@@ -165,6 +165,8 @@ CHECKS = [
           "got 1; expected 2", id="too few ports"),
     below("strategy: {kind: multi_worker_mirrored}\ncluster:\n  workers: 2\n  ports: [4000, 4000]\n", 4, "cluster.ports[1]",
           "4000 2 times", id="port twice"),
+    below("strategy: {kind: parameter_server}\ncluster:\n  workers: 2\n  ps: 1\n  ports: [4000, 4001, 4002]\n", 5, "cluster.ports",
+          "got 3; expected 4, one for each of 2 workers, 1 ps and the chief", id="no port for the chief"),
     below("cluster: {ports: [4000]}\n", 1, "cluster.ports", "needs none", id="ports of one process"),
     below("strategy:\n  kind: parameter_server\n  partitioner: {kind: min_size, num_shards: 2}\ncluster: {ps: 1}\n", 3,
           "strategy.partitioner.num_shards", "'min_shard_bytes', 'max_shards'", id="partitioner argument"),

@@ -131,3 +131,4 @@ def test_names() -> None:
     assert task_run_name("x", spec, here) == "x-worker-1"
     assert task_run_name("x", spec, Task("worker", 0)) == "x"
     assert task_run_name("x", spec, None) == "x"
+    assert task_run_name("x", spec, Task("evaluator", 0)) == "x"

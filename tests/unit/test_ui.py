@@ -9,10 +9,22 @@ import pytest
 from rich.console import Console
 
 from distlaunch.cluster.spec import Task
-from distlaunch.events import EpochEnded, Event, Notice, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.events import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    Notice,
+    RunEnded,
+    StepsDone,
+    TaskFailed,
+    TaskRestarted,
+    TaskStarted,
+    TrainingStarted,
+)
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
 from distlaunch.run_dir import RunDir
 from distlaunch.ui import words
+from distlaunch.ui.lines import event_line, restarts
 from distlaunch.ui.live import LiveView, progress_line
 from distlaunch.ui.plain import PlainView
 from distlaunch.ui.state import RunState
@@ -111,6 +123,31 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
     view.ended()
     assert isinstance(console.file, io.StringIO)
     golden("ui/plain.txt", console.file.getvalue())
+
+
+def test_the_evaluator_has_a_line_of_its_own() -> None:
+    """It must not disturb what is known of the run itself."""
+    result = Evaluated(task="evaluator:0", step=200, split="validation", logs={"loss": 0.41, "accuracy": 0.88})
+    state = RunState.of([START, steps(0, 200), result])
+    assert (state.evaluated, state.logs, state.step, state.sidecar) == (None, LOGS, 200, result)
+    line = event_line(result, 10)
+    assert line is not None
+    assert line.plain == "evaluator  step 200  loss 0.4100  accuracy 0.8800"
+    own = Evaluated(task="chief:0", step=200, split="validation", logs={"loss": 0.4})
+    assert event_line(own, 10) is None
+    assert RunState.of([own]).evaluated == own
+
+
+def test_restarts_are_told_and_counted() -> None:
+    again = TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL")
+    state = RunState.of([again, again, TaskRestarted(restarted_task="ps:0", host="a", reason="x")])
+    state.add(TaskFailed(failed_task="ps:0", host="a", reason="x", log=""))
+    state.begin_attempt(("chief:0",))
+    assert restarts(state.restarts, state.job_restarts) == "the job once, ps:0 once, worker:1 twice"
+    assert restarts({"worker:1": 3}, 0) == "worker:1 3 times"
+    line = event_line(again, 1)
+    assert line is not None
+    assert line.plain == "worker:1 was killed by SIGKILL; started again"
 
 
 def test_the_terminal_is_left_clean() -> None:

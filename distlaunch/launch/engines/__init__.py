@@ -11,6 +11,7 @@ from distlaunch.launch.engines.local import LocalEngine
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan
+from distlaunch.launch.signals import SignalPipe
 
 
 class Place(Protocol):
@@ -33,8 +34,8 @@ class Engine(Protocol):
         """Addresses and devices for the tasks. `dry`: reserve nothing; raises UsageError if there are none."""
         ...
 
-    def execute(self, plan: LaunchPlan, place: Place, observer: Observer) -> Outcome:
-        """Runs the plan to its end."""
+    def execute(self, plan: LaunchPlan, place: Place, observer: Observer, signals: SignalPipe | None) -> Outcome:
+        """Runs the plan to its end. `signals`: where they are read, if the caller has taken them over."""
         ...
 
 

@@ -14,6 +14,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, local_cluster, local_tasks
+from distlaunch.launch.signals import SignalPipe
 from distlaunch.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -64,12 +65,12 @@ class LocalEngine:
             return LocalPlace(local_cluster(config, ports), gpus=gpus)
         return LocalPlace(local_cluster(config, ports), gpus=gpus, held=hold_ports(ports[:count]))
 
-    def execute(self, plan: LaunchPlan, place: Place, observer: Observer) -> Outcome:
+    def execute(self, plan: LaunchPlan, place: Place, observer: Observer, signals: SignalPipe | None) -> Outcome:
         # a server that is started again gets its port back, so it must stay ours while the attempt lasts
         keeps_ports = any(task.serves for task in plan.tasks)
         release = _keep if keeps_ports else place.release
         try:
-            return Supervisor(plan, observer, on_training=release).run()
+            return Supervisor(plan, observer, on_training=release, signals=signals).run()
         finally:
             place.release()
 

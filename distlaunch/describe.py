@@ -1,0 +1,51 @@
+"""`python -m distlaunch.describe CONFIG`: builds the model of a resolved config and prints where its variables go.
+
+For `distlaunch plan`. Prints one JSON object: `variables`, as the event VariablesPlaced has them, or `problems`.
+Servers run inside this process and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+from distlaunch.cluster.spec import Task
+from distlaunch.config.load import load_resolved
+from distlaunch.errors import ConfigError, ExitCode
+from distlaunch.run_dir import RunDir
+
+
+def main() -> None:
+    code, told = _describe(sys.argv[1])
+    print(json.dumps(told), flush=True)
+    os._exit(code)  # servers in this process cannot be stopped
+
+
+def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
+    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    try:
+        config = load_resolved(path)
+        in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
+        from distlaunch.training.session import Session
+
+        nowhere = RunDir(tempfile.gettempdir())  # a session writes only when it trains
+        session = Session(
+            config.model_copy(update={"cluster": in_process}),
+            nowhere,
+            Task("chief", 0),
+            emit=lambda event: None,
+            should_stop=lambda: False,
+        )
+        return ExitCode.DONE, {"variables": session.program.placement()}
+    except ConfigError as error:
+        return ExitCode.USAGE, {
+            "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
+        }
+
+
+if __name__ == "__main__":
+    main()

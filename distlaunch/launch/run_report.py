@@ -1,0 +1,199 @@
+"""How a run went, as data: read from the events in its directory, whether it has ended or not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distlaunch.errors import ConfigError, UsageError
+from distlaunch.events import (
+    CheckpointSaved,
+    DataResolved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Exported,
+    RunEnded,
+    StepsDone,
+    TaskFailed,
+    TaskRestarted,
+    TrainingStarted,
+    VariablesPlaced,
+    read_events,
+)
+from distlaunch.launch.paths import shown
+from distlaunch.run_dir import RunDir
+
+_Kind = TypeVar("_Kind", bound=Event)
+
+RUNNING = "running"
+UNKNOWN = "unknown"
+"""Nobody told the end: the launcher was killed, or the machine was lost."""
+
+
+@dataclass(frozen=True)
+class AttemptReport:
+    """One start of a run's processes.
+
+    Attributes:
+        mode: `train`, `evaluate` or `export`.
+        status: as in RunEnded, or `running` or `unknown`; `done` for other modes that have told a result.
+        culprit: who failed first; empty if nobody did.
+        restarts: how often each task was started again while the others went on.
+    """
+
+    attempt: int
+    mode: str
+    status: str
+    first_step: int | None = None
+    last_step: int | None = None
+    seconds: float | None = None
+    culprit: str = ""
+    host: str = ""
+    reason: str = ""
+    log: str = ""
+    restarts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run, all attempts together. Of what was done twice, the later one counts.
+
+    Attributes:
+        checkpoints: those that are still there.
+        evaluator: results of the evaluator beside training, by step.
+        evaluations: results of `distlaunch evaluate`, in order.
+        variables: which task holds what, as in VariablesPlaced.
+    """
+
+    path: str
+    name: str
+    strategy: str
+    status: str
+    attempts: tuple[AttemptReport, ...]
+    training: TrainingStarted | None
+    data: DataResolved | None
+    epochs: tuple[EpochEnded, ...]
+    checkpoints: tuple[CheckpointSaved, ...]
+    evaluator: tuple[Evaluated, ...]
+    evaluations: tuple[Evaluated, ...]
+    exports: dict[str, str]
+    variables: list[dict[str, Any]]
+
+    def to_plain(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "run": self.path,
+            "name": self.name,
+            "strategy": self.strategy,
+            "status": self.status,
+            "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+            "data": _only(self.data, "name", "source", "examples") if self.data else None,
+            "epochs": [_only(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
+            "checkpoints": [_only(event, "step", "path", "num_bytes") for event in self.checkpoints],
+            "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
+            "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
+            "exports": self.exports,
+            "variables": self.variables,
+        }
+
+
+def open_run(path: str) -> RunDir:
+    """An existing run. Raises UsageError if there is none."""
+    run = RunDir(path)
+    if not run.exists():
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml)")
+    return run
+
+
+def read_report(run: RunDir) -> RunReport:
+    """Reads all there is."""
+    events = read_events(run.events)
+    attempts = tuple(_attempt(run, number, events) for number in run.attempts())
+    trainings = [event for event in events if isinstance(event, TrainingStarted)]
+    saved = {
+        event.step: dataclasses.replace(event, path=str(kept))
+        for event in events
+        if isinstance(event, CheckpointSaved) and (kept := run.kept_checkpoint(event.path)) is not None
+    }
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    placed = [event.variables for event in events if isinstance(event, VariablesPlaced)]
+    return RunReport(
+        path=str(run.path),
+        name=run.name,
+        strategy=trainings[-1].strategy if trainings else _configured_strategy(run),
+        status=next((attempt.status for attempt in reversed(attempts) if attempt.mode == "train"), UNKNOWN),
+        attempts=attempts,
+        training=trainings[-1] if trainings else None,
+        data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
+        epochs=_by({event.epoch: event for event in events if isinstance(event, EpochEnded)}),
+        checkpoints=_by(saved),
+        evaluator=_by({event.step: event for event in _evaluator_events(run)}),
+        evaluations=tuple(event for event in evaluated if not event.of_evaluator),
+        exports={event.format: event.path for event in events if isinstance(event, Exported)},
+        variables=placed[-1] if placed else [],
+    )
+
+
+def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:
+    own = [event for event in events if event.attempt == number]
+    ends = [event for event in own if isinstance(event, RunEnded)]
+    starts = [event for event in own if isinstance(event, TrainingStarted)]
+    steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
+    failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
+    mode = "train"
+    if not starts and not ends:
+        results = [event for event in own if isinstance(event, Evaluated | Exported)]
+        if results:
+            mode = "evaluate" if isinstance(results[-1], Evaluated) else "export"
+    running = number == max(run.attempts()) and run.is_busy()
+    if failure is not None:
+        status = "failed"
+    elif running:
+        status = RUNNING
+    else:
+        status = ends[-1].status if ends else "done" if mode != "train" else UNKNOWN
+    return AttemptReport(
+        attempt=number,
+        mode=mode,
+        status=status,
+        first_step=starts[0].first_step if starts else None,
+        last_step=max([*steps, *(event.step for event in ends)]) if steps or ends else None,
+        seconds=ends[-1].seconds if ends else None,
+        culprit=failure.failed_task if failure else "",
+        host=failure.host if failure else "",
+        reason=failure.reason if failure else "",
+        log=failure.log if failure else "",
+        restarts=dict(Counter(event.restarted_task for event in own if isinstance(event, TaskRestarted))),
+    )
+
+
+def _evaluator_events(run: RunDir) -> list[Evaluated]:
+    files = [
+        files
+        for attempt in run.attempts()
+        for task, files in run.tasks(attempt).items()
+        if task.startswith("evaluator:")
+    ]
+    return [event for each in files for event in read_events(each.events) if isinstance(event, Evaluated)]
+
+
+def _configured_strategy(run: RunDir) -> str:
+    """For a run that never came to its first step."""
+    from distlaunch.config.load import load_resolved
+
+    with contextlib.suppress(ConfigError, OSError):
+        return load_resolved(run.config).strategy.kind
+    return UNKNOWN
+
+
+def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
+    return tuple(events[key] for key in sorted(events))
+
+
+def _only(event: Event, *names: str) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in names}

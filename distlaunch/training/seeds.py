@@ -1,0 +1,16 @@
+"""Random state of a process of a run."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+
+
+def seed_process(config: RunConfig) -> None:
+    """Begins a run in this process: the same names of layers and the same random numbers in each of its processes."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.seed)
+    if config.determinism:
+        tf.config.experimental.enable_op_determinism()

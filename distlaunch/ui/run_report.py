@@ -1,0 +1,130 @@
+"""`distlaunch report`: how a run went, as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from distlaunch.events import EpochEnded, Evaluated
+from distlaunch.launch.paths import shown
+from distlaunch.launch.run_report import AttemptReport, RunReport
+from distlaunch.ui import words
+from distlaunch.ui.columns import columns
+from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
+from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
+
+
+def print_report(console: Console, report: RunReport) -> None:
+    """All of it, the newest facts of each kind first in the head, then a table of each kind."""
+    for name, value, style in _head(report):
+        _print(console, Text.assemble((f"{name:<9}  ", "dim"), (value, style)))
+    _section(console, _attempt_lines(report.attempts))
+    _section(console, _epoch_lines(report.epochs))
+    _section(console, _checkpoint_lines(report))
+    _section(console, _result_lines("evaluator", report.evaluator))
+    _section(console, _result_lines("evaluate", report.evaluations))
+    if report.variables:
+        _section(console, placement_lines(report.variables))
+        _section(console, task_lines(report.variables))
+
+
+def report_json(report: RunReport) -> str:
+    """All of it as one JSON object."""
+    return json.dumps({**report.to_plain(), "bytes_per_task": bytes_per_task(report.variables)}, indent=2)
+
+
+def _head(report: RunReport) -> list[tuple[str, str, str]]:
+    rows = [
+        ("run", shown(report.path), ""),
+        ("strategy", training_start(report.training) if report.training else report.strategy.replace("_", " "), ""),
+        ("status", report.status, STATUS_STYLES.get(report.status, "bold")),
+    ]
+    failed = [attempt for attempt in report.attempts if attempt.culprit]
+    if report.status == "failed" and failed:
+        rows += [("failed", f"{failed[-1].culprit} on {failed[-1].host}: {failed[-1].reason}", "")]
+        rows += [("log", shown(failed[-1].log), "")] if failed[-1].log else []
+    if again := _restarts(report.attempts):
+        rows.append(("restarts", again, ""))
+    if report.data is not None:
+        rows.append(("data", data_source(report.data), ""))
+    rows += [("export", f"{shown(path)} ({kind})", "") for kind, path in report.exports.items()]
+    return rows
+
+
+def _restarts(attempts: Sequence[AttemptReport]) -> str:
+    """Of tasks alone; those of the job are the table of attempts."""
+    total: dict[str, int] = {}
+    for attempt in attempts:
+        for task, count in attempt.restarts.items():
+            total[task] = total.get(task, 0) + count
+    return restarts(total, 0)
+
+
+def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
+    rows = []
+    for attempt in attempts:
+        steps = f"{attempt.first_step:,} to {attempt.last_step:,}" if attempt.first_step is not None else ""
+        took = words.duration(attempt.seconds) if attempt.seconds is not None else ""
+        status = attempt.status if attempt.mode == "train" else f"{attempt.mode}: {attempt.status}"
+        why = f"{attempt.culprit}: {attempt.reason}" if attempt.culprit else ""
+        rows.append((str(attempt.attempt), status, steps, took, restarts(attempt.restarts, 0), why))
+    return _without_empty(("attempt", "ended", "steps", "time", "restarts", "failed first"), rows, right={0, 3})
+
+
+def _epoch_lines(epochs: Sequence[EpochEnded]) -> list[str]:
+    """Every value that was logged, each beside its validation value."""
+    names = _log_names([epoch.logs for epoch in epochs])
+    rows = [
+        (
+            str(epoch.epoch + 1),
+            f"{epoch.step:,}",
+            words.duration(epoch.seconds),
+            *(words.value(epoch.logs.get(name)) for name in names),
+        )
+        for epoch in epochs
+    ]
+    return columns(("epoch", "step", "time", *names), rows, right=range(len(names) + 3)) if rows else []
+
+
+def _checkpoint_lines(report: RunReport) -> list[str]:
+    rows = [(f"{saved.step:,}", words.size(saved.num_bytes), shown(saved.path)) for saved in report.checkpoints]
+    return columns(("checkpoint", "size", "path"), rows, right={0, 1}) if rows else []
+
+
+def _result_lines(name: str, results: Sequence[Evaluated]) -> list[str]:
+    names = _log_names([result.logs for result in results])
+    rows = [
+        (f"{result.step:,}", result.split, *(words.value(result.logs.get(each)) for each in names))
+        for result in results
+    ]
+    right = {0, *range(2, len(names) + 2)}
+    return columns((f"{name}: step", "split", *names), rows, right=right) if rows else []
+
+
+def _log_names(logs: Sequence[dict[str, float]]) -> list[str]:
+    """All names, in the order in which they came, each followed by that of its validation value."""
+    found = dict.fromkeys(name for each in logs for name in each)
+    plain = dict.fromkeys(name.removeprefix("val_") for name in found)
+    return [name for base in plain for name in (base, f"val_{base}") if name in found]
+
+
+def _without_empty(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[int]) -> list[str]:
+    """A table without the columns that hold nothing."""
+    if not rows:
+        return []
+    kept = [number for number in range(len(head)) if any(row[number] for row in rows)]
+    aligned = {at for at, number in enumerate(kept) if number in right}
+    return columns([head[number] for number in kept], [[row[n] for n in kept] for row in rows], right=aligned)
+
+
+def _section(console: Console, lines: Sequence[str]) -> None:
+    if lines:
+        _print(console, Text(""))
+        _print(console, Text.assemble((lines[0], "dim"), "\n" if len(lines) > 1 else "", "\n".join(lines[1:])))
+
+
+def _print(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

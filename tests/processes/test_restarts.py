@@ -1,0 +1,137 @@
+"""Jobs that lose a task, as users run them, with a worker that only pretends."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from supervised import processes_of, wait_until
+from test_commands import CONFIG, Shell
+
+from distlaunch.events import RunEnded, TaskFailed, read_events
+from distlaunch.run_dir import RunDir
+
+SERVERS = ["--set", "strategy.kind=parameter_server", "--set", "cluster.workers=2", "--set", "cluster.ps=1"]
+EVALUATOR = ["--set", "cluster.evaluator=true"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    (tmp_path / "m.py").write_text("def model():\n    pass\n\n\ndef data():\n    pass\n")
+    return Shell(tmp_path)
+
+
+def statuses(shell: Shell) -> list[str]:
+    events = read_events(RunDir(shell.directory / "runs/job").events)
+    return [event.status for event in events if isinstance(event, RunEnded)]
+
+
+@pytest.mark.parametrize("victim", ["ps:0", "chief:0"])
+def test_a_job_that_loses_a_task_goes_on(shell: Shell, victim: str, golden: Callable[[str, str], None]) -> None:
+    code, out, err = shell("train", "job.yaml", *SERVERS, FAKE=f"kill={victim}")
+    assert (code, err) == (0, "")
+    assert statuses(shell) == ["failed", "done"]
+    failed = [e for e in read_events(RunDir(shell.directory / "runs/job").events) if isinstance(e, TaskFailed)]
+    assert [event.failed_task for event in failed] == [victim]
+    first, second = (re.findall(r"127\.0\.0\.1:\d+", text) for text in plans(shell))
+    assert first != second
+    # output and events come by two ways, so which of them is shown first is chance
+    changes = {
+        r"\[chief:0\] hello.*\n": "",
+        r"SIGKILL.*": "SIGKILL",
+        r"stopping .*": "stopping ...",
+        r"in \d+\.\d s": "in N s",
+    }
+    for pattern, instead in changes.items():
+        out = re.sub(pattern, instead, out)
+    golden(f"train/restart_{victim.partition(':')[0]}.txt", out)
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def plans(shell: Shell) -> list[str]:
+    """What each attempt's chief was started with, as it told."""
+    return [path.read_text() for path in sorted((shell.directory / "runs/job/attempts").glob("*/tf_config.json"))]
+
+
+def test_a_worker_that_is_killed_costs_nothing(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", *SERVERS, FAKE="kill=worker:1")
+    assert (code, err) == (0, "")
+    assert "worker:1 was killed by SIGKILL; started again" in out
+    assert re.search(r"restarts +worker:1 twice", out)  # once in each of the two epochs
+    assert statuses(shell) == ["done"]
+
+
+def test_restarts_come_to_an_end(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", *SERVERS, "--set", "restarts.max=2", FAKE="kill_always=chief:0")
+    assert code == 3
+    assert [line for line in out.splitlines() if line.startswith("restart ")][-1].startswith("restart 2 of 2: chief:0 ")
+    assert "failed: chief:0" in err
+    assert statuses(shell) == ["failed"] * 3
+
+
+def test_no_restart_is_the_default_of_other_strategies(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="kill=worker:0")[0] == 3
+    assert shell("train", "job.yaml", "-q", "--set", "restarts.max=1", FAKE="kill=worker:0")[0] == 0
+
+
+def test_no_restart_after_an_error_of_ones_own(shell: Shell) -> None:
+    code, out, _ = shell("train", "job.yaml", *SERVERS, FAKE="fail")
+    assert code == 3
+    assert "restart" not in out
+    assert statuses(shell) == ["failed"]
+
+
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 4)])
+def test_a_signal_between_attempts_ends_the_job(shell: Shell, number: signal.Signals, expected: int) -> None:
+    """The fake engine signals the launcher when an attempt has failed, before the next."""
+    code, out, _ = shell("train", "job.yaml", *SERVERS, FAKE="kill=chief:0", FAKE_BETWEEN=str(int(number)))
+    assert code == expected
+    assert "restart " not in out
+    assert RunDir(shell.directory / "runs/job").next_attempt() == 1
+
+
+@pytest.mark.parametrize("more", [[], SERVERS], ids=["one_device", "parameter_server"])
+def test_an_evaluator_beside_training(shell: Shell, more: list[str]) -> None:
+    code, out, err = shell("train", "job.yaml", *more, *EVALUATOR)
+    assert (code, err) == (0, "")
+    assert "evaluator  step 8  loss 0.2500  accuracy 0.7500" in out
+    assert statuses(shell) == ["done"]
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_an_evaluator_of_a_launcher_of_its_own(shell: Shell) -> None:
+    """It evaluates the chief's run, whose lock the chief's launcher holds, and leaves its files as they are."""
+    task = {"type": "evaluator", "index": 0}
+    tf_config = json.dumps({"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": task})
+    two = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+    code, out, err = shell("train", "job.yaml", *two, TF_CONFIG=tf_config)
+    assert (code, out) == (2, "")
+    assert "there is no run called job in runs yet; start the chief first" in err
+    assert shell("train", "job.yaml", "-q", *two)[0] == 0
+    run = RunDir(shell.directory / "runs/job")
+    before = run.events.read_bytes(), run.plan.read_bytes()
+    with run.lock():
+        code, out, err = shell("train", "job.yaml", *two, TF_CONFIG=tf_config)
+    assert (code, err) == (0, "")
+    assert "evaluator  step 8  loss 0.2500  accuracy 0.7500" in out
+    assert (run.events.read_bytes(), run.plan.read_bytes()) == before
+    assert (run.attempts(), [path.name for path in run.path.parent.iterdir()]) == ([0], ["job"])
+
+
+def test_a_run_of_servers_is_evaluated(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", *SERVERS, *EVALUATOR)[0] == 0
+    code, out, err = shell("evaluate", "runs/job")
+    assert (code, err) == (0, "")
+    assert "0.7500" in out
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_a_smoke_run_of_servers(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", "--smoke", *SERVERS)
+    assert (code, err) == (0, "")
+    assert " no " not in out

@@ -1,0 +1,86 @@
+"""Batches by number: those of one device, in whatever order they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distlaunch.config.run import RunConfig
+
+tf = pytest.importorskip("tensorflow")
+
+from distlaunch.strategies import worker_batches  # noqa: E402
+from distlaunch.training.data import Splits, make_split  # noqa: E402
+from distlaunch.training.readers import Reader, offer_splits  # noqa: E402
+from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
+
+__all__ = ["seeded"]
+pytestmark = pytest.mark.usefixtures("seeded")
+PER_PASS = -(-ROWS // BATCH)
+
+
+def rows(batch: Any) -> list[int]:
+    x, y = batch
+    assert (y.numpy() == x.numpy() * 10).all()
+    return x.numpy().tolist()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 11, 12), (7, 3, 12, 0, 4, 5), (12, 11, 0, 0, 9, 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_means_the_batch_of_that_step(kind: str, order: tuple[int, ...]) -> None:
+    split = make_split(KINDS[kind](), config(), seed=3, training=True)
+    visible = split.num_batches is None
+    expected = [b for b in batches(split.training_source(0, 0, ends_visible=visible), 16) if b]
+    reader = Reader(split, once=False)
+    assert [rows(reader.read(number)) for number in order] == [expected[number] for number in order]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_pass_ends(kind: str) -> None:
+    reader = Reader(make_split(KINDS[kind](), config(), seed=3, training=False), once=True)
+    read = [rows(reader.read(number)) for number in (*range(PER_PASS + 2), 1)]
+    assert joined(read[:PER_PASS]) == list(range(ROWS))
+    assert read[PER_PASS:] == [[], [], [5, 6, 7, 8, 9]]
+
+
+def job(**strategy: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "model": {"function": "unused:unused"},
+            "data": {"function": "unused:unused", "global_batch": BATCH},
+            "strategy": {"kind": "parameter_server", **strategy},
+            "cluster": {"workers": 2, "ps": 1},
+        }
+    )
+
+
+@pytest.mark.parametrize("make", [as_arrays, as_dataset], ids=["arrays", "dataset"])
+def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
+    def passes(per_worker_data: str) -> list[list[int]]:
+        run = job(per_worker_data=per_worker_data)
+        train = make_split(make(), run.data, seed=0, training=True)
+        offer_splits(run, Splits(make(), None, ""), train, None)
+        read = worker_batches._readers["train"]
+        return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
+
+    first, second = passes("sharded")
+    assert first == second
+    first, second = passes("shuffled")
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(ROWS))
+
+
+def test_a_graph_gets_the_batch_of_its_process() -> None:
+    s = tf.constant(["a"])
+    worker_batches.offer("test", lambda worker, number: {"x": tf.fill([worker + 1, 2], float(number)), "s": s})
+    spec = {"x": tf.TensorSpec([None, 2], tf.float32), "s": tf.TensorSpec([1], tf.string)}
+
+    @tf.function
+    def graph(worker: Any, number: Any) -> Any:
+        return worker_batches.fetch("test", worker, number, spec)
+
+    batch, count = graph(tf.constant(2, tf.int64), tf.constant(7, tf.int64))
+    assert batch["x"].numpy().tolist() == [[7.0, 7.0]] * 3
+    assert batch["s"].numpy().tolist() == [b"a"]
+    assert int(count) in (1, 3)

@@ -1,0 +1,183 @@
+"""`distlaunch report`, from recorded events."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from distlaunch.cli.main import cli
+from distlaunch.errors import UsageError
+from distlaunch.events import (
+    CheckpointSaved,
+    DataResolved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    EventWriter,
+    Exported,
+    RunEnded,
+    StepsDone,
+    TaskFailed,
+    TaskRestarted,
+    TaskStarted,
+    TrainingStarted,
+    VariablesPlaced,
+)
+from distlaunch.run_dir import RunDir
+from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
+
+START: dict[str, Any] = {
+    "strategy": "parameter_server", "loop": "fit", "replicas": 2, "tasks": 4, "global_batch": 64, "epochs": 2,
+    "first_epoch": 0, "steps_per_epoch": 100, "parameters": 10,
+}  # fmt: skip
+VARIABLES: list[dict[str, Any]] = [
+    {
+        "name": "model/dense/kernel",
+        "shape": [784, 128],
+        "dtype": "float32",
+        "parts": [
+            {"task": "ps:0", "rows": [0, 392], "bytes": 200704},
+            {"task": "ps:1", "rows": [392, 784], "bytes": 200704},
+        ],
+    },
+    {
+        "name": "model/dense/bias",
+        "shape": [128],
+        "dtype": "float32",
+        "parts": [{"task": "ps:0", "rows": None, "bytes": 512}],
+    },
+    {
+        "name": "optimizer/learning_rate",
+        "shape": [],
+        "dtype": "float32",
+        "parts": [{"task": "ps:1", "rows": None, "bytes": 4}],
+    },
+]
+
+
+def write(path: Path, attempt: int, task: str, *events: Event) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = EventWriter(path, attempt=attempt, task=task)
+    for event in events:
+        writer.write(event)
+    writer.close()
+
+
+def epoch(number: int, loss: float) -> EpochEnded:
+    logs = {"loss": loss, "accuracy": 1 - loss, "val_loss": loss * 2, "val_accuracy": 0.5, "learning_rate": 1e-5}
+    return EpochEnded(epoch=number, step=100 * number + 100, seconds=12.5, logs=logs)
+
+
+def saved(step: int) -> CheckpointSaved:
+    return CheckpointSaved(step=step, path=f"/elsewhere/step-{step:08}", num_bytes=1_234_567, seconds=0.1)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """A run that lost a parameter server, was started again, was evaluated, and lost the older of its checkpoints."""
+    monkeypatch.chdir(tmp_path)
+    run = RunDir("runs/job")
+    run.path.mkdir(parents=True)
+    run.config.write_text("")
+    for attempt in range(3):
+        for task in ("chief:0", "evaluator:0"):
+            run.task(attempt, task).path.mkdir(parents=True)
+    (run.checkpoints / "step-00000200").mkdir(parents=True)
+    log = str(run.task(0, "ps:1").stderr_log)
+    write(
+        run.events, 0, "chief:0", TaskStarted(host="a", pid=1),
+        DataResolved(name="m:data", source="memory", examples={"train": 6400, "validation": 100}),
+        TrainingStarted(**START, first_step=0), VariablesPlaced(variables=VARIABLES[:1]),
+        StepsDone(epoch=0, step=100, step_in_epoch=100, steps=100, seconds=1, logs={}), epoch(0, 0.5), saved(100),
+        StepsDone(epoch=1, step=150, step_in_epoch=50, steps=50, seconds=1, logs={}),
+    )  # fmt: skip
+    write(
+        run.events, 0, "launcher", TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
+        TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
+        TaskFailed(failed_task="ps:1", host="a", reason="killed by SIGKILL", log=log),
+        RunEnded(status="failed", step=150, epoch=1, seconds=83),
+    )  # fmt: skip
+    write(
+        run.events, 1, "chief:0", TrainingStarted(**{**START, "first_epoch": 1}, first_step=100),
+        VariablesPlaced(variables=VARIABLES), epoch(1, 0.25), saved(200),
+        Exported(format="keras", path=str(run.export / "model.keras")),
+        RunEnded(status="done", step=200, epoch=2, seconds=20),
+    )  # fmt: skip
+    write(run.task(0, "evaluator:0").events, 0, "evaluator:0", result(100, 0.9))
+    write(run.task(1, "evaluator:0").events, 1, "evaluator:0", result(100, 0.75), result(200, 0.5))
+    write(run.events, 2, "chief:0", TaskStarted(host="a", pid=1), result(200, 0.5))
+    return run
+
+
+def result(step: int, loss: float) -> Evaluated:
+    return Evaluated(step=step, split="validation", logs={"loss": loss, "accuracy": 0.88})
+
+
+def report(*words: str) -> str:
+    outcome = CliRunner().invoke(cli, ["report", *words], catch_exceptions=False)
+    assert outcome.exit_code == 0
+    return outcome.output
+
+
+def test_report(run: RunDir, golden: Callable[[str, str], None]) -> None:
+    golden("ui/report.txt", report("runs/job"))
+
+
+def test_report_as_json(run: RunDir) -> None:
+    told = json.loads(report("runs/job", "--json"))
+    assert (told["status"], told["strategy"], told["name"]) == ("done", "parameter_server", "job")
+    assert [attempt["culprit"] for attempt in told["attempts"]] == ["ps:1", "", ""]
+    assert told["attempts"][0]["restarts"] == {"worker:1": 2}
+    assert told["attempts"][2]["mode"] == "evaluate"
+    assert [(each["step"], each["logs"]["loss"]) for each in told["evaluator"]] == [(100, 0.75), (200, 0.5)]
+    assert [each["step"] for each in told["checkpoints"]] == [200]
+    assert told["variables"] == VARIABLES
+    assert told["bytes_per_task"] == {"ps:0": 201216, "ps:1": 200708}
+
+
+def test_a_run_that_is_going_on_or_was_lost(run: RunDir) -> None:
+    run.task(3, "chief:0").path.mkdir(parents=True)
+    assert json.loads(report("runs/job", "--json"))["status"] == "unknown"
+    with run.lock():
+        assert json.loads(report("runs/job", "--json"))["status"] == "running"
+
+
+def test_a_run_that_never_began(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("not: complete\n")
+    assert "status     unknown" in report(str(tmp_path))
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run directory"):
+        report(str(tmp_path / "nope"))
+
+
+def test_it_needs_no_framework(run: RunDir) -> None:
+    code = (
+        "import sys; from distlaunch.cli.main import cli; cli(['report', 'runs/job'], standalone_mode=False);"
+        "assert not {'tensorflow', 'keras', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_placement_tables() -> None:
+    assert placement_lines(VARIABLES) == [
+        "variable                  shape       task   rows             size",
+        "model/dense/kernel        784 x 128   ps:0   0 to 391     200.7 kB",
+        "                                      ps:1   392 to 783   200.7 kB",
+        "model/dense/bias          128         ps:0   all             512 B",
+        "optimizer/learning_rate   scalar      ps:1   all               4 B",
+    ]
+    assert task_lines(VARIABLES) == [
+        "task   variables       size",
+        "ps:0           2   201.2 kB",
+        "ps:1           2   200.7 kB",
+    ]
+    assert bytes_per_task([]) == {}
