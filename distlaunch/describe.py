@@ -12,6 +12,7 @@ import sys
 import tempfile
 from typing import Any
 
+from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task
 from distlaunch.config.load import load_resolved
 from distlaunch.errors import ConfigError, ExitCode
@@ -25,16 +26,18 @@ def main() -> None:
 
 
 def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
-        in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
+        choose_backend(config.strategy.kind)
+        if config.strategy.kind == "parameter_server":
+            in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
+            config = config.model_copy(update={"cluster": in_process})
         from distlaunch.training.session import Session
 
         nowhere = RunDir(tempfile.gettempdir())  # a session writes only when it trains
         session = Session(
-            config.model_copy(update={"cluster": in_process}),
+            config,
             nowhere,
             Task("chief", 0),
             emit=lambda event: None,

@@ -184,7 +184,8 @@ class VariablesPlaced(Event):
 
     Attributes:
         variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
-            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split.
+            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split. On a
+            mesh each part is a device (`device:0`), with `bounds` of every dimension, and `layout` names their axes.
     """
 
     variables: list[dict[str, Any]]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import importlib.util
 import json
 import os
 import signal
@@ -18,9 +17,10 @@ import time
 import traceback
 from typing import Any
 
+from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task
 from distlaunch.config.load import load_resolved
-from distlaunch.errors import ConfigError, DistlaunchError, ExitCode, Problem
+from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
 from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNAL
 from distlaunch.run_dir import RunDir, write_atomically
@@ -87,7 +87,8 @@ def _run(arguments: argparse.Namespace) -> int:
     session: Any = None
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
-        _choose_backend(config.strategy.kind, task)
+        # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
+        choose_backend("one_device" if task.job == "evaluator" else config.strategy.kind)
         if config.strategy.kind == "parameter_server":
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
         from distlaunch.training.evaluator import Evaluator, evaluator_config
@@ -138,18 +139,6 @@ def _run(arguments: argparse.Namespace) -> int:
             traceback.print_exc()
         _write_error(files.error_json, _describe(error))
         return ExitCode.FAILED
-
-
-def _choose_backend(kind: str, task: Task) -> None:
-    """Says on what Keras runs; must come before it is imported."""
-    if kind != "jax":
-        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-        return
-    # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
-    os.environ["KERAS_BACKEND"] = "tensorflow" if task.job == "evaluator" else "jax"
-    if importlib.util.find_spec("jax") is None:
-        message = "got 'jax', but JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"
-        raise ConfigError(Problem(("strategy", "kind"), message))
 
 
 def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:

@@ -16,8 +16,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.job import Locate
 
-PLACING = ("parameter_server",)
-"""Strategies under which tasks hold different variables."""
+PLACING = ("parameter_server", "jax")
+"""Strategies under which tasks, or devices of a mesh, hold different variables."""
 
 _LIMIT_S = 600.0
 

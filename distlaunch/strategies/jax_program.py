@@ -218,8 +218,7 @@ class JaxProgram:
             split = bool(shape) and bounds[0] != [0, shape[0]]
             parts.append(
                 {
-                    "task": "worker:0",
-                    "device": int(device.id),
+                    "task": f"device:{device.id}",
                     "rows": bounds[0] if split else None,
                     "bounds": bounds,
                     "bytes": count * value.dtype.itemsize,

@@ -10,10 +10,15 @@ from distlaunch.ui.columns import columns
 
 
 def placement_lines(variables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each part of each variable, given as in the event VariablesPlaced."""
+    """A line for each part of each variable, given as in the event VariablesPlaced; on a mesh, one for each variable,
+    with the mesh axis of each dimension and the size on each device."""
     rows: list[tuple[str, ...]] = []
     for variable in variables:
         name, shape = str(variable["name"]), _shape(variable["shape"])
+        if "layout" in variable:
+            devices, each = len(variable["parts"]), variable["parts"][0]["bytes"]
+            rows.append((name, shape, f"{devices} devices", _layout(variable["layout"]), words.size(each)))
+            continue
         for number, part in enumerate(variable["parts"]):
             head = ("", "") if number else (name, shape)
             rows.append((*head, str(part["task"]), _rows(part["rows"]), words.size(part["bytes"])))
@@ -47,6 +52,10 @@ def _order(task: str) -> tuple[str, int]:
 
 def _shape(shape: Sequence[int]) -> str:
     return " x ".join(f"{size}" for size in shape) or "scalar"
+
+
+def _layout(axes: Sequence[str | None]) -> str:
+    return f"[{', '.join(axis or '~' for axis in axes)}]" if any(axes) else "all"
 
 
 def _rows(rows: Sequence[int] | None) -> str:

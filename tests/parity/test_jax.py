@@ -15,7 +15,7 @@ import pytest
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.jax_cases import FEATURES
-from tests.parity.test_replicas import check, one_device  # noqa: F401  (a fixture)
+from tests.parity.test_replicas import check
 
 pytest.importorskip("jax")
 DEADLINE_S = 900
@@ -115,7 +115,7 @@ def test_mesh(name: str, mesh: str, fast, reference, request) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), ALL)
-def test_mesh_all(name: str, mesh: str, slow, one_device) -> None:  # noqa: F811
+def test_mesh_all(name: str, mesh: str, slow, one_device) -> None:
     check(slow[f"{name} | {mesh}"], one_device(name))
 
 

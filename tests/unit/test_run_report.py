@@ -181,3 +181,16 @@ def test_placement_tables() -> None:
         "ps:1           2   200.7 kB",
     ]
     assert bytes_per_task([]) == {}
+
+
+def test_placement_on_a_mesh() -> None:
+    parts = [{"task": f"device:{n}", "rows": None, "bounds": [[0, 784], [0, 64]], "bytes": 200704} for n in range(8)]
+    kernel = {"name": "model/d1/kernel", "shape": [784, 128], "dtype": "float32", "layout": [None, "model"]}
+    whole = {"name": "model/d2/bias", "shape": [10], "dtype": "float32", "layout": [None]}
+    placed = [{**kernel, "parts": parts}, {**whole, "parts": [{**part, "bytes": 40} for part in parts]}]
+    assert placement_lines(placed) == [
+        "variable          shape       task        rows             size",
+        "model/d1/kernel   784 x 128   8 devices   [~, model]   200.7 kB",
+        "model/d2/bias     10          8 devices   all              40 B",
+    ]
+    assert task_lines(placed)[1] == "device:0           2   200.7 kB"
