@@ -14,7 +14,7 @@ from distlaunch.config.sites import Site, sites
 from distlaunch.config.words import listed, show
 from distlaunch.errors import Problem
 
-READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "jax"})
+READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "jax", "dtensor"})
 """Strategies that this version runs; the others are checked only."""
 
 

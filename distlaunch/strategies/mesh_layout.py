@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -19,6 +19,14 @@ Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]
 Mesh = Mapping[str, int]
 _NEAREST = 3
+
+
+def chosen_rules(layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh) -> tuple[Rules, list[str]]:
+    """The config's rules, or those that `auto` proposes, with a note of what they are."""
+    if layout != "auto":
+        return layout, []
+    rules = proposed_rules(model, mesh)
+    return rules, [f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
