@@ -65,7 +65,8 @@ def make_mesh(config: JaxConfig) -> Mesh:
     """
     product, filled = mesh_product(config), next((axis for axis, size in config.mesh.items() if size == -1), None)
     with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
-        jax.config.update("jax_num_cpu_devices", product * (CPU_REPLICAS if filled else 1))
+        cpus = product * (CPU_REPLICAS if filled else 1)
+        jax.config.update("jax_num_cpu_devices", max(cpus, jax.config.jax_num_cpu_devices))
     devices = jax.devices()
     if filled is None:
         wanted = product

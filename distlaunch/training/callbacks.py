@@ -84,5 +84,6 @@ def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
     """The inverse of `plain_state`; attributes that the callback no longer has are passed over."""
     for name, value in state.items():
-        if name in vars(callback):
+        # Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more
+        if name in vars(callback) and name != "min_delta":
             setattr(callback, name, value)
