@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import keras
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
@@ -17,6 +18,9 @@ from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor_program import DTensorProgram
 from distlaunch.strategies.mesh_layout import chosen_rules, layouts_of
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
+
+_WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Embedding)
+"""What DTensor cannot split, or not in every model: it wants whole filters, and loses the shape of some gathers."""
 
 
 class DTensor(StrategyDefaults):
@@ -39,7 +43,7 @@ class DTensor(StrategyDefaults):
             yield
 
     def program(self, steps: Steps) -> DTensorProgram:
-        rules, self._notes = chosen_rules(self._config.layout, steps.model, self._sizes)
+        rules, self._notes = chosen_rules(self._config.layout, steps.model, self._sizes, _WHOLE)
         layouts = layouts_of(steps.model, rules, self._sizes)
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]

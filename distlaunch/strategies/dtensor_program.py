@@ -14,6 +14,7 @@ metrics and in BatchNorm.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -148,8 +149,9 @@ class DTensorProgram:
             batch = next(self._batches)
             if batch is None:
                 break
-            self._find_log_names(batch)
-            self._train_call(batch)
+            with _told_plainly():
+                self._find_log_names(batch)
+                self._train_call(batch)
             done += 1
         self._steps_in_epoch += done
         return CallResult(done, done < num_steps, self._train_logs(), vote)
@@ -164,7 +166,8 @@ class DTensorProgram:
             batch = next(batches)
             if batch is None:
                 break
-            self._test_call(batch)
+            with _told_plainly():
+                self._test_call(batch)
             done += 1
         return self._metric_logs()
 
@@ -336,6 +339,20 @@ def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> Iterator[None]:
     finally:
         for name, draw in kept.items():
             setattr(module, name, draw)
+
+
+@contextlib.contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        if "dtensor/mlir" not in str(error):
+            raise
+        found = re.search(r"error: (.*)", str(error))
+        reason = found[1].strip() if found else str(error).splitlines()[0]
+        message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"
+        raise ConfigError(Problem(("strategy", "layout"), message)) from error
 
 
 def _read(variables: list[Any]) -> list[Any]:

@@ -146,7 +146,9 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
         with tf.GradientTape() as tape:
             tape.watch(values)
             loss, aux = function(values)
-        return (loss, aux), tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # dense, as on other backends: DTensor cannot place the updates of single rows
+        return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     return differentiate
 
