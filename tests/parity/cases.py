@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
         "ratings",
         loss="mse",
         metrics=["mae"],
-        optimizer=optimizer("Adagrad", learning_rate=0.5),
+        optimizer=optimizer("Adagrad", learning_rate=0.05),
         data_args={"rows": 304},  # a last batch of 16: replicas of 2, 4 and 8 have equally many rows of it
     ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),

@@ -27,6 +27,7 @@ FAST = [
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
+    ("embeddings, sparse gradients", "8"),
     ("BatchNorm over replicas", "8"),
 ]
 ALL = [(name, mesh) for name in FUNCTIONAL for mesh in ("8", "4x2", "2x2x2") if not (name in ODD and mesh == "2x2x2")]
