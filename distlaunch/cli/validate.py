@@ -36,15 +36,12 @@ class Result:
     config: str
     summary: str
     problems: list[Problem]
-    warnings: list[Problem]
 
     def show(self) -> None:
         for problem in self.problems:
             click.echo(str(problem), err=True)
         if not self.problems:
             click.echo(f"{self.config}: ok ({self.summary})")
-        for warning in self.warnings:
-            click.echo(f"warning: {warning}", err=True)
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -52,12 +49,10 @@ class Result:
             "ok": not self.problems,
             "summary": self.summary,
             "problems": [_plain(problem) for problem in self.problems],
-            "warnings": [_plain(problem) for problem in self.warnings],
         }
 
 
 def _check(config: str, overrides: tuple[str, ...]) -> Result:
-    from distlaunch.config.checks import not_ready
     from distlaunch.config.load import load_config
     from distlaunch.config.machine import count_gpus, machine_problems
     from distlaunch.config.replicas import summary
@@ -66,9 +61,8 @@ def _check(config: str, overrides: tuple[str, ...]) -> Result:
     try:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
-        return Result(config, "", error.problems, [])
-    problems = loaded.located(machine_problems(loaded.config))
-    return Result(config, summary(loaded.config, num_gpus), problems, loaded.located(not_ready(loaded.config)))
+        return Result(config, "", error.problems)
+    return Result(config, summary(loaded.config, num_gpus), loaded.located(machine_problems(loaded.config)))
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

@@ -14,9 +14,6 @@ from distlaunch.config.sites import Site, sites
 from distlaunch.config.words import listed, show
 from distlaunch.errors import Problem
 
-READY = frozenset({"one_device", "mirrored", "multi_worker_mirrored", "parameter_server", "jax"})
-"""Strategies that this version runs; the others are checked only."""
-
 
 @dataclass(frozen=True)
 class Check:
@@ -36,15 +33,6 @@ def cross_check(config: RunConfig, num_gpus: int | None, without: frozenset[str]
     """
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
-
-
-def not_ready(config: RunConfig) -> list[Problem]:
-    """Says so if this version can check the strategy, but not run it."""
-    kind = config.strategy.kind
-    if kind in READY:
-        return []
-    message = f"got '{kind}', which is not in this version yet; ready are {listed(sorted(READY))}"
-    return [Problem(("strategy", "kind"), message)]
 
 
 def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

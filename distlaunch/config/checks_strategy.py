@@ -92,10 +92,10 @@ def mesh_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 
 def step_runs(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """A step function of the user's is written for TensorFlow."""
-    if isinstance(config.strategy, Jax) and config.train.step is not None:
-        message = "a step function of your own needs a TensorFlow strategy (such as mirrored) for now; remove it"
-        yield Problem(("train", "step"), f"{message}: `loop: custom` alone is the reference step, also on jax")
+    """A step function of the user's assigns variables, which a functional step must not."""
+    if isinstance(config.strategy, DTensor | Jax) and config.train.step is not None:
+        message = "a step function of your own cannot run on a mesh for now; remove it, or use another strategy"
+        yield Problem(("train", "step"), f"{message}: `loop: custom` alone is the reference step, also on a mesh")
 
 
 def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
@@ -185,6 +185,6 @@ def partitioner_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
 
 def servers_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """XLA cannot reach variables of another process."""
-    if isinstance(config.strategy, ParameterServer) and config.compile is not None and config.compile.jit_compile:
-        message = "got true, but the variables of parameter_server lie in other processes, which XLA cannot reach"
+    if isinstance(config.strategy, ParameterServer | DTensor) and config.compile and config.compile.jit_compile:
+        message = f"got true, but XLA cannot reach the variables of {config.strategy.kind}, which lie elsewhere"
         yield Problem(("compile", "jit_compile"), f"{message}; remove it")

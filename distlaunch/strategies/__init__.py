@@ -13,6 +13,7 @@ TABLE = {
     "mirrored": "mirrored:Mirrored",
     "multi_worker_mirrored": "multi_worker_mirrored:MultiWorkerMirrored",
     "parameter_server": "parameter_server:ParameterServer",
+    "dtensor": "dtensor_mesh:DTensor",
     "jax": "jax_mesh:Jax",
 }
 

@@ -132,9 +132,25 @@ def _apply(
 
 def _value_and_grad(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
     """Of a function that returns (loss, anything else)."""
+    if keras.backend.backend() == "tensorflow":
+        return _value_and_grad_by_tape(function)
     import jax
 
     return jax.value_and_grad(function, has_aux=True)
+
+
+def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Values], Any]:
+    import tensorflow as tf
+
+    def differentiate(values: Values) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            loss, aux = function(values)
+        gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # dense, as on other backends: DTensor cannot place the updates of single rows
+        return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    return differentiate
 
 
 def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:

@@ -19,7 +19,7 @@ from distlaunch.config.strategy import Jax as JaxConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import as_yaml, layouts_of, proposed_rules
+from distlaunch.strategies.mesh_layout import chosen_rules, layouts_of
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 
@@ -47,11 +47,7 @@ class Jax(StrategyDefaults):
 
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
-        if self._config.layout == "auto":
-            rules = proposed_rules(steps.model, sizes)
-            self._notes.append(f"`layout: auto` is the same as\n{as_yaml(rules)}")
-        else:
-            rules = self._config.layout
+        rules, self._notes = chosen_rules(self._config.layout, steps.model, sizes)
         layouts = layouts_of(steps.model, rules, sizes)
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]

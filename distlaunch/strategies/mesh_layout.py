@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
@@ -19,6 +19,20 @@ Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]
 Mesh = Mapping[str, int]
 _NEAREST = 3
+
+
+def chosen_rules(
+    layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
+) -> tuple[Rules, list[str]]:
+    """The config's rules, or those that `auto` proposes, with a note of what they are.
+
+    Args:
+        whole: kinds of layers that `auto` leaves whole.
+    """
+    if layout != "auto":
+        return layout, []
+    rules = proposed_rules(model, mesh, whole)
+    return rules, [f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
@@ -83,7 +97,7 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
 # layout: auto
 
 
-def proposed_rules(model: keras.Model, mesh: Mesh) -> dict[str, list[str | None]]:
+def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()) -> dict[str, list[str | None]]:
     """Rules that split the large layers over the axis `model`, two by two: what one splits, the next one sums.
 
     After a Dense layer that is split by its outputs, the next is split by its inputs, so that only its result has to be
@@ -94,6 +108,8 @@ def proposed_rules(model: keras.Model, mesh: Mesh) -> dict[str, list[str | None]
     by_inputs = False
     layer: Any
     for layer in _leaves(model):
+        if isinstance(layer, whole):
+            continue
         if isinstance(layer, keras.layers.Dense):
             first, second = (0, 1) if by_inputs else (1, 0)
             split = _split(layer.kernel, [first, second], size)

@@ -91,7 +91,7 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
 
 def make_steps(config: RunConfig, model: keras.Model) -> Steps:
     """The step functions that the config's loop asks for."""
-    if keras.backend.backend() == "jax":
+    if keras.backend.backend() == "jax" or config.strategy.kind == "dtensor":
         return _functional_steps(config, model)
     test = model.test_step if model.compiled else None
     if config.train.loop == "fit":
@@ -107,7 +107,7 @@ def make_steps(config: RunConfig, model: keras.Model) -> Steps:
 
 def _functional_steps(config: RunConfig, model: keras.Model) -> Steps:
     if not model.compiled:
-        message = "missing: on jax the training step is Keras's own, so it needs an optimizer and a loss"
+        message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
         raise ConfigError(Problem(("compile",), message))
     if config.train.loop == "custom":
         context = StepContext(model, per_example(model))
@@ -119,14 +119,14 @@ def _functional_steps(config: RunConfig, model: keras.Model) -> Steps:
 
 
 def _own(model: keras.Model, name: str) -> Any:
-    """The model's own step, if it has one of Keras on JAX; None if it has Keras's."""
+    """The model's own functional step, as Keras on JAX has them; None if it has Keras's."""
     if getattr(type(model), name) is getattr(keras.Model, name):
         return None
     own = getattr(model, name)
     if len(inspect.signature(own).parameters) != 2:
         what = f"{type(model).__name__}.{name}(self, data)"
-        message = f"the model's {what} is a step for TensorFlow; on jax it is {name}(self, state, data) -> logs, state"
-        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use a TensorFlow strategy"))
+        message = f"the model's {what} assigns variables; on a mesh it must be {name}(self, state, data) -> logs, state"
+        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))
     return own
 
 

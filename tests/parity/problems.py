@@ -185,3 +185,16 @@ def ratings(rows: int = 305, batch: int = 24, permute: int = 0) -> dict:
 def recommender() -> keras.Model:
     """Two embedding tables and their biases."""
     return factorization(users=40, items=30, dim=6)
+
+
+def dropout() -> keras.Model:
+    """Dropout and BatchNorm."""
+    return keras.Sequential(
+        [
+            layers.Input((FEATURES,)),
+            layers.Dense(32, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(CLASSES),
+        ]
+    )

@@ -108,7 +108,6 @@ compile: {optimizer: {name: adam, args: {learning_rate: 1e-5, clip: .inf}}, loss
   metrics: {a: [mae]}}
 train:
   loop: custom
-  step: models.py:step
   callbacks: [{name: EarlyStopping, args: {patience: 2}}, {name: 'models.py:anything', args: {deep: {1: [true, ~]}}}]
 strategy: {kind: dtensor, mesh: {batch: 2, model: -1}, layout: {'a.*': [~, model]}, input_layout: [batch]}
 validation: ~

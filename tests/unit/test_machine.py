@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.checks import not_ready
 from distlaunch.config.load import load_config
 from distlaunch.config.machine import busy_ports, count_gpus, runs_dir_problems
 from distlaunch.config.run import RunConfig
@@ -60,9 +59,3 @@ def test_a_folder_that_may_not_be_written(folder: Path) -> None:
     Path("locked").mkdir(mode=0o500)
     problem = next(runs_dir_problems(config("", "runs_dir=locked/runs")))
     assert "may not be written" in problem.message
-
-
-def test_strategies_of_later_versions(folder: Path) -> None:
-    assert not not_ready(config(""))
-    problem = not_ready(config("strategy: {kind: dtensor, mesh: {batch: 2}}\n"))[0]
-    assert "not in this version yet" in problem.message

@@ -1,0 +1,369 @@
+"""Training and evaluation on a DTensor mesh by functional steps.
+
+All variables are read first, the new values computed, and all assigned last: DTensor may give the old value of a
+variable that is read after it was assigned in the same function, without an error. Keras's optimizers for TensorFlow
+read back what they assign, so they are given the methods of Keras's backend-neutral optimizer.
+
+A last batch that does not divide by the mesh lies whole on every device; rows added to it would count in unweighted
+metrics and in BatchNorm.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from tensorflow.experimental import dtensor
+from tensorflow.python.ops import stateless_random_ops
+
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.mesh_layout import Axes, slot_layout
+from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
+
+_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
+_NEUTRAL = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "_apply_weight_decay",
+    "_backend_increment_gradient_accumulators",
+    "_backend_reset_gradient_accumulators",
+    "_backend_update_step",
+    "_clip_by_norm",
+    "_overwrite_model_variables_with_average_value",
+    "_var_key",
+)
+
+
+class MeshVariable:
+    """The value of a Keras variable that lies on a mesh; where a tensor is wanted, the whole of it on the host."""
+
+    def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
+        self.axes = (*axes, *[None] * (value.ndim - len(axes)))
+        self.layout = _layout(mesh, self.axes)
+        self.on_mesh = dtensor.DVariable(_place(value, self.layout))
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.on_mesh.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.on_mesh.shape
+
+    def assign(self, value: Any) -> None:
+        self.on_mesh.assign(_place(np.asarray(value), self.layout))
+
+    def numpy(self) -> np.ndarray:
+        whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
+        return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+
+tf.register_tensor_conversion_function(
+    MeshVariable, lambda variable, dtype=None, name=None, as_ref=False: tf.constant(variable.numpy(), dtype)
+)
+
+
+def _layout(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
+    return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
+
+
+def _place(value: np.ndarray, layout: dtensor.Layout) -> Any:
+    """A host array on the mesh."""
+    return dtensor.pack([tf.constant(value[part]) for part in _parts(value.shape, layout)], layout)
+
+
+def _parts(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
+    """Which part of an array each device holds, in the mesh's order."""
+    mesh = layout.mesh
+    sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
+    found = []
+    for place in np.ndindex(*sizes):
+        at = dict(zip(mesh.dim_names, place, strict=True))
+        part = []
+        for size, axis in zip(shape, layout.sharding_specs, strict=True):
+            if axis == dtensor.UNSHARDED:
+                part.append(slice(0, size))
+            else:
+                each = size // mesh.dim_size(axis)
+                part.append(slice(at[axis] * each, (at[axis] + 1) * each))
+        found.append(tuple(part))
+    return found
+
+
+class DTensorProgram:
+    """Implements `Program`. The state lies on the mesh; the model's variables show it.
+
+    Args:
+        steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
+        layouts: axes of the weights that are split, by path.
+        input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
+    """
+
+    def __init__(self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes) -> None:
+        self._steps, self._model, self._mesh = steps, steps.model, mesh
+        self._input_axes, self._split = input_axes, bool(layouts)
+        model = self._model
+        make_functional(model.optimizer)
+        slots = list(model.optimizer.variables)
+        self._groups = (
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            slots,
+            list(model.metrics_variables),
+        )
+        weights = model.weights
+        for group in self._groups:
+            for variable in group:
+                axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
+                variable._value = MeshVariable(host_value(variable), mesh, axes)
+        self._sums: dict[str, MeshVariable] = {}
+        self._log_names: list[str] | None = None
+        self._steps_in_epoch = 0
+        self._batches: Iterator[Batch | None] | None = None
+        self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
+        self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
+
+    # steps
+
+    def set_train_data(self, source: Source) -> None:
+        self._batches = self._feed(source)
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        assert self._batches is not None, "set_train_data comes first"
+        done = 0
+        while done < num_steps:
+            batch = next(self._batches)
+            if batch is None:
+                break
+            with _told_plainly():
+                self._find_log_names(batch)
+                self._train_call(batch)
+            done += 1
+        self._steps_in_epoch += done
+        return CallResult(done, done < num_steps, self._train_logs(), vote)
+
+    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+        self._model.reset_metrics()
+        batches = self._feed(source)
+        done = 0
+        while max_steps is None or done < max_steps:
+            if done % _LOOK == 0 and should_stop():
+                return None
+            batch = next(batches)
+            if batch is None:
+                break
+            with _told_plainly():
+                self._test_call(batch)
+            done += 1
+        return self._metric_logs()
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch = 0
+        self._model.reset_metrics()
+        for variable in self._sums.values():
+            variable.assign(np.float32(0))
+
+    def agree(self, vote: Vote) -> Vote:
+        return vote
+
+    def _train(self, batch: Batch) -> None:
+        state = tuple(_read(group) for group in self._groups)
+        sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
+        with _one_stream_of_random_numbers(self._mesh):
+            logs, new = self._steps.train(state, batch)
+        values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
+        if self._steps.logs == "mean":
+            values = {name: sums[name] + value for name, value in values.items()}
+        for group, group_values in zip(self._groups, new, strict=True):
+            _assign(group, group_values)
+        for name, value in values.items():
+            self._sums[name].on_mesh.assign(value)
+
+    def _test(self, batch: Batch) -> None:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        trainable, others, _, metrics = self._groups
+        with _one_stream_of_random_numbers(self._mesh):
+            _, (_, new_others, new_metrics) = self._steps.test((_read(trainable), _read(others), _read(metrics)), batch)
+        _assign(others, new_others)
+        _assign(metrics, new_metrics)
+
+    def _find_log_names(self, batch: Batch) -> None:
+        """Makes variables for the scalars that the step returns beside the model's metrics; finds them by tracing."""
+        if self._log_names is not None:
+            return
+
+        def trace(batch: Batch) -> Any:
+            return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
+
+        logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
+        known = self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result())
+        self._log_names = [] if known else sorted(logs)
+        for name in self._log_names:
+            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
+
+    # input
+
+    def _feed(self, source: Source) -> Iterator[Batch | None]:
+        """Batches on the mesh; None at the end of a pass whose length was not known."""
+        for batch, rows, _ in split_rows(source, first_replica=0, num_local=1, num_replicas=1):
+            yield self._pack(batch) if rows > 0 else None
+
+    def _pack(self, batch: Batch) -> Batch:
+        parts = batch if isinstance(batch, tuple) else (batch,)
+        first, *others = parts
+        packed = (
+            tf.nest.map_structure(lambda leaf: self._pack_leaf(leaf, self._input_axes), first),
+            *(tf.nest.map_structure(lambda leaf: self._pack_leaf(leaf, self._input_axes[:1]), part) for part in others),
+        )
+        return packed if isinstance(batch, tuple) else packed[0]
+
+    def _pack_leaf(self, leaf: Any, axes: Axes) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
+            raise ConfigError(Problem(("data",), message))
+        chosen = list((*axes, *[None] * leaf.shape.rank)[: leaf.shape.rank])
+        for dimension, axis in enumerate(chosen):
+            if axis is None or leaf.shape[dimension] % self._mesh.dim_size(axis) == 0:
+                continue
+            if dimension == 0:
+                chosen[0] = None
+                continue
+            size, shape = self._mesh.dim_size(axis), list(leaf.shape)
+            text = f"axis '{axis}' of size {size} does not divide dimension {dimension} of an input of shape {shape}"
+            raise ConfigError(Problem(("strategy", "input_layout"), f"{text}; write ~ for it"))
+        return _place(leaf.numpy(), _layout(self._mesh, tuple(chosen)))
+
+    # metrics
+
+    def _metric_logs(self) -> Logs:
+        return _to_logs(self._model.get_metrics_result())
+
+    def _train_logs(self) -> Logs:
+        own = _to_logs({name: variable.numpy() for name, variable in self._sums.items()})
+        if own and self._steps.logs == "last":
+            return own  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(self._steps_in_epoch, 1)
+        return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
+
+    # state
+
+    def placement(self) -> list[dict[str, Any]]:
+        if not self._split:
+            return []
+        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
+
+    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
+        value: MeshVariable = variable._value
+        shape = value.shape.as_list()
+        parts = []
+        for device, part in enumerate(_parts(shape, value.layout)):
+            bounds = [[piece.start, piece.stop] for piece in part]
+            count = int(np.prod([stop - start for start, stop in bounds]))
+            split = bool(shape) and bounds[0] != [0, shape[0]]
+            parts.append(
+                {
+                    "task": "worker:0",
+                    "device": device,
+                    "rows": bounds[0] if split else None,
+                    "bounds": bounds,
+                    "bytes": count * value.dtype.size,
+                }
+            )
+        return {"name": name, "shape": shape, "dtype": value.dtype.name, "layout": list(value.axes), "parts": parts}
+
+    def snapshot(self) -> State:
+        variables = {**state_variables(self._model), **named_metrics(self._model)}
+        state = {name: host_value(variable) for name, variable in variables.items()}
+        for name, variable in self._sums.items():
+            state[f"log/{name}"] = variable.numpy()
+        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
+        return state
+
+    def restore(self, state: State | None) -> None:
+        assert state is not None, "there is one process"
+        for name, variable in state_variables(self._model).items():
+            variable.assign(checked_value(name, variable, state))
+        self.reset_metrics()
+        metrics = named_metrics(self._model)
+        if all(name in state for name in metrics):
+            for name, variable in metrics.items():
+                variable.assign(checked_value(name, variable, state))
+        sums = {name.removeprefix("log/"): value for name, value in state.items() if name.startswith("log/")}
+        self._steps_in_epoch = int(sums.pop("steps_in_epoch", 0))
+        self._sums = {name: MeshVariable(np.float32(value), self._mesh, ()) for name, value in sums.items()}
+
+
+def make_functional(optimizer: Any) -> None:
+    """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
+    cls = type(optimizer)
+    neutral = {name: vars(BaseOptimizer)[name] for name in _NEUTRAL if name in vars(BaseOptimizer)}
+    optimizer.__class__ = type(cls.__name__, (cls,), neutral)
+    variables = optimizer._trainable_variables
+    optimizer._trainable_variables_indices = {id(variable): index for index, variable in enumerate(variables)}
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        make_functional(inner)
+
+
+@contextlib.contextmanager
+def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> Iterator[None]:
+    """Within it, random tensors are drawn whole on each device: split ones would be other numbers in other layouts."""
+    module = stateless_random_ops.gen_stateless_random_ops_v2
+    names = [name for name in vars(module) if name.startswith("stateless_random_") and name.endswith("_v2")]
+    kept = {name: getattr(module, name) for name in names}
+
+    def whole(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            tensor = draw(*args, **kwargs)
+            return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
+
+        return drawn
+
+    for name, draw in kept.items():
+        setattr(module, name, whole(draw))
+    try:
+        yield
+    finally:
+        for name, draw in kept.items():
+            setattr(module, name, draw)
+
+
+@contextlib.contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        if "dtensor/mlir" not in str(error):
+            raise
+        found = re.search(r"error: (.*)", str(error))
+        reason = found[1].strip() if found else str(error).splitlines()[0]
+        message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"
+        raise ConfigError(Problem(("strategy", "layout"), message)) from error
+
+
+def _read(variables: list[Any]) -> list[Any]:
+    return [variable._value.on_mesh.read_value() for variable in variables]
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))
+
+
+def _to_logs(values: Mapping[str, Any]) -> Logs:
+    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
+    return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

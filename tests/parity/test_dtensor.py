@@ -1,0 +1,94 @@
+"""Every DTensor mesh gives the numbers of one device, dropout masks included."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity.cases import ADAMW, CASES, UNEVEN, case
+from tests.parity.compare import TOLERANCE, deviations, weight_deviation
+from tests.parity.test_jax import MESHES
+from tests.parity.test_replicas import check
+
+pytest.importorskip("tensorflow")
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
+FUNCTIONAL = [name for name in CASES if name not in ("own step function", "own train_step")]
+ODD = ("two inputs, two outputs", "masked tokens", "embeddings, sparse gradients")  # dimensions that 2 does not divide
+# optimizers, uneven batches, weights, masks, several inputs; every mesh several times
+FAST = [
+    ("mlp sgd, uneven", "2x2x2"),
+    ("mlp momentum, last batch of one row", "8"),
+    ("mlp adam", "4x2"),
+    ("mlp adamw clipped, skewed", "4x2"),
+    ("mlp rmsprop, L2", "8"),
+    ("mlp L2, custom", "2x2x2"),
+    ("sample weights", "4x2"),
+    ("unknown length", "8"),
+    ("subclassed", "2x2x2"),
+    ("two inputs, two outputs", "4x2"),
+    ("masked tokens", "8"),
+    ("BatchNorm over replicas", "8"),
+]
+ALL = [(name, mesh) for name in FUNCTIONAL for mesh in ("8", "4x2", "2x2x2") if not (name in ODD and mesh == "2x2x2")]
+
+
+def train_dtensor(name: str, mesh: str) -> dict:
+    from distlaunch.cluster.spec import Task
+    from distlaunch.config.run import RunConfig
+    from distlaunch.strategies import create
+    from tests.parity.train_case import train_case
+
+    config = RunConfig.model_validate({**CASES[name], "strategy": {"kind": "dtensor", **MESHES[mesh]}})
+    return train_case(name, create(config, Task("worker", 0)), config=config)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """One device, without the noise runs."""
+    from distlaunch.strategies.one_device import OneDevice
+    from tests.parity.train_case import train_case
+
+    return lambda name: train_case(name, OneDevice())
+
+
+@pytest.mark.parametrize(("name", "mesh"), FAST)
+def test_mesh(name: str, mesh: str, reference, request) -> None:
+    record, expected = train_dtensor(name, mesh), reference(name)
+    worst = max(float(deviations(record, expected).max()), weight_deviation(record, expected))
+    if worst > TOLERANCE:  # more than any model may differ: ask for this one's own noise
+        check(record, request.getfixturevalue("one_device")(name))
+    assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh"), ALL)
+def test_mesh_all(name: str, mesh: str, one_device) -> None:
+    check(train_dtensor(name, mesh), one_device(name))
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+def test_dropout_masks_are_those_of_one_device(mesh: str, reference, monkeypatch) -> None:
+    monkeypatch.setitem(CASES, "dropout", case("dropout", optimizer=ADAMW, data_args=UNEVEN))
+    record, expected = train_dtensor("dropout", mesh), reference("dropout")
+    assert float(deviations(record, expected).max()) <= TOLERANCE
+    assert weight_deviation(record, expected) <= TOLERANCE
+
+
+def test_a_step_that_reads_what_it_has_assigned_is_found_out(reference, monkeypatch) -> None:
+    """DTensor may give the old value, without an error. If it stops doing so, this test fails: good news."""
+    from distlaunch.strategies import dtensor_program
+
+    def assign_in_two_halves(variables, values) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            on_mesh = variable._value.on_mesh
+            if not value.dtype.is_floating:
+                on_mesh.assign(value)
+                continue
+            half = (value - on_mesh.read_value()) / 2
+            on_mesh.assign(on_mesh.read_value() + half)
+            on_mesh.assign(on_mesh.read_value() + half)  # reads what was assigned one line above
+
+    monkeypatch.setattr(dtensor_program, "_assign", assign_in_two_halves)
+    record = train_dtensor("mlp sgd, uneven", "8")
+    worst = float(deviations(record, reference("mlp sgd, uneven"))[:3].max())
+    assert worst > 1e-2
