@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import TrainState
+from distlaunch.strategies.functional_step import FunctionalStep, TrainState
 from distlaunch.strategies.jax_feed import Feed, Placement
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
@@ -159,6 +159,8 @@ class JaxProgram:
 
     def _log_names(self, state: TrainState, batch: Any) -> list[str]:
         """Names of the scalars that the step returns beside the model's metrics."""
+        if isinstance(getattr(self._steps.train, "__self__", None), FunctionalStep):
+            return ["loss"] if self._steps.logs == "mean" else []
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
         if self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result()):
             return []
