@@ -6,14 +6,14 @@ import pytest
 
 from tests.parity.cases import ADAMW, CASES, UNEVEN, case
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
-from tests.parity.test_jax import MESHES
+from tests.parity.test_jax import MESHES, ON_TENSORFLOW, SPARSE, meshes_of
 from tests.parity.test_replicas import check
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
-FUNCTIONAL = [name for name in CASES if name not in ("own step function", "own train_step")]
-ODD = ("two inputs, two outputs", "masked tokens", "embeddings, sparse gradients")  # dimensions that 2 does not divide
+IMAGES = "BatchNorm over replicas"  # has no dense_1, which the rules of 2x2x2 name
+FUNCTIONAL = [name for name in CASES if name not in (*ON_TENSORFLOW, SPARSE)]
 # optimizers, uneven batches, weights, masks, several inputs; every mesh several times
 FAST = [
     ("mlp sgd, uneven", "2x2x2"),
@@ -27,10 +27,9 @@ FAST = [
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
-    ("embeddings, sparse gradients", "8"),
     ("BatchNorm over replicas", "8"),
 ]
-ALL = [(name, mesh) for name in FUNCTIONAL for mesh in ("8", "4x2", "2x2x2") if not (name in ODD and mesh == "2x2x2")]
+ALL = [(name, mesh) for name in FUNCTIONAL for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
 
 
 def train_dtensor(name: str, mesh: str) -> dict:
