@@ -95,6 +95,10 @@ def _check_process(config: RunConfig) -> None:
             "cluster.hosting: got 'processes', which this process does not start; write `hosting: in_process`, or use "
             "`distlaunch train`"
         )
+    if config.cluster.evaluator:
+        raise UsageError(
+            "cluster.evaluator: nothing is started beside this process; remove it, or use `distlaunch train`"
+        )
     if kind not in STRATEGIES:
         raise UsageError(
             f"strategy.kind: got '{kind}', which needs processes of its own; in this process "

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from distlaunch.errors import ExitCode, Problem
@@ -21,6 +22,9 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 PREEMPTION_CODE = 42
 """What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_LISTING = "Arguments received by"
+"""Keras lists what a layer or a function was called with, after the reason."""
 _TAIL_BYTES = 64 * 1024
 _LAST_LINES = 15
 
@@ -159,10 +163,13 @@ def oom_kills() -> int | None:
 
 def headline(message: str) -> str:
     """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
-    lines = [line for line in _without_listing(message.splitlines()) if line.strip()]
+    lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
+    lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
     if message.lstrip().startswith("in user code:"):
         return _cut(lines[-1].strip())
     line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
+        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
     return _cut(line)
 
 

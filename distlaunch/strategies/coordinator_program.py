@@ -12,6 +12,8 @@ the coordinator's; `optimizer.iterations` follows them, since workers that count
 from __future__ import annotations
 
 import contextlib
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ import tensorflow as tf
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.placement import placement_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -31,13 +34,16 @@ from distlaunch.strategies.variables import (
     optimizers_of,
     state_variables,
 )
-from distlaunch.strategies.worker_batches import batch_spec, fetch
+from distlaunch.strategies.worker_batches import batch_spec, fetch, read_failure
 
 BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
 EVALUATION_BLOCK = 16  # steps
+STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
+_POLL_S = 0.002
+_pause = threading.Event()  # never set
 
 
-class Cell:
+class Cell(StandIn):
     """Stands in a Keras variable while a block is traced: it holds a tensor, and assigning replaces that."""
 
     def __init__(self, tensor: tf.Tensor, name: str) -> None:
@@ -53,6 +59,9 @@ class Cell:
     def shape(self) -> tf.TensorShape:
         return self.tensor.shape
 
+    def as_tensor(self) -> tf.Tensor:
+        return self.tensor
+
     def assign(self, value: Any) -> None:
         if _graph() is not self._graph:
             message = (
@@ -61,14 +70,6 @@ class Cell:
             raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
         self.tensor = tf.cast(value, self.tensor.dtype)
         self.assignments += 1
-
-
-tf.register_tensor_conversion_function(
-    Cell,
-    lambda cell, dtype=None, name=None, as_ref=False: (
-        cell.tensor if dtype is None or dtype == cell.dtype else tf.cast(cell.tensor, dtype)
-    ),
-)
 
 
 def _graph() -> Any:
@@ -168,8 +169,25 @@ class CoordinatorProgram:
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
-        self._coordinator.join()
+        self._wait()
         return [self._unpack(result.fetch()) for result in results]
+
+    def _wait(self) -> None:
+        """Until all blocks are done. What a worker's data function raised is raised here."""
+        told_after = STALL_S
+        began = time.monotonic()
+        try:
+            while not self._coordinator.done():
+                _pause.wait(_POLL_S)
+                waited = time.monotonic() - began
+                if waited > told_after:
+                    told_after *= 2
+                    print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
+            self._coordinator.join()
+        except tf.errors.OpError:
+            if (error := read_failure()) is not None:
+                raise error from None
+            raise
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
@@ -254,7 +272,8 @@ class CoordinatorProgram:
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
         with tf.device("CPU:0"), _standing_in(self._metrics, tensors):
-            values = {name: np.asarray(value) for name, value in self._model.get_metrics_result().items()}
+            results = self._model.get_metrics_result()
+            values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":
             values = {}  # as Keras: the step's own logs stand instead of the metrics
         if own:
@@ -301,5 +320,5 @@ class CoordinatorProgram:
 
 
 def _counts(optimizer: Any) -> bool:
-    """Whether the optimizer counts every step; one that scales losses skips steps whose gradients overflow."""
+    """Whether every step counts; an optimizer that scales losses skips some, and has one worker only."""
     return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

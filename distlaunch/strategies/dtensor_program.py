@@ -28,6 +28,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
 
 _LOOK = 16  # steps of an evaluation between two looks at the wish to stop
@@ -45,7 +46,7 @@ _NEUTRAL = (
 )
 
 
-class MeshVariable:
+class MeshVariable(StandIn):
     """The value of a Keras variable that lies on a mesh; where a tensor is wanted, the whole of it on the host."""
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
@@ -64,17 +65,15 @@ class MeshVariable:
     def assign(self, value: Any) -> None:
         self.on_mesh.assign(_place(np.asarray(value), self.layout))
 
+    def as_tensor(self) -> tf.Tensor:
+        return tf.constant(self.numpy())
+
     def numpy(self) -> np.ndarray:
         whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
         return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
-
-
-tf.register_tensor_conversion_function(
-    MeshVariable, lambda variable, dtype=None, name=None, as_ref=False: tf.constant(variable.numpy(), dtype)
-)
 
 
 def _layout(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:

@@ -19,6 +19,7 @@ from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
+from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.coordinator_program import CoordinatorProgram
 from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.partition import (
@@ -31,6 +32,7 @@ from distlaunch.strategies.partition import (
     whole_path,
 )
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.replica_share import check_replica_optimizer
 from distlaunch.strategies.variables import optimizers_of
 
 _in_process: dict[tuple[int, int], Any] = {}
@@ -47,6 +49,8 @@ class ParameterServer(StrategyDefaults):
         use_one_gpu()
         self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
         self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
+        # graphs are traced before they are scheduled, which is no reason for a warning
+        self._strategy.extended._allow_run_without_coordinator = True
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._num_workers: int = self._strategy._num_workers
         self._local_cpu = tf.config.list_logical_devices("CPU")[0].name
@@ -94,7 +98,17 @@ class ParameterServer(StrategyDefaults):
         for optimizer in optimizers_of(model):
             if any(whole_path(variable) for variable in model.trainable_variables):
                 check_optimizer(optimizer)
+            check_replica_optimizer(optimizer)
+            self._check_loss_scale(optimizer)
             _keep_slots_beside_variables(optimizer)
+
+    def _check_loss_scale(self, optimizer: Any) -> None:
+        if self._num_workers > 1 and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            message = (
+                "float16 scales the loss, and several workers cannot keep one scale and one count of skipped steps; "
+                "use the policy mixed_bfloat16, or one worker"
+            )
+            raise ConfigError(Problem(("cluster", "workers"), message))
 
     def program(self, steps: Steps) -> CoordinatorProgram:
         return CoordinatorProgram(self._strategy, self._coordinator, steps, self._num_workers)

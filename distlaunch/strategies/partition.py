@@ -20,12 +20,13 @@ import tensorflow as tf
 
 from distlaunch.config.strategy import Partitioner
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.stand_in import StandIn
 
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 
-class Shards:
+class Shards(StandIn):
     """The value of a variable that is split by rows; where a tensor is wanted, the shards joined."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -50,6 +51,9 @@ class Shards:
         for variable, start, stop in zip(self.variables, self.offsets, self.offsets[1:], strict=False):
             variable.assign(value[start:stop])
 
+    def as_tensor(self) -> tf.Tensor:
+        return tf.concat([tf.convert_to_tensor(_raw(variable)) for variable in self.variables], 0)
+
     def numpy(self) -> np.ndarray:
         return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_raw(v))) for v in self.variables])
 
@@ -59,14 +63,6 @@ class Shards:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
-
-
-def _join(shards: Shards, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
-    joined = tf.concat([tf.convert_to_tensor(_raw(variable)) for variable in shards.variables], 0, name=name)
-    return joined if dtype is None else tf.cast(joined, dtype)
-
-
-tf.register_tensor_conversion_function(Shards, _join)
 
 
 def _raw(variable: Any) -> Any:

@@ -17,7 +17,13 @@ import tensorflow as tf
 
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
-from distlaunch.strategies.replica_share import has_sparse_gradients, install, replica_share, sum_gradients_first
+from distlaunch.strategies.replica_share import (
+    check_replica_optimizer,
+    has_sparse_gradients,
+    install,
+    replica_share,
+    sum_gradients_first,
+)
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -66,6 +72,7 @@ class ReplicaProgram:
         if replicas.total > 1:
             install()
             for optimizer in self._optimizers:
+                check_replica_optimizer(optimizer)
                 sum_gradients_first(optimizer)
 
     # data

@@ -26,6 +26,8 @@ import tensorflow as tf
 from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils
 
+from distlaunch.errors import ConfigError, Problem
+
 _local = threading.local()  # replicas are traced in threads of their own
 
 
@@ -151,6 +153,14 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     for part in _chain(optimizer):
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
     optimizer._distlaunch_sums_first = True
+
+
+def check_replica_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ConfigError for options that Keras implements by a condition, in which replicas cannot meet."""
+    for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        if getattr(optimizer, option, None):
+            message = f"{type(optimizer).__name__}({option}=...) works on one_device, dtensor and jax only; remove it"
+            raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:

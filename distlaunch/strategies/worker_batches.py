@@ -27,6 +27,8 @@ Read = Callable[[int, int], Batch]
 _TOKEN = "distlaunch_batch"
 _readers: dict[str, Read] = {}
 _lock = threading.Lock()
+_failed: list[Exception] = []
+_on_failure: list[Callable[[Exception], None]] = []
 
 
 def offer(split: str, read: Read) -> None:
@@ -36,6 +38,16 @@ def offer(split: str, read: Read) -> None:
         # Graphs find Python functions by a token that is unique in the process which traced them; this one has the
         # same token in all.
         script_ops._py_funcs._funcs[_TOKEN] = _read
+
+
+def tell_failures(to: Callable[[Exception], None]) -> None:
+    """From now on a failure to read is told, and the graph that asked waits for the end of this process."""
+    _on_failure[:] = [to]
+
+
+def read_failure() -> Exception | None:
+    """What the first failed reading in this process raised, if any; forgotten then."""
+    return _failed.pop(0) if _failed else None
 
 
 def fetch(split: str, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
@@ -68,5 +80,13 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 
 def _read(split: Any, worker: np.ndarray, number: np.ndarray) -> list[Any]:
     name = split if isinstance(split, bytes) else split.item()
-    batch = _readers[name.decode()](int(worker), int(number))
+    try:
+        batch = _readers[name.decode()](int(worker), int(number))
+    except Exception as error:
+        # TensorFlow would hand on a text without the user's lines
+        _failed.append(error)
+        if _on_failure:
+            _on_failure[0](error)
+            threading.Event().wait()  # this process ends, and says why
+        raise
     return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]

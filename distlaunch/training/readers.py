@@ -38,6 +38,8 @@ class Reader:
         self._iterator: Iterator[Any] | None = None
         self._position = 0
         self._pass = 0
+        self._end: int | None = None
+        """Number after the last batch of the only pass, once it was seen."""
 
     def read(self, number: int) -> Batch:
         """Batch `number`, or one without rows past the end."""
@@ -51,13 +53,15 @@ class Reader:
         if split.pick is not None:
             assert split.num_batches is not None, "rows that can be picked can be counted"
             return tf.constant(split.pick(*divmod(number, split.num_batches)))
+        if self._end is not None and number >= self._end:
+            return split.empty
         if self._iterator is None or number < self._position:
             self._begin(number)
         while True:
             element = next(self._iterator, None) if self._iterator is not None else None
             if element is None:
                 if self._once or self._position == 0:
-                    self._iterator = None
+                    self._iterator, self._end = None, self._position
                     return split.empty
                 self._pass += 1
                 self._iterator = self._open(self._pass, 0)

@@ -15,6 +15,7 @@ from distlaunch.errors import UsageError
 from distlaunch.events import Event, Notice
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server import start_server
+from distlaunch.strategies.worker_batches import tell_failures
 from distlaunch.training.data import open_splits
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.seeds import seed_process
@@ -51,20 +52,36 @@ def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_star
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)
     on_started()
+    failures: list[Exception] = []
+
+    def fail(error: Exception) -> None:
+        failures.append(error)
+        asked_to_stop.set()
+
+    tell_failures(fail)
     if not wait_for_chief:
         asked_to_stop.wait()
+        _raise_first(failures)
         return
     chief = spec.address(spec.chief)
     emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
-    _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop)
+    _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
+    _raise_first(failures)
 
 
-def _outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading.Event) -> None:
-    """Returns when the coordinator has come and gone, or has not come in time."""
+def _raise_first(failures: list[Exception]) -> None:
+    if failures:
+        raise failures[0]
+
+
+def _outlast_chief(
+    address: str, start_timeout_s: float, asked_to_stop: threading.Event, failures: list[Exception]
+) -> None:
+    """Returns when the coordinator has come and gone, or reading failed; raises UsageError if it does not come."""
     host, _, port = address.rpartition(":")
     unanswered, seen, idle = 0, False, threading.Event()
     waited = 0.0
-    while unanswered < _GONE_AFTER or not seen:
+    while not failures and (unanswered < _GONE_AFTER or not seen):
         try:
             socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
             seen, unanswered = True, 0

@@ -168,6 +168,43 @@ def test_a_checkpoint_goes_from_one_device_to_servers_and_on(tmp_path: Path) -> 
     assert [epoch.logs for epoch in chain] == [pytest.approx(epoch.logs, rel=1e-5) for epoch in whole]
 
 
+BROKEN = """
+import keras, numpy as np, tensorflow as tf
+
+def model():
+    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+
+def rows():
+    for number in range(512):
+        if number == 300:
+            raise ValueError("row 300 is broken")
+        yield np.full(4, number, np.float32), np.zeros(1, np.float32)
+
+def data():
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([1]))
+    made = tf.data.Dataset.from_generator(rows, output_signature=spec)
+    return {"train": made.apply(tf.data.experimental.assert_cardinality(512))}
+"""
+
+
+def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    config = {
+        "model": {"function": "broken.py:model"},
+        "data": {"function": "broken.py:data", "global_batch": 16, "shuffle": False},
+        "compile": {"optimizer": "sgd", "loss": "mse"},
+        "strategy": {"kind": "parameter_server"},
+        "cluster": {"workers": 2, "ps": 1},
+    }
+    (tmp_path / "broken.yaml").write_text(json.dumps(config))
+    code, _, err = run("train", "broken.yaml", cwd=tmp_path)
+    assert code == 3, err
+    assert "failed: worker:" in err
+    assert "row 300 is broken" in err
+    assert "broken.py" in err
+    assert_nothing_left(RunDir(tmp_path / "runs" / "broken"))
+
+
 INSPECT = """
 import sys
 from distlaunch.cluster.spec import Task

@@ -44,6 +44,22 @@ def test_one_pass_ends(kind: str) -> None:
     assert read[PER_PASS:] == [[], [], [5, 6, 7, 8, 9]]
 
 
+def test_the_end_is_remembered() -> None:
+    """Asking for batches past the end does not read the split again."""
+    opened = []
+
+    def rows_of() -> Any:
+        opened.append(1)
+        yield from zip(*as_arrays(), strict=True)
+
+    spec = (tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int64))
+    made = make_split(tf.data.Dataset.from_generator(rows_of, output_signature=spec), config(), seed=0, training=False)
+    reader = Reader(made, once=True)
+    opened.clear()
+    assert [len(rows(reader.read(number))) for number in range(12)] == [5, 5, 5, 5, 3] + [0] * 7
+    assert len(opened) == 1
+
+
 def job(**strategy: Any) -> RunConfig:
     return RunConfig.model_validate(
         {

@@ -1,0 +1,40 @@
+"""Values that stand in a Keras variable for a tensor of TensorFlow, and act as one wherever a tensor is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+_UNARY = ("abs", "neg", "invert")
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_COMPARISONS = ("lt", "le", "gt", "ge")
+
+
+class StandIn:
+    """Base of such values. A subclass says what its tensor is."""
+
+    def as_tensor(self) -> tf.Tensor:
+        raise NotImplementedError
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.as_tensor()[item]
+
+
+def _forward(name: str) -> Any:
+    def method(self: StandIn, *operands: Any) -> Any:
+        return getattr(self.as_tensor(), name)(*operands)
+
+    return method
+
+
+for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
+    setattr(StandIn, f"__{_name}__", _forward(f"__{_name}__"))
+
+
+def _convert(value: StandIn, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> tf.Tensor:
+    tensor = value.as_tensor()
+    return tensor if dtype is None or dtype == tensor.dtype else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(StandIn, _convert)
