@@ -19,7 +19,7 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | None, split: str, as_json: bool, quiet: bool
 ) -> int:
-    """Evaluate a run's checkpoint, every example once, with the run's own config and strategy."""
+    """Evaluate a run's checkpoint, every example once, with the run's own config."""
     from distlaunch.launch import job
     from distlaunch.ui.view import finish_output, make_view
 

@@ -16,7 +16,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.job import Locate
 
-PLACING = ("parameter_server", "jax")
+PLACING = ("parameter_server", "dtensor", "jax")
 """Strategies under which tasks, or devices of a mesh, hold different variables."""
 
 _LIMIT_S = 600.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Cluster, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.launch.engines.local import given_cluster
@@ -154,6 +155,8 @@ def use_run(
     """Starts the processes of an existing run to do something else than training."""
     run = open_run(path)
     config, locate = _load_run(run, overrides, environ)
+    if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
+        config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
     with run.lock():
         return checked(run_attempt(config, run, mode, observer, environ, extra=extra), locate)
 
