@@ -18,15 +18,11 @@ FUNCTIONAL = [name for name in CASES if name not in (*ON_TENSORFLOW, SPARSE)]
 FAST = [
     ("mlp sgd, uneven", "2x2x2"),
     ("mlp momentum, last batch of one row", "8"),
-    ("mlp adam", "4x2"),
     ("mlp adamw clipped, skewed", "4x2"),
-    ("mlp rmsprop, L2", "8"),
     ("mlp L2, custom", "2x2x2"),
     ("sample weights", "4x2"),
-    ("unknown length", "8"),
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
-    ("masked tokens", "8"),
     ("BatchNorm over replicas", "8"),
 ]
 ALL = [(name, mesh) for name in FUNCTIONAL for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]

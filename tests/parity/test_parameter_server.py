@@ -14,22 +14,32 @@ from tests.parity.test_replicas import DEADLINE_S, check
 
 WHOLE_NORM = "mlp adamw clipped, skewed"  # clips each variable by its own norm, which split variables refuse
 OPTIMIZERS = ("mlp sgd, uneven", "mlp momentum, last batch of one row", "mlp adam", "subclassed")
-PARTITIONERS = {
-    "whole": (None, tuple(CASES)),
-    "fixed_shards": ({"num_shards": 2}, tuple(name for name in CASES if name != WHOLE_NORM)),
-    "min_size": ({"min_shard_bytes": 64, "max_shards": 3}, (*OPTIMIZERS, "embeddings, sparse gradients")),
-    "max_size": ({"max_shard_bytes": 128}, (*OPTIMIZERS, "embeddings, sparse gradients")),
+EMBEDDINGS = "embeddings, sparse gradients"
+ARGUMENTS = {
+    "whole": None,
+    "fixed_shards": {"num_shards": 2},
+    "min_size": {"min_shard_bytes": 64, "max_shards": 3},
+    "max_size": {"max_shard_bytes": 128},
 }
+FAST = {
+    "whole": (*OPTIMIZERS, WHOLE_NORM, "own step function", "own train_step", "sample weights", "unknown length",
+              "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
+    "fixed_shards": (*OPTIMIZERS, "mlp clipped by global norm, custom", "mlp L2, custom", "own train_step",
+                     "masked tokens", EMBEDDINGS),
+    "min_size": OPTIMIZERS,
+    "max_size": OPTIMIZERS,
+}  # fmt: skip
+REST = {kind: tuple(name for name in CASES if name not in (*names, WHOLE_NORM)) for kind, names in FAST.items()}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Records of all cases under one partitioner, from a process that hosts a worker and two servers."""
-    made: dict[str, dict] = {}
+    """Records of cases under one partitioner, from a process that hosts a worker and two servers."""
+    made: dict[tuple, dict] = {}
 
-    def train(kind: str) -> dict:
-        if kind not in made:
-            arguments, names = PARTITIONERS[kind]
+    def train(kind: str, names: tuple[str, ...]) -> dict:
+        if (kind, names) not in made:
+            arguments = ARGUMENTS[kind]
             partitioner = None if arguments is None else {"kind": kind, **arguments}
             job = {
                 "strategy": {"kind": "parameter_server", "partitioner": partitioner},
@@ -40,16 +50,20 @@ def trained(tmp_path_factory):
             command = [sys.executable, "-m", "tests.parity.train_case", str(results), *names]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
             assert done.returncode == 0, done.stderr[-3000:]
-            made[kind] = json.loads(results.read_text())
-        return made[kind]
+            made[kind, names] = json.loads(results.read_text())
+        return made[kind, names]
 
     return train
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, (_, names) in PARTITIONERS.items() for name in names]
-)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FAST.items() for name in names])
 def test_parameter_server(kind, name, trained, one_device):
-    record = trained(kind)[name]
+    record = trained(kind, FAST[kind])[name]
     assert (record["shards"] > 0) == (kind != "whole"), "variables are really split"
     check(record, one_device(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in REST.items() for name in names])
+def test_parameter_server_rest(kind, name, trained, one_device):
+    check(trained(kind, REST[kind])[name], one_device(name))
