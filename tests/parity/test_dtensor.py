@@ -38,21 +38,10 @@ def train_dtensor(name: str, mesh: str) -> dict:
     return train_case(name, create(config, Task("worker", 0)), config=config)
 
 
-@pytest.fixture(scope="module")
-def reference():
-    """One device, without the noise runs."""
-    from distlaunch.strategies.one_device import OneDevice
-    from tests.parity.train_case import train_case
-
-    return lambda name: train_case(name, OneDevice())
-
-
 @pytest.mark.parametrize(("name", "mesh"), FAST)
-def test_mesh(name: str, mesh: str, reference, request) -> None:
-    record, expected = train_dtensor(name, mesh), reference(name)
-    worst = max(float(deviations(record, expected).max()), weight_deviation(record, expected))
-    if worst > TOLERANCE:  # more than any model may differ: ask for this one's own noise
-        check(record, request.getfixturevalue("one_device")(name))
+def test_mesh(name: str, mesh: str, one_device) -> None:
+    record = train_dtensor(name, mesh)
+    check(record, one_device(name))
     assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
 
 
@@ -63,14 +52,14 @@ def test_mesh_all(name: str, mesh: str, one_device) -> None:
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
-def test_dropout_masks_are_those_of_one_device(mesh: str, reference, monkeypatch) -> None:
+def test_dropout_masks_are_those_of_one_device(mesh: str, one_device, monkeypatch) -> None:
     monkeypatch.setitem(CASES, "dropout", case("dropout", optimizer=ADAMW, data_args=UNEVEN))
-    record, expected = train_dtensor("dropout", mesh), reference("dropout")
+    record, expected = train_dtensor("dropout", mesh), one_device("dropout").record
     assert float(deviations(record, expected).max()) <= TOLERANCE
     assert weight_deviation(record, expected) <= TOLERANCE
 
 
-def test_a_step_that_reads_what_it_has_assigned_is_found_out(reference, monkeypatch) -> None:
+def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeypatch) -> None:
     """DTensor may give the old value, without an error. If it stops doing so, this test fails: good news."""
     from distlaunch.strategies import dtensor_program
 
@@ -86,5 +75,5 @@ def test_a_step_that_reads_what_it_has_assigned_is_found_out(reference, monkeypa
 
     monkeypatch.setattr(dtensor_program, "_assign", assign_in_two_halves)
     record = train_dtensor("mlp sgd, uneven", "8")
-    worst = float(deviations(record, reference("mlp sgd, uneven"))[:3].max())
+    worst = float(deviations(record, one_device("mlp sgd, uneven").record)[:3].max())
     assert worst > 1e-2

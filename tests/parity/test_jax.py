@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.parity.cases import CASES
-from tests.parity.compare import TOLERANCE, deviations, weight_deviation
-from tests.parity.jax_cases import FEATURES
+from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.test_replicas import check
 
 pytest.importorskip("jax")
@@ -89,29 +88,10 @@ def slow(tmp_path_factory) -> dict[str, dict]:
     return train(ALL, tmp_path_factory.mktemp("jax_all"))
 
 
-@pytest.fixture(scope="module")
-def reference(virtual_devices):
-    """One TensorFlow device, without the noise runs."""
-    from distlaunch.strategies.one_device import OneDevice
-    from tests.parity.train_case import train_case
-
-    def train_one(name: str) -> dict:
-        with pytest.MonkeyPatch.context() as patch:
-            for extra, config in FEATURES.items():
-                patch.setitem(CASES, extra, config)
-            return train_case(name, OneDevice())
-
-    return train_one
-
-
 @pytest.mark.parametrize(("name", "mesh"), FAST)
-def test_mesh(name: str, mesh: str, fast, reference, request) -> None:
-    record, expected = fast[f"{name} | {mesh}"], reference(name)
-    worst = max(float(deviations(record, expected).max()), weight_deviation(record, expected))
-    for own, other in zip(record["epochs"], expected["epochs"], strict=True):
-        assert own == pytest.approx(other, rel=1e-4, abs=1e-3)
-    if worst > TOLERANCE:  # more than any model may differ: ask for this one's own noise
-        check(record, request.getfixturevalue("one_device")(name))
+def test_mesh(name: str, mesh: str, fast, one_device) -> None:
+    record = fast[f"{name} | {mesh}"]
+    check(record, one_device(name))
     assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
 
 

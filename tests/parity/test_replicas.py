@@ -7,23 +7,28 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.parity.cases import CASES
-from tests.parity.compare import deviations, weight_deviation
+from tests.parity.compare import TOLERANCE, deviations, weight_deviation
+from tests.parity.conftest import Reference
 
 pytest.importorskip("tensorflow")
 DEADLINE_S = 600
 
 
-def check(record: dict, runs: tuple[dict, tuple]) -> None:
-    reference, (steps_allowed, weights_allowed) = runs
-    assert len(reference["steps"]) >= 30
-    measured = deviations(record, reference)
+def check(record: dict, reference: Reference) -> None:
+    expected = reference.record
+    assert len(expected["steps"]) >= 30
+    measured, of_weights = deviations(record, expected), weight_deviation(record, expected)
+    steps_allowed, weights_allowed = np.full(len(measured), TOLERANCE), TOLERANCE
+    if max(measured.max(), of_weights) > TOLERANCE:  # more than any model may differ: ask for this one's own noise
+        steps_allowed, weights_allowed = reference.allowed
     first = next((k for k in range(len(measured)) if measured[k] > steps_allowed[k]), None)
     assert first is None, f"step {first}: {measured[first]:.1e}, allowed {steps_allowed[first]:.1e}; {measured[:8]}"
-    assert weight_deviation(record, reference) <= weights_allowed
-    for own, other in zip(record["epochs"], reference["epochs"], strict=True):
+    assert of_weights <= weights_allowed
+    for own, other in zip(record["epochs"], expected["epochs"], strict=True):
         assert own == pytest.approx(other, rel=float(steps_allowed[-1]) * 10, abs=1e-3)
 
 
@@ -48,8 +53,8 @@ def test_mirrored_all(name, replicas, one_device):
 def test_many_steps_to_a_call_on_replicas(name, one_device):
     """Logs every step come from calls of one step; here a call goes through full batches and the uneven last one."""
     record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)
-    reference, (_, weights_allowed) = one_device(name)
-    assert weight_deviation(record, reference) <= weights_allowed
+    deviation = weight_deviation(record, one_device(name).record)
+    assert deviation <= TOLERANCE or deviation <= one_device(name).allowed[1]
 
 
 def train_mirrored(name: str, replicas: int, **options) -> dict:
@@ -98,7 +103,7 @@ def test_steps_per_call_changes_nothing(one_device):
 
     name = "mlp sgd, uneven"
     one_by_one = train_case(name, OneDevice(), steps_per_call=1)
-    assert one_by_one["weights"] == one_device(name)[0]["weights"]
+    assert one_by_one["weights"] == one_device(name).record["weights"]
 
 
 def test_the_rule_catches_a_fault(one_device):
