@@ -14,6 +14,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
+from tests.parity.jax_cases import FEATURES
 from tests.parity.test_replicas import check
 
 pytest.importorskip("jax")
@@ -86,6 +87,13 @@ def fast(tmp_path_factory) -> dict[str, dict]:
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory) -> dict[str, dict]:
     return train(ALL, tmp_path_factory.mktemp("jax_all"))
+
+
+@pytest.fixture(autouse=True)
+def features(monkeypatch) -> None:
+    """Cases that are compared on JAX only."""
+    for extra, config in FEATURES.items():
+        monkeypatch.setitem(CASES, extra, config)
 
 
 @pytest.mark.parametrize(("name", "mesh"), FAST)
