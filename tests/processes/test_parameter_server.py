@@ -250,3 +250,25 @@ def test_a_table_too_large_for_a_message(tmp_path: Path) -> None:
     table = next(variable for variable in placed if variable["name"] == "model/user_factors/embeddings")
     assert len(table["parts"]) == 4
     assert sum(part["bytes"] for part in table["parts"]) == 9_000_000 * 64 * 4
+
+
+def test_the_linear_regression_converges_as_on_one_device(tmp_path: Path) -> None:
+    """3 workers, 2 servers, 5 epochs of 10 steps and an evaluation of 10, as in the migration guide."""
+    for name, options in {"servers": (), "one": set_("strategy.kind=one_device")}.items():
+        code, _, err = run("train", REGRESSION, *options, "--name", name, cwd=tmp_path)
+        assert code == 0, err
+    servers, one = (epochs_of(RunDir(tmp_path / "runs" / name)) for name in ("servers", "one"))
+    assert [epoch.step for epoch in servers] == [10, 20, 30, 40, 50]
+    assert servers[-1].logs == pytest.approx(one[-1].logs, abs=0.01)
+    assert servers[-1].logs["loss"] < 0.01
+
+
+@pytest.mark.slow
+def test_fashion_mnist_is_within_a_point_of_synchronous_training(tmp_path: Path) -> None:
+    accuracy = {}
+    for name, options in {"servers": (), "one": set_("strategy.kind=one_device", "cluster.evaluator=false")}.items():
+        code, _, err = run("train", FASHION, *NO_EXPORT, *options, "--name", name, cwd=tmp_path, limit_s=600)
+        assert code == 0, err
+        last = epochs_of(RunDir(tmp_path / "runs" / name))[-3:]
+        accuracy[name] = sum(epoch.logs["val_accuracy"] for epoch in last) / len(last)
+    assert accuracy["servers"] == pytest.approx(accuracy["one"], abs=0.01), accuracy
