@@ -12,7 +12,7 @@ import tensorflow as tf
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Cluster, OneDevice
 from distlaunch.errors import CheckpointError, ConfigError, Problem
-from distlaunch.events import Evaluated, Event, RunEnded, read_events
+from distlaunch.events import Evaluated, Event, EventReader, RunEnded, read_events
 from distlaunch.run_dir import RunDir
 from distlaunch.training.session import Session
 
@@ -37,6 +37,7 @@ class Evaluator:
         if session.validation is None:
             raise ConfigError(Problem(("cluster", "evaluator"), "there is no validation data to evaluate on"))
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
+        self._events, self._ended = EventReader(run.events), False
         self._evaluated = self._evaluated_before()
         self._curve = _curve_writer(run)
 
@@ -69,8 +70,9 @@ class Evaluator:
             self._curve.flush()
 
     def _run_has_ended(self) -> bool:
-        events = read_events(self._run.events)
-        return any(isinstance(event, RunEnded) and event.attempt == self._attempt for event in events)
+        new = list(self._events.read())
+        self._ended |= any(isinstance(event, RunEnded) and event.attempt == self._attempt for event in new)
+        return self._ended
 
     def _evaluated_before(self) -> set[int]:
         """Steps that evaluators of earlier attempts, or one that was killed, have evaluated."""
