@@ -9,14 +9,13 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.cluster.spec import Task
+from distlaunch.config.replicas import CPU_REPLICAS
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import Mirrored as MirroredConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
-
-CPU_REPLICAS = 2  # `replicas: auto` on a machine without GPUs
 
 
 class Mirrored(StrategyDefaults):
