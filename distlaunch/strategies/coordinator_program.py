@@ -32,6 +32,7 @@ from distlaunch.strategies.variables import (
     metric_variables,
     named_metrics,
     optimizers_of,
+    plain_logs,
     state_variables,
 )
 from distlaunch.strategies.worker_batches import batch_spec, fetch, read_failure
@@ -279,8 +280,7 @@ class CoordinatorProgram:
         if own:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
-        logs: dict[str, Any] = {name: float(v) if v.size == 1 else v for name, v in values.items()}
-        return logs
+        return plain_logs(values)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()

@@ -25,11 +25,13 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import stateless_random_ops
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.mesh_layout import Axes, slot_layout
+from distlaunch.strategies.functional_step import known_log_names
+from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
+from distlaunch.strategies.mesh_state import placed, restore_state, state_of
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.stand_in import StandIn
-from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
+from distlaunch.strategies.variables import host_value, plain_logs, state_variables
 
 _LOOK = 16  # steps of an evaluation between two looks at the wish to stop
 _NEUTRAL = (
@@ -201,18 +203,22 @@ class DTensorProgram:
         _assign(metrics, new_metrics)
 
     def _find_log_names(self, batch: Batch) -> None:
-        """Makes variables for the scalars that the step returns beside the model's metrics; finds them by tracing."""
+        """Makes variables for the scalars that the step returns beside the model's metrics."""
         if self._log_names is not None:
             return
 
+        names = known_log_names(self._steps)
+        self._log_names = self._trace_log_names(batch) if names is None else names
+        for name in self._log_names:
+            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
+
+    def _trace_log_names(self, batch: Batch) -> list[str]:
         def trace(batch: Batch) -> Any:
             return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
 
         logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
         known = self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result())
-        self._log_names = [] if known else sorted(logs)
-        for name in self._log_names:
-            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
+        return [] if known else sorted(logs)
 
     # input
 
@@ -222,37 +228,23 @@ class DTensorProgram:
             yield self._pack(batch) if rows > 0 else None
 
     def _pack(self, batch: Batch) -> Batch:
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        first, *others = parts
-        packed = (
-            tf.nest.map_structure(lambda leaf: self._pack_leaf(leaf, self._input_axes), first),
-            *(tf.nest.map_structure(lambda leaf: self._pack_leaf(leaf, self._input_axes[:1]), part) for part in others),
-        )
-        return packed if isinstance(batch, tuple) else packed[0]
+        return map_batch(self._pack_leaf, batch, self._input_axes)
 
     def _pack_leaf(self, leaf: Any, axes: Axes) -> Any:
         if not isinstance(leaf, tf.Tensor):
             message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
             raise ConfigError(Problem(("data",), message))
-        chosen = list((*axes, *[None] * leaf.shape.rank)[: leaf.shape.rank])
-        for dimension, axis in enumerate(chosen):
-            if axis is None or leaf.shape[dimension] % self._mesh.dim_size(axis) == 0:
-                continue
-            if dimension == 0:
-                chosen[0] = None
-                continue
-            size, shape = self._mesh.dim_size(axis), list(leaf.shape)
-            text = f"axis '{axis}' of size {size} does not divide dimension {dimension} of an input of shape {shape}"
-            raise ConfigError(Problem(("strategy", "input_layout"), f"{text}; write ~ for it"))
+        sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
+        chosen = dividing_axes(leaf.shape.as_list(), axes, sizes, whole_rows=True)
         return _place(leaf.numpy(), _layout(self._mesh, tuple(chosen)))
 
     # metrics
 
     def _metric_logs(self) -> Logs:
-        return _to_logs(self._model.get_metrics_result())
+        return plain_logs(self._model.get_metrics_result())
 
     def _train_logs(self) -> Logs:
-        own = _to_logs({name: variable.numpy() for name, variable in self._sums.items()})
+        own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})
         if own and self._steps.logs == "last":
             return own  # as Keras: the step's own logs stand instead of the metrics
         scale = max(self._steps_in_epoch, 1)
@@ -268,42 +260,17 @@ class DTensorProgram:
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:
         value: MeshVariable = variable._value
         shape = value.shape.as_list()
-        parts = []
-        for device, part in enumerate(_parts(shape, value.layout)):
-            bounds = [[piece.start, piece.stop] for piece in part]
-            count = int(np.prod([stop - start for start, stop in bounds]))
-            split = bool(shape) and bounds[0] != [0, shape[0]]
-            parts.append(
-                {
-                    "task": "worker:0",
-                    "device": device,
-                    "rows": bounds[0] if split else None,
-                    "bounds": bounds,
-                    "bytes": count * value.dtype.size,
-                }
-            )
-        return {"name": name, "shape": shape, "dtype": value.dtype.name, "layout": list(value.axes), "parts": parts}
+        parts = enumerate(_parts(shape, value.layout))
+        devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
+        return placed(name, shape, np.dtype(value.dtype.as_numpy_dtype), value.axes, devices)
 
     def snapshot(self) -> State:
-        variables = {**state_variables(self._model), **named_metrics(self._model)}
-        state = {name: host_value(variable) for name, variable in variables.items()}
-        for name, variable in self._sums.items():
-            state[f"log/{name}"] = variable.numpy()
-        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
-        return state
+        return state_of(self._model, self._sums, self._steps_in_epoch)
 
     def restore(self, state: State | None) -> None:
         assert state is not None, "there is one process"
-        for name, variable in state_variables(self._model).items():
-            variable.assign(checked_value(name, variable, state))
-        self.reset_metrics()
-        metrics = named_metrics(self._model)
-        if all(name in state for name in metrics):
-            for name, variable in metrics.items():
-                variable.assign(checked_value(name, variable, state))
-        sums = {name.removeprefix("log/"): value for name, value in state.items() if name.startswith("log/")}
-        self._steps_in_epoch = int(sums.pop("steps_in_epoch", 0))
-        self._sums = {name: MeshVariable(np.float32(value), self._mesh, ()) for name, value in sums.items()}
+        sums, self._steps_in_epoch = restore_state(self._model, state)
+        self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
 def make_functional(optimizer: Any) -> None:
@@ -361,8 +328,3 @@ def _read(variables: list[Any]) -> list[Any]:
 def _assign(variables: list[Any], values: list[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))
-
-
-def _to_logs(values: Mapping[str, Any]) -> Logs:
-    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
-    return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

@@ -18,7 +18,7 @@ import keras
 from keras import ops, tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.protocol import Batch, Steps
 
 Values = list[Any]
 TrainState = tuple[Values, Values, Values, Values]
@@ -104,6 +104,13 @@ class FunctionalStep:
 
     def _others_and_metrics(self, scope: keras.StatelessScope) -> tuple[Values, Values]:
         return _values(scope, self._model.non_trainable_variables), _values(scope, self._model.metrics_variables)
+
+
+def known_log_names(steps: Steps) -> list[str] | None:
+    """Scalars that a step returns beside the model's metrics; None for a step that is not from here."""
+    if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
+        return None
+    return ["loss"] if steps.logs == "mean" else []
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:

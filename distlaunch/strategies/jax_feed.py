@@ -10,7 +10,7 @@ import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.mesh_layout import Axes
+from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import split_rows
 
@@ -34,25 +34,10 @@ class Placement:
         return self._map(split, batch)
 
     def _map(self, action: Any, batch: Batch) -> Batch:
-        parts = batch if isinstance(batch, tuple) else (batch,)
-        first, *others = parts
-        mapped = (
-            jax.tree.map(lambda leaf: action(leaf, self.axes), first),
-            *(jax.tree.map(lambda leaf: action(leaf, self.axes[:1]), part) for part in others),
-        )
-        return mapped if isinstance(batch, tuple) else mapped[0]
+        return map_batch(action, batch, self.axes)
 
     def _sharding(self, leaf: Any, axes: Axes, *, whole_rows: bool) -> NamedSharding:
-        chosen = list(axes[: len(leaf.shape)])
-        for dimension, axis in enumerate(chosen):
-            if axis is None or leaf.shape[dimension] % self._mesh.shape[axis] == 0:
-                continue
-            if dimension == 0:
-                chosen[0] = None if whole_rows else axis
-                continue
-            text = f"axis '{axis}' of size {self._mesh.shape[axis]} does not divide dimension {dimension} of an input"
-            text = f"{text} of shape {list(leaf.shape)}; write ~ for it"
-            raise ConfigError(Problem(("strategy", "input_layout"), text))
+        chosen = dividing_axes(leaf.shape, axes, self._mesh.shape, whole_rows=whole_rows)
         return NamedSharding(self._mesh, PartitionSpec(*chosen))
 
 

@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import FunctionalStep, TrainState
+from distlaunch.strategies.functional_step import TrainState, known_log_names
 from distlaunch.strategies.jax_feed import Feed, Placement
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
+from distlaunch.strategies.mesh_state import placed, restore_state, state_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
+from distlaunch.strategies.variables import plain_logs, state_variables
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
 _LOOK = 16  # steps of an evaluation between two looks at the wish to stop
@@ -107,7 +108,7 @@ class JaxProgram:
             if done % _IN_FLIGHT == 0:
                 jax.block_until_ready(metrics)
         self._assign((trainable, others, slots, metrics))
-        return None if stopped else _to_logs(self._result(metrics))
+        return None if stopped else plain_logs(self._result(metrics))
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -159,8 +160,8 @@ class JaxProgram:
 
     def _log_names(self, state: TrainState, batch: Any) -> list[str]:
         """Names of the scalars that the step returns beside the model's metrics."""
-        if isinstance(getattr(self._steps.train, "__self__", None), FunctionalStep):
-            return ["loss"] if self._steps.logs == "mean" else []
+        if (known := known_log_names(self._steps)) is not None:
+            return known
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
         if self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result()):
             return []
@@ -173,13 +174,13 @@ class JaxProgram:
             return self._model.get_metrics_result()
 
     def _train_logs(self, state: TrainState) -> Logs:
-        logs = _to_logs(self._result(state[3]))
+        logs = plain_logs(self._result(state[3]))
         if not self._sums:
             return logs
         if self._steps.logs == "last":
-            return _to_logs(self._sums)  # as Keras: the step's own logs stand instead of the metrics
+            return plain_logs(self._sums)  # as Keras: the step's own logs stand instead of the metrics
         scale = max(self._steps_in_epoch, 1)
-        return {**logs, **{name: value / scale for name, value in _to_logs(self._sums).items()}}
+        return {**logs, **{name: value / scale for name, value in plain_logs(self._sums).items()}}
 
     def _zeros(self, names: Any) -> dict[str, Any]:
         return {name: jax.device_put(np.zeros((), np.float32), self._whole) for name in names}
@@ -213,46 +214,19 @@ class JaxProgram:
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:
         value: Any = variable.value
         shape = [int(size) for size in value.shape]
-        parts = []
-        for device, index in value.sharding.devices_indices_map(value.shape).items():
-            bounds = [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
-            count = int(np.prod([stop - start for start, stop in bounds]))
-            split = bool(shape) and bounds[0] != [0, shape[0]]
-            parts.append(
-                {
-                    "task": f"device:{device.id}",
-                    "rows": bounds[0] if split else None,
-                    "bounds": bounds,
-                    "bytes": count * value.dtype.itemsize,
-                }
-            )
         spec = getattr(value.sharding, "spec", ())
         axes = [*spec, *[None] * (len(shape) - len(spec))]
-        return {"name": name, "shape": shape, "dtype": str(value.dtype), "layout": axes, "parts": parts}
+        devices = [
+            (int(device.id), [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
+            for device, index in value.sharding.devices_indices_map(value.shape).items()
+        ]
+        return placed(name, shape, value.dtype, axes, devices)
 
     def snapshot(self) -> State:
-        variables = {**state_variables(self._model), **named_metrics(self._model)}
-        state = {name: host_value(variable) for name, variable in variables.items()}
-        for name, value in (self._sums or {}).items():
-            state[f"log/{name}"] = np.asarray(value)
-        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
-        return state
+        return state_of(self._model, self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State | None) -> None:
         assert state is not None, "there is one process"
-        for name, variable in state_variables(self._model).items():
-            variable.assign(checked_value(name, variable, state))
-        self.reset_metrics()
-        metrics = named_metrics(self._model)
-        if all(name in state for name in metrics):
-            for name, variable in metrics.items():
-                variable.assign(checked_value(name, variable, state))
-        sums = {name.removeprefix("log/"): value for name, value in state.items() if name.startswith("log/")}
-        self._steps_in_epoch = int(sums.pop("steps_in_epoch", 0))
-        self._sums = {name: jax.device_put(value.astype(np.float32), self._whole) for name, value in sums.items()}
+        sums, self._steps_in_epoch = restore_state(self._model, state)
+        self._sums = {name: jax.device_put(value, self._whole) for name, value in sums.items()}
         self._assign(self._read())
-
-
-def _to_logs(values: Mapping[str, Any]) -> Logs:
-    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
-    return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

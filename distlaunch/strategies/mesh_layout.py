@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
 
 from distlaunch.config.checks_strategy import AUTO_AXIS
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.protocol import Batch
 
 Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]
@@ -92,6 +93,39 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
         and f"{weight.path.replace('/', '_')}_" in slot.path.rpartition("/")[2]
     ]
     return layouts[max(owners, key=len)] if owners else ()
+
+
+def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh, *, whole_rows: bool) -> list[str | None]:
+    """The axis of each dimension of an input.
+
+    Args:
+        whole_rows: examples that their axis does not divide (an uneven last batch) are not split.
+
+    Raises:
+        ConfigError: an axis does not divide another dimension.
+    """
+    chosen = [*axes, *[None] * len(shape)][: len(shape)]
+    for dimension, axis in enumerate(chosen):
+        if axis is None or shape[dimension] % mesh[axis] == 0:
+            continue
+        if dimension == 0:
+            chosen[0] = None if whole_rows else axis
+            continue
+        text = f"axis '{axis}' of size {mesh[axis]} does not divide dimension {dimension} of an input"
+        text = f"{text} of shape {list(shape)}; write ~ for it"
+        raise ConfigError(Problem(("strategy", "input_layout"), text))
+    return chosen
+
+
+def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> Batch:
+    """Applies `action(leaf, axes of it)`: inputs are split by all axes, labels and weights by the first of them."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    first, *others = parts
+    mapped = (
+        keras.tree.map_structure(lambda leaf: action(leaf, axes), first),
+        *(keras.tree.map_structure(lambda leaf: action(leaf, axes[:1]), part) for part in others),
+    )
+    return mapped if isinstance(batch, tuple) else mapped[0]
 
 
 # layout: auto

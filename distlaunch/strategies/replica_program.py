@@ -30,6 +30,7 @@ from distlaunch.strategies.variables import (
     metric_variables,
     named_metrics,
     optimizers_of,
+    plain_logs,
     state_variables,
 )
 
@@ -238,7 +239,7 @@ class ReplicaProgram:
         scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
         if extras:
             values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
-        return {name: float(value) if np.size(value) == 1 else value for name, value in values.items()}
+        return plain_logs(values)
 
     def _ballot(self, vote: Vote) -> tf.Tensor:
         next_steps = vote.next_steps if self._replicas.is_chief else 0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 
 from distlaunch.strategies.partition import Shards, whole_path
-from distlaunch.strategies.protocol import State, StateMismatchError
+from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -76,3 +76,9 @@ def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
             f"'{name}' was saved with shape {tuple(state[name].shape)}, and has {tuple(variable.shape)}"
         )
     return state[name]
+
+
+def plain_logs(values: Mapping[str, Any]) -> Logs:
+    """Values on the host: numbers as floats, others as arrays."""
+    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
+    return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

@@ -1,0 +1,66 @@
+"""The state of a model on a mesh, as checkpoints and plans have it; the same for DTensor and JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from distlaunch.strategies.protocol import State
+from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
+
+Bounds = list[list[int]]
+"""First and last + 1 of each dimension."""
+
+
+def state_of(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
+    """A snapshot.
+
+    Args:
+        sums: of the scalars that the step returns beside the model's metrics, by name.
+    """
+    variables = {**state_variables(model), **named_metrics(model)}
+    state = {name: host_value(variable) for name, variable in variables.items()}
+    state.update({f"log/{name}": np.asarray(value) for name, value in sums.items()})
+    state["log/steps_in_epoch"] = np.array(steps_in_epoch, np.int64)
+    return state
+
+
+def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarray], int]:
+    """Puts a snapshot back into the model's variables; returns the sums and the steps of the epoch.
+
+    Raises:
+        StateMismatchError: a variable is missing or has another shape.
+    """
+    for name, variable in state_variables(model).items():
+        variable.assign(checked_value(name, variable, state))
+    model.reset_metrics()
+    metrics = named_metrics(model)
+    if all(name in state for name in metrics):
+        for name, variable in metrics.items():
+            variable.assign(checked_value(name, variable, state))
+    sums = {name.removeprefix("log/"): value for name, value in state.items() if name.startswith("log/")}
+    steps = int(sums.pop("steps_in_epoch", 0))
+    return {name: value.astype(np.float32) for name, value in sums.items()}, steps
+
+
+def placed(
+    name: str,
+    shape: Sequence[int],
+    dtype: np.dtype[Any],
+    axes: Sequence[str | None],
+    devices: Iterable[tuple[int, Bounds]],
+) -> dict[str, Any]:
+    """One variable as the event VariablesPlaced has it, from what each device holds of it."""
+    parts = [
+        {
+            "task": f"device:{device}",
+            "rows": bounds[0] if shape and bounds[0] != [0, shape[0]] else None,
+            "bounds": bounds,
+            "bytes": int(np.prod([stop - start for start, stop in bounds])) * dtype.itemsize,
+        }
+        for device, bounds in devices
+    ]
+    return {"name": name, "shape": list(shape), "dtype": dtype.name, "layout": list(axes), "parts": parts}
