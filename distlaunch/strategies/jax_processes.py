@@ -17,22 +17,24 @@ _HEARTBEAT_S = 30
 class JaxStore:
     """JAX's coordination service as a store of `peers`."""
 
-    def __init__(self) -> None:
-        self._client: Any = global_state.client
+    lost = jax.errors.JaxRuntimeError
 
     def set(self, key: str, value: bytes) -> None:
-        self._client.key_value_set_bytes(key, value)
+        _client().key_value_set_bytes(key, value)
 
     def get(self, key: str, timeout_ms: int) -> bytes | None:
         try:
-            return self._client.blocking_key_value_get_bytes(key, timeout_ms)
+            return _client().blocking_key_value_get_bytes(key, timeout_ms)
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise
             return None
 
     def delete(self, key: str) -> None:
-        self._client.key_value_delete(key)
+        _client().key_value_delete(key)
+
+    def close(self) -> None:
+        jax.distributed.shutdown()  # a process that sees the service go without it is aborted
 
 
 @functools.cache  # JAX can do it once
@@ -47,8 +49,11 @@ def connect(start_timeout_s: float) -> Peers:
     # its handler for SIGTERM would stand in the way of ours
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    host, _, port = addresses[0].rpartition(":")
     jax.distributed.initialize(
         addresses[0],
+        # what only this machine is to reach is not offered to others
+        coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
         num_processes=len(addresses),
         process_id=rank,
         cluster_detection_method="deactivate",
@@ -56,3 +61,7 @@ def connect(start_timeout_s: float) -> Peers:
         heartbeat_timeout_seconds=_HEARTBEAT_S,
     )
     return Peers(len(addresses), rank, JaxStore())
+
+
+def _client() -> Any:
+    return global_state.client

@@ -6,6 +6,7 @@ their collectives: it needs no devices, and carries bytes unchanged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from typing import Any, Protocol
@@ -19,7 +20,13 @@ _PREFIX = "distlaunch"
 
 
 class Store(Protocol):
-    """Keys with values, the same for all processes."""
+    """Keys with values, the same for all processes.
+
+    Attributes:
+        lost: what calls raise when the first process is gone.
+    """
+
+    lost: type[Exception]
 
     def set(self, key: str, value: bytes) -> None: ...
 
@@ -28,6 +35,10 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None: ...
+
+    def close(self) -> None:
+        """The last call, by all processes at the same time."""
+        ...
 
 
 def addresses_and_rank() -> tuple[list[str], int]:
@@ -117,11 +128,13 @@ class Peers:
         self._store.set(f"{_PREFIX}/here/{self.rank}", b"1")
         for rank in range(self.number):
             self._get(f"{_PREFIX}/here/{rank}")
-        if not self.is_chief:
-            self._store.set(f"{_PREFIX}/gone/{self.rank}", b"1")
-            return
-        for rank in range(1, self.number):
-            self._get(f"{_PREFIX}/gone/{rank}")
+        if self.is_chief:
+            for rank in range(1, self.number):
+                self._get(f"{_PREFIX}/gone/{rank}")
+        else:
+            with contextlib.suppress(self._store.lost):  # the chief may go as soon as it knows, before it has answered
+                self._store.set(f"{_PREFIX}/gone/{self.rank}", b"1")
+        self._store.close()
 
     def _next(self, what: str) -> str:
         """A key that no call before has used."""

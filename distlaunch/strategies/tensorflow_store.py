@@ -12,6 +12,8 @@ from tensorflow.python.eager import context
 class TensorFlowStore:
     """Keeps text only, so bytes travel encoded."""
 
+    lost = tf.errors.OpError
+
     def set(self, key: str, value: bytes) -> None:
         _context().set_config_key_value(key, base64.b64encode(value).decode())
 
@@ -23,6 +25,8 @@ class TensorFlowStore:
 
     def delete(self, key: str) -> None:
         _context().delete_config_key_value(key)
+
+    def close(self) -> None: ...
 
 
 def _context() -> Any:
