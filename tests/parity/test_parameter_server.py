@@ -23,7 +23,7 @@ ARGUMENTS = {
 }
 FAST = {
     "whole": (*OPTIMIZERS, WHOLE_NORM, "own step function", "own train_step", "sample weights", "unknown length",
-              "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
+              "tf.Module", "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
     "fixed_shards": (*OPTIMIZERS, "mlp clipped by global norm, custom", "mlp L2, custom", "own train_step",
                      "masked tokens", EMBEDDINGS),
     "min_size": OPTIMIZERS,
