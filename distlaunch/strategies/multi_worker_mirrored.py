@@ -48,13 +48,8 @@ class MultiWorkerMirrored(StrategyDefaults):
 
     def program(self, steps: Steps) -> ReplicaProgram:
         local = self.num_replicas // self._peers.number
-        replicas = Replicas(
-            total=self.num_replicas,
-            local=local,
-            first=self._peers.rank * local,
-            num_processes=self._peers.number,
-            is_chief=self.is_chief,
-        )
+        first = self._peers.rank * local
+        replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
         return ReplicaProgram(self._strategy, steps, replicas)
 
 
