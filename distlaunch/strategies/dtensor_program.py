@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import stateless_random_ops
@@ -284,11 +285,14 @@ class DTensorProgram:
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
+# between an optimizer's own class, which may call its super's method, and Keras's class for TensorFlow
+_Neutral = type("_Neutral", (TFOptimizer,), {name: vars(BaseOptimizer)[name] for name in _NEUTRAL})
+
+
 def make_functional(optimizer: Any) -> None:
     """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
     cls = type(optimizer)
-    neutral = {name: vars(BaseOptimizer)[name] for name in _NEUTRAL if name in vars(BaseOptimizer)}
-    optimizer.__class__ = type(cls.__name__, (cls,), neutral)
+    optimizer.__class__ = type(cls.__name__, (cls, _Neutral), {})
     variables = optimizer._trainable_variables
     optimizer._trainable_variables_indices = {id(variable): index for index, variable in enumerate(variables)}
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
