@@ -19,8 +19,9 @@ from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import DTensor as DTensorConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.dtensor_arrays import parts_of_process
 from distlaunch.strategies.dtensor_program import DTensorProgram
-from distlaunch.strategies.mesh_layout import chosen_layouts
+from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes
 from distlaunch.strategies.peers import Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
@@ -51,6 +52,9 @@ class DTensor(StrategyDefaults):
 
     def program(self, steps: Steps) -> DTensorProgram:
         layouts, self._notes = chosen_layouts(self._config.layout, steps.model, self._sizes, _WHOLE)
+        self._notes += notes_of_processes(
+            layouts, lambda axis: parts_of_process(self.mesh, axis)[1] == self._sizes[axis]
+        )
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return DTensorProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)

@@ -18,10 +18,11 @@ from distlaunch.config.replicas import CPU_REPLICAS, batch_axis, mesh_product
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import Jax as JaxConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.jax_feed import parts_of_process
 from distlaunch.strategies.jax_processes import connect
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import chosen_layouts
+from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 
@@ -51,6 +52,7 @@ class Jax(StrategyDefaults):
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
         layouts, self._notes = chosen_layouts(self._config.layout, steps.model, sizes)
+        self._notes += notes_of_processes(layouts, lambda axis: parts_of_process(self.mesh, axis)[1] == sizes[axis])
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return JaxProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)

@@ -92,10 +92,15 @@ def test_a_cluster_started_by_hand_and_gone_on_with(machine: Machine) -> None:
     assert [(event.status, event.step) for event in ends if isinstance(event, RunEnded)] == [("done", 15)] * 2
 
 
+MIRRORED = ("--set", "strategy.kind=multi_worker_mirrored")
+JAX = ("--set", "strategy.kind=jax", "--set", "strategy.mesh={batch: 2}")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_machine_that_dies(machine: Machine, victim: int) -> None:
+@pytest.mark.parametrize("strategy", [MIRRORED, pytest.param(JAX, marks=pytest.mark.slow)], ids=["mirrored", "jax"])
+def test_a_machine_that_dies(machine: Machine, strategy: tuple[str, ...], victim: int) -> None:
     runs = machine.run("fashion-mnist"), machine.run("fashion-mnist-worker-1")
-    launchers = machine.start_cluster("--set", "train.epochs=100000")
+    launchers = machine.start_cluster("--set", "train.epochs=100000", *strategy)
     reports = runs[0].events, runs[1].task(0, "worker:1").events
     wait_until(lambda: any(isinstance(event, CheckpointSaved) for event in read_events(reports[0])), DEADLINE_S)
     wait_until(lambda: any(isinstance(event, StepsDone) for event in read_events(reports[1])), DEADLINE_S)
