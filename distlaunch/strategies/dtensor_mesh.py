@@ -52,9 +52,8 @@ class DTensor(StrategyDefaults):
 
     def program(self, steps: Steps) -> DTensorProgram:
         layouts, self._notes = chosen_layouts(self._config.layout, steps.model, self._sizes, _WHOLE)
-        self._notes += notes_of_processes(
-            layouts, lambda axis: parts_of_process(self.mesh, axis)[1] == self._sizes[axis]
-        )
+        here = {name: parts_of_process(self.mesh, name)[1] for name in self._sizes}
+        self._notes += notes_of_processes(layouts, lambda name: here[name] == self._sizes[name])
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return DTensorProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)

@@ -52,7 +52,8 @@ class Jax(StrategyDefaults):
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
         layouts, self._notes = chosen_layouts(self._config.layout, steps.model, sizes)
-        self._notes += notes_of_processes(layouts, lambda axis: parts_of_process(self.mesh, axis)[1] == sizes[axis])
+        here = {name: parts_of_process(self.mesh, name)[1] for name in sizes}
+        self._notes += notes_of_processes(layouts, lambda name: here[name] == sizes[name])
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return JaxProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)

@@ -56,7 +56,7 @@ def notes_of_processes(layouts: Mapping[str, Axes], is_whole_here: Callable[[str
         return []
     what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights will fail, such as"
     callbacks = "ModelCheckpoint, or EarlyStopping with restore_best_weights"
-    return [f"{what} {callbacks}; an axis that comes last in the mesh stays within each process"]
+    return [f"{what} {callbacks}; let the first axis of the mesh split examples"]
 
 
 def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
