@@ -233,6 +233,35 @@ class Stop(keras.callbacks.Callback):
 """
 
 
+MESH_CELL = """\
+import sys
+import numpy as np
+from distlaunch.errors import UsageError
+from distlaunch.notebook import train
+
+CONFIG, kind, other = sys.argv[1:]
+mesh = ["strategy.mesh={batch: 3}", "name=mesh", "cluster.workers=1"]
+result = train(CONFIG, [f"strategy.kind={kind}", *mesh])
+print(result.status, result.model.predict(np.ones((4, 2)), verbose=0).shape)
+for refused in ([f"strategy.kind={other}"], [f"strategy.kind={kind}", "cluster.workers=3"]):
+    try:
+        train(CONFIG, [*mesh, *refused])
+    except UsageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(("kind", "other", "backend"), [("jax", "dtensor", "jax"), ("dtensor", "jax", "tensorflow")])
+def test_a_mesh_in_a_notebook(machine: Machine, kind: str, other: str, backend: str) -> None:
+    (machine.directory / "cells.py").write_text(MESH_CELL)
+    code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml", kind, other)
+    assert code == 0, out[-2000:] + err
+    done, wrong_backend, several = out.splitlines()[-3:]
+    assert done == "done (4, 1)"
+    assert wrong_backend.startswith(f"Keras runs on {backend} in this process, but '{other}' needs it on")
+    assert several.startswith("cluster.workers: got 3")
+
+
 def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     (machine.directory / "cells.py").write_text(NOTEBOOK)
     (machine.directory / "stop.py").write_text(STOP)
