@@ -190,18 +190,19 @@ class DTensorProgram:
         values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
         if self._steps.logs == "mean":
             values = {name: sums[name] + value for name, value in values.items()}
-        for group, group_values in zip(self._groups, new, strict=True):
-            _assign(group, group_values)
+        for group, before, values_of_group in zip(self._groups, state, new, strict=True):
+            _assign(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
 
     def _test(self, batch: Batch) -> None:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         trainable, others, _, metrics = self._groups
+        state = (_read(trainable), _read(others), _read(metrics))
         with _one_stream_of_random_numbers(self._mesh):
-            _, (_, new_others, new_metrics) = self._steps.test((_read(trainable), _read(others), _read(metrics)), batch)
-        _assign(others, new_others)
-        _assign(metrics, new_metrics)
+            _, (_, new_others, new_metrics) = self._steps.test(state, batch)
+        _assign(others, state[1], new_others)
+        _assign(metrics, state[2], new_metrics)
 
     def _find_log_names(self, batch: Batch) -> None:
         """Makes variables for the scalars that the step returns beside the model's metrics."""
@@ -340,6 +341,7 @@ def _read(variables: list[Any]) -> list[Any]:
     return [variable._value.on_mesh.read_value() for variable in variables]
 
 
-def _assign(variables: list[Any], values: list[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))
+def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
+    for variable, old, value in zip(variables, before, values, strict=True):
+        if value is not old:
+            variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))

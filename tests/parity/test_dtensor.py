@@ -66,7 +66,7 @@ def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeyp
     """DTensor may give the old value, without an error. If it stops doing so, this test fails: good news."""
     from distlaunch.strategies import dtensor_program
 
-    def assign_in_two_halves(variables, values) -> None:
+    def assign_in_two_halves(variables, before, values) -> None:
         for variable, value in zip(variables, values, strict=True):
             on_mesh = variable._value.on_mesh
             if not value.dtype.is_floating:
