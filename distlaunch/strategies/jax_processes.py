@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax._src.distributed import global_state
 
+from distlaunch.errors import UsageError
 from distlaunch.strategies.peers import Peers, addresses_and_rank
 
 _HEARTBEAT_S = 30
@@ -42,6 +43,9 @@ def connect(start_timeout_s: float) -> Peers:
     """Waits for the processes that TF_CONFIG names; their devices are known afterwards.
 
     Must come before JAX uses any device.
+
+    Raises:
+        UsageError: the port of the first one is in use.
     """
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
@@ -50,16 +54,22 @@ def connect(start_timeout_s: float) -> Peers:
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     host, _, port = addresses[0].rpartition(":")
-    jax.distributed.initialize(
-        addresses[0],
-        # what only this machine is to reach is not offered to others
-        coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
-        num_processes=len(addresses),
-        process_id=rank,
-        cluster_detection_method="deactivate",
-        initialization_timeout=int(start_timeout_s),
-        heartbeat_timeout_seconds=_HEARTBEAT_S,
-    )
+    try:
+        jax.distributed.initialize(
+            addresses[0],
+            # what only this machine is to reach is not offered to others
+            coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
+            num_processes=len(addresses),
+            process_id=rank,
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's is the first, and tells more
+            heartbeat_timeout_seconds=_HEARTBEAT_S,
+        )
+    except jax.errors.JaxRuntimeError as error:
+        if "Failed to start RPC server" not in str(error):
+            raise
+        message = f"cannot listen on {addresses[0]}, the first worker's address: is port {port} in use?"
+        raise UsageError(f"{message} free it, or choose another in TF_CONFIG") from None
     return Peers(len(addresses), rank, JaxStore())
 
 
