@@ -68,6 +68,7 @@ class RunReport:
         evaluator: results of the evaluator beside training, by step.
         evaluations: results of `distlaunch evaluate`, in order.
         variables: which task holds what, as in VariablesPlaced.
+        mesh: of devices, as there.
     """
 
     path: str
@@ -83,6 +84,7 @@ class RunReport:
     evaluations: tuple[Evaluated, ...]
     exports: dict[str, str]
     variables: list[dict[str, Any]]
+    mesh: dict[str, Any] | None
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -98,6 +100,7 @@ class RunReport:
             "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
             "exports": self.exports,
+            **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
         }
 
@@ -121,7 +124,7 @@ def read_report(run: RunDir) -> RunReport:
         if isinstance(event, CheckpointSaved) and (kept := run.kept_checkpoint(event.path)) is not None
     }
     evaluated = [event for event in events if isinstance(event, Evaluated)]
-    placed = [event.variables for event in events if isinstance(event, VariablesPlaced)]
+    placed = [event for event in events if isinstance(event, VariablesPlaced)]
     return RunReport(
         path=str(run.path),
         name=run.name,
@@ -135,7 +138,8 @@ def read_report(run: RunDir) -> RunReport:
         evaluator=_by({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(event for event in evaluated if not event.of_evaluator),
         exports={event.format: event.path for event in events if isinstance(event, Exported)},
-        variables=placed[-1] if placed else [],
+        variables=placed[-1].variables if placed else [],
+        mesh=placed[-1].mesh if placed else None,
     )
 
 

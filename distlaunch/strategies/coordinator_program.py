@@ -293,6 +293,9 @@ class CoordinatorProgram:
     def placement(self) -> list[dict[str, Any]]:
         return placement_of(state_variables(self._model))
 
+    def mesh(self) -> None:
+        return None
+
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
         for (name, variable), total in zip(named_metrics(self._model).items(), self._totals, strict=True):

@@ -27,7 +27,7 @@ from tensorflow.python.ops import stateless_random_ops
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import known_log_names
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
-from distlaunch.strategies.mesh_state import placed, restore_state, state_of
+from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.stand_in import StandIn
@@ -116,7 +116,7 @@ class DTensorProgram:
 
     def __init__(self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes) -> None:
         self._steps, self._model, self._mesh = steps, steps.model, mesh
-        self._input_axes, self._split = input_axes, bool(layouts)
+        self._input_axes = input_axes
         model = self._model
         make_functional(model.optimizer)
         slots = list(model.optimizer.variables)
@@ -252,9 +252,11 @@ class DTensorProgram:
 
     # state
 
+    def mesh(self) -> dict[str, Any]:
+        sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
+        return described_mesh(sizes, range(self._mesh.size), self._input_axes)
+
     def placement(self) -> list[dict[str, Any]]:
-        if not self._split:
-            return []
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:

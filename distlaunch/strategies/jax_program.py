@@ -21,7 +21,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import TrainState, known_log_names
 from distlaunch.strategies.jax_feed import Feed, Placement
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
-from distlaunch.strategies.mesh_state import placed, restore_state, state_of
+from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import plain_logs, state_variables
 
@@ -206,9 +206,11 @@ class JaxProgram:
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)
 
+    def mesh(self) -> dict[str, Any]:
+        devices = [device.id for device in self._mesh.devices.flat]
+        return described_mesh(self._mesh.shape, devices, self._placement.axes)
+
     def placement(self) -> list[dict[str, Any]]:
-        if not self._layouts:
-            return []
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:

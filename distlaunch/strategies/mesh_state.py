@@ -46,6 +46,16 @@ def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarra
     return {name: value.astype(np.float32) for name, value in sums.items()}, steps
 
 
+def described_mesh(sizes: Mapping[str, int], devices: Iterable[int], inputs: Sequence[str | None]) -> dict[str, Any]:
+    """A mesh as the event VariablesPlaced has it."""
+    return {
+        "axes": list(sizes),
+        "shape": [int(size) for size in sizes.values()],
+        "devices": [int(device) for device in devices],
+        "inputs": list(inputs),
+    }
+
+
 def placed(
     name: str,
     shape: Sequence[int],

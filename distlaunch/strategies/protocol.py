@@ -110,6 +110,10 @@ class Program(Protocol):
         """Which task holds which variable, as the event VariablesPlaced has it; empty if each holds all."""
         ...
 
+    def mesh(self) -> dict[str, Any] | None:
+        """The mesh of devices, as the event VariablesPlaced has it; None if there is none."""
+        ...
+
     def snapshot(self) -> State:
         """All state by name, as host arrays; every task must call it."""
         ...

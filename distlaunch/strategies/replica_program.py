@@ -250,6 +250,9 @@ class ReplicaProgram:
     def placement(self) -> list[dict[str, Any]]:
         return []
 
+    def mesh(self) -> None:
+        return None
+
     def snapshot(self) -> State:
         model = self._model
         state = {name: host_value(variable) for name, variable in state_variables(model).items()}

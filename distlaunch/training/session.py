@@ -82,7 +82,7 @@ class Session:
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
-            self._emit(VariablesPlaced(variables=placed))
+            self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
         if outcome.status == "done":
             self.export(list(config.export))

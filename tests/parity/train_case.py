@@ -73,7 +73,7 @@ def train_case(
     TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
     weights = {name: variable for name, variable in state_variables(model).items() if name.startswith("model/")}
     record["weights"] = {name: host_value(variable).tolist() for name, variable in weights.items()}
-    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement())
+    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
     return record
 
 
