@@ -144,7 +144,6 @@ CHECKS = (
     Check(strategy.batch_divides, frozenset({"data", "strategy", "cluster"})),
     Check(strategy.devices_suffice, frozenset({"strategy"})),
     Check(strategy.mesh_holds, frozenset({"strategy"})),
-    Check(strategy.step_runs, frozenset({"strategy", "train"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
     Check(strategy.partitioner_fits, frozenset({"strategy"})),
     Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),

@@ -91,13 +91,6 @@ def mesh_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     yield from _axes(strategy.input_layout or [], strategy.mesh, ("strategy", "input_layout"))
 
 
-def step_runs(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """A step function of the user's assigns variables, which a functional step must not."""
-    if isinstance(config.strategy, DTensor | Jax) and config.train.step is not None:
-        message = "a step function of your own cannot run on a mesh for now; remove it, or use another strategy"
-        yield Problem(("train", "step"), f"{message}: `loop: custom` alone is the reference step, also on a mesh")
-
-
 def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
     try:
         re.compile(pattern)

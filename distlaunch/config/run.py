@@ -103,7 +103,7 @@ class Train(Section):
     loop: Literal["fit", "custom"] = "fit"
     """`fit`: as Keras `fit`. `custom`: an explicit step, the reference one or your own (`step`)."""
     step: FunctionRef | None = None
-    """With `loop: custom`: your step function, `def step(context, batch)`; see distlaunch.training.steps."""
+    """With `loop: custom`: your step function, `def step(context, batch)`; on jax `def step(context, state, batch)`."""
     epochs: Positive = 1
     steps_per_epoch: Positive | None = None
     """None: as many as the data has."""

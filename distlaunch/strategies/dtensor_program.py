@@ -49,7 +49,11 @@ _NEUTRAL = (
 
 
 class MeshVariable(StandIn):
-    """The value of a Keras variable that lies on a mesh; where a tensor is wanted, the whole of it on the host."""
+    """The value of a Keras variable that lies on a mesh.
+
+    Where a tensor is wanted, it is the whole of it on the host; in a traced function the variable on the mesh, which a
+    gradient tape watches.
+    """
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
         self.axes = (*axes, *[None] * (value.ndim - len(axes)))
@@ -67,8 +71,13 @@ class MeshVariable(StandIn):
     def assign(self, value: Any) -> None:
         self.on_mesh.assign(_place(np.asarray(value), self.layout))
 
+    @property
+    def handle(self) -> Any:
+        """By this a gradient tape knows the variable."""
+        return self.on_mesh.handle
+
     def as_tensor(self) -> tf.Tensor:
-        return tf.constant(self.numpy())
+        return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())
 
     def numpy(self) -> np.ndarray:
         whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))

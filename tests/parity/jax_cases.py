@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+from keras import ops
 
-from tests.parity.cases import ADAMW, UNEVEN, case, optimizer
+from tests.parity.cases import ADAMW, MOMENTUM, UNEVEN, case, optimizer
 
 HERE = "tests.parity.jax_cases"
 layers = keras.layers
@@ -29,7 +30,10 @@ OPTIMIZERS = {
 FEATURES = {name: case(optimizer=made, data_args=UNEVEN, args={"l2": 0.01}) for name, made in OPTIMIZERS.items()}
 RANDOM = {"dropout": own("dropout", optimizer=ADAMW), "own train_step of JAX": own("own_train_step")}
 """Compared with one device of JAX: TensorFlow's random numbers are others, and its steps have another form."""
-EXTRA = {**FEATURES, **RANDOM}
+REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
+"""What `own_step` below computes."""
+OWN_STEP = {**REFERENCE_STEP, "train": {**REFERENCE_STEP["train"], "step": f"{HERE}:own_step"}}
+EXTRA = {**FEATURES, **RANDOM, "own step of JAX": OWN_STEP}
 
 
 def dropout() -> keras.Model:
@@ -55,3 +59,23 @@ class OwnTrainStep(keras.Sequential):
 
 def own_train_step() -> keras.Model:
     return OwnTrainStep([layers.Input((12,)), layers.Dense(32, activation="relu"), layers.Dense(4)])
+
+
+def own_step(context, state, batch):
+    """The reference step of `loop: custom`, as a user would write it for JAX."""
+    import jax
+
+    trainable, others, slots, metrics = state
+    x, y = batch
+
+    def loss_of(trainable):
+        predictions, new_others = context.model.stateless_call(trainable, others, x, training=True)
+        return context.average(context.per_example_loss(y, predictions)), (predictions, new_others)
+
+    (loss, (predictions, others)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+    trainable, slots = context.optimizer.stateless_apply(slots, gradients, trainable)
+    mapping = list(zip(context.model.metrics_variables, metrics, strict=True))
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        context.model.compute_metrics(x, y, predictions)
+    metrics = [scope.get_current_value(variable) for variable in context.model.metrics_variables]
+    return {"loss": loss, "largest": ops.max(ops.abs(predictions))}, (trainable, others, slots, metrics)

@@ -6,14 +6,14 @@ import pytest
 
 from tests.parity.cases import ADAMW, CASES, UNEVEN, case
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
-from tests.parity.test_jax import MESHES, ON_TENSORFLOW, SPARSE, meshes_of
+from tests.parity.test_jax import MESHES, SPARSE, meshes_of
 from tests.parity.test_replicas import check
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 IMAGES = "BatchNorm over replicas"  # has no dense_1, which the rules of 2x2x2 name
-FUNCTIONAL = [name for name in CASES if name not in (*ON_TENSORFLOW, SPARSE)]
+RUNNING = [name for name in CASES if name != SPARSE]
 # optimizers, uneven batches, weights, masks, several inputs; every mesh several times
 FAST = [
     ("mlp sgd, uneven", "2x2x2"),
@@ -21,11 +21,13 @@ FAST = [
     ("mlp adamw clipped, skewed", "4x2"),
     ("mlp L2, custom", "2x2x2"),
     ("sample weights", "4x2"),
+    ("own step function", "2x2x2"),
+    ("own train_step", "4x2"),
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("BatchNorm over replicas", "8"),
 ]
-ALL = [(name, mesh) for name in FUNCTIONAL for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
+ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
 
 
 def train_dtensor(name: str, mesh: str) -> dict:

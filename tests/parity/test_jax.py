@@ -14,7 +14,7 @@ import pytest
 
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
-from tests.parity.jax_cases import FEATURES
+from tests.parity.jax_cases import FEATURES, REFERENCE_STEP
 from tests.parity.test_replicas import check
 
 pytest.importorskip("jax")
@@ -65,6 +65,7 @@ FAST = [
     ("average of weights", "2x2x2"),
     ("schedule", "8"),
 ]
+OWN_STEP = ("own step of JAX", "4x2")
 RANDOM = [("dropout", "8"), ("dropout", "4x2"), ("own train_step of JAX", "4x2")]
 
 
@@ -80,7 +81,7 @@ def train(jobs: list[tuple[str, str]], folder: Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory) -> dict[str, dict]:
-    jobs = [*FAST, *RANDOM, *((name, "1") for name in sorted({name for name, _ in RANDOM}))]
+    jobs = [*FAST, OWN_STEP, *RANDOM, *((name, "1") for name in sorted({name for name, _ in RANDOM}))]
     return train(jobs, tmp_path_factory.mktemp("jax"))
 
 
@@ -117,15 +118,29 @@ def test_random_masks_and_own_steps(name: str, mesh: str, fast) -> None:
     assert ("rows" in record["steps"][0]) == (name == "own train_step of JAX")
 
 
+def test_own_step_function(fast, one_device, monkeypatch) -> None:
+    monkeypatch.setitem(CASES, "reference step", REFERENCE_STEP)
+    record = copy.deepcopy(fast[" | ".join(OWN_STEP)])
+    assert all(logs.pop("largest") > 0 for logs in [*record["steps"], *record["epochs"]])
+    check(record, one_device("reference step"))
+
+
 def test_convolutions_on_split_inputs_are_refused_where_jax_gets_them_wrong(tmp_path: Path) -> None:
     """Without the check the first loss is wrong by a fifth. A later JAX may be right: then the check can go."""
     with pytest.raises(AssertionError, match="JAX computes wrong gradients then"):
         train([("BatchNorm over replicas", "2x2x2, no rules")], tmp_path)
 
 
-def test_steps_for_tensorflow_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"train_step\(self, state, data\) -> logs, state"):
-        train([("own train_step", "8")], tmp_path)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("own train_step", r"train_step\(self, state, data\) -> logs, state"),
+        ("own step function", r"step\(context, state, batch\) -> \(logs, state\)"),
+    ],
+)
+def test_steps_for_tensorflow_are_refused(name: str, form: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=form):
+        train([(name, "8")], tmp_path)
 
 
 @pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])

@@ -146,8 +146,6 @@ CHECKS = [
            "data.global_batch", ("60 or 65",)),
     below("strategy: {kind: jax, mesh: {batch: 0}}\n", 1, "strategy.mesh.batch", "got 0", "at least 1", id="mesh of size 0"),
     below("strategy: {kind: jax, mesh: {batch: 2}, layout: auto}\n", 1, "strategy.layout", "an axis 'model'", id="auto without its axis"),
-    below("train:\n  loop: custom\n  step: models.py:step\nstrategy: {kind: jax, mesh: {batch: 2}}\n", 3, "train.step", "cannot run on a mesh",
-          id="own step on jax"),
     below("strategy: {kind: jax, mesh: {a: -1, b: -1}}\n", 1, "strategy.mesh.b", "one axis only", id="two filled axes"),
     below("strategy:\n  kind: jax\n  mesh: {batch: 2}\n  layout:\n    'a(': [~]\n", 5, "strategy.layout.a(",
           "not a regular expression", id="regular expression"),
