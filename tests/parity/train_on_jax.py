@@ -20,12 +20,13 @@ from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.strategies import create  # noqa: E402
 from tests.parity.cases import CASES  # noqa: E402
 from tests.parity.jax_cases import EXTRA  # noqa: E402
+from tests.parity.mesh_cases import MODELS  # noqa: E402
 from tests.parity.train_case import Record, train_case  # noqa: E402
 
 
 def main() -> None:
     results, jobs = sys.argv[1:]
-    CASES.update(EXTRA)
+    CASES.update({**EXTRA, **MODELS})
     records: dict[str, Record] = {}
     for result, name, strategy in json.loads(jobs):
         config = RunConfig.model_validate({**CASES[name], "strategy": strategy})
