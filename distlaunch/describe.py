@@ -36,15 +36,15 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
             config = config.model_copy(update={"cluster": in_process})
         from distlaunch.training.session import Session
 
-        nowhere = RunDir(tempfile.gettempdir())  # a session writes only when it trains
-        session = Session(
-            config,
-            nowhere,
-            Task("chief", 0),
-            emit=lambda event: None,
-            should_stop=lambda: False,
-        )
-        return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
+        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+            session = Session(
+                config,
+                RunDir(folder),
+                Task("chief", 0),
+                emit=lambda event: None,
+                should_stop=lambda: False,
+            )
+            return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
     except ConfigError as error:
         return ExitCode.USAGE, {
             "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]

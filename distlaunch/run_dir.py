@@ -53,7 +53,7 @@ class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
 
     Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
-    checkpoints/, tensorboard/, export/, report.html.
+    checkpoints/, preprocessing/, tensorboard/, export/, report.html.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -68,6 +68,10 @@ class RunDir:
         self.report = self.path / "report.html"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
+
+    def preprocessing(self, key: str) -> Path:
+        """The layer before the model that was made for the run; `key` says by what."""
+        return self.path / "preprocessing" / f"{key}.keras"
 
     @property
     def name(self) -> str:

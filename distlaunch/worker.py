@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 # only now: a server that dies before this every time is not started again for ever
                 emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
 
-            serve(config, task, stop.event, serving, emit, wait_for_chief=arguments.wait_for_chief)
+            serve(config, run, task, stop.event, serving, emit, wait_for_chief=arguments.wait_for_chief)
             return ExitCode.DONE
         emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
         if task.job == "evaluator":

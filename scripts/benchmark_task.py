@@ -174,8 +174,9 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.events import EpochEnded, Event
     from distlaunch.training.build import build_model
     from distlaunch.training.checkpoint import CheckpointStore, Progress
-    from distlaunch.training.data import make_split, read_splits
+    from distlaunch.training.data import make_split
     from distlaunch.training.loop import Surroundings, TrainingLoop
+    from distlaunch.training.splits import read_splits
     from distlaunch.training.steps import make_steps
 
     train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)

@@ -30,6 +30,14 @@ class TfdsSource(Section):
     """False: never goes to the network."""
 
 
+class Preprocessing(Section):
+    """A Keras layer before the model, such as a `TextVectorization`."""
+
+    function: FunctionRef
+    """Gets the inputs of the training split in batches, a `tf.data.Dataset`, and returns the layer, adapted to them."""
+    args: Arguments
+
+
 class Data(Section):
     """The data: a function that returns the splits, or a name of tensorflow-datasets."""
 
@@ -38,6 +46,9 @@ class Data(Section):
     tfds: TfdsSource | None = None
     map: FunctionRef | None = None
     """Applied to each example, after loading: `def f(x, y): return x, y`."""
+    preprocessing: Preprocessing | None = None
+    """Turns the inputs of each batch into the model's. Made once for a run, kept in its directory, and part of a
+    SavedModel, which so takes what the data function gives."""
     global_batch: Positive
     """Examples in one step, over all replicas together."""
     batched: bool = False

@@ -16,7 +16,7 @@ from distlaunch.config.strategy import DTensor as DTensorConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor_program import DTensorProgram
-from distlaunch.strategies.mesh_layout import chosen_rules, layouts_of
+from distlaunch.strategies.mesh_layout import chosen_layouts
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 _WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Embedding)
@@ -43,8 +43,7 @@ class DTensor(StrategyDefaults):
             yield
 
     def program(self, steps: Steps) -> DTensorProgram:
-        rules, self._notes = chosen_rules(self._config.layout, steps.model, self._sizes, _WHOLE)
-        layouts = layouts_of(steps.model, rules, self._sizes)
+        layouts, self._notes = chosen_layouts(self._config.layout, steps.model, self._sizes, _WHOLE)
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return DTensorProgram(steps, self.mesh, layouts, tuple(inputs))

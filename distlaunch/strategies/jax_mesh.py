@@ -19,7 +19,7 @@ from distlaunch.config.strategy import Jax as JaxConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import chosen_rules, layouts_of
+from distlaunch.strategies.mesh_layout import chosen_layouts
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 
@@ -47,8 +47,7 @@ class Jax(StrategyDefaults):
 
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
-        rules, self._notes = chosen_rules(self._config.layout, steps.model, sizes)
-        layouts = layouts_of(steps.model, rules, sizes)
+        layouts, self._notes = chosen_layouts(self._config.layout, steps.model, sizes)
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return JaxProgram(steps, self.mesh, layouts, tuple(inputs))

@@ -14,6 +14,7 @@ import keras
 
 from distlaunch.config.checks_strategy import AUTO_AXIS
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.layouts import ATTRIBUTE
 from distlaunch.strategies.protocol import Batch
 
 Axes = tuple[str | None, ...]
@@ -22,22 +23,35 @@ Mesh = Mapping[str, int]
 _NEAREST = 3
 
 
-def chosen_rules(
+def chosen_layouts(
     layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
-) -> tuple[Rules, list[str]]:
-    """The config's rules, or those that `auto` proposes, with a note of what they are.
+) -> tuple[dict[str, Axes], list[str]]:
+    """Layout by path, of the weights that are split, and notes of how that came.
+
+    The config's rules come first, then what the model's code says (`distlaunch.layouts`), then what `auto` proposes.
 
     Args:
         whole: kinds of layers that `auto` leaves whole.
+
+    Raises:
+        ConfigError: a rule matches no weight, or one that it does not fit.
     """
+    in_code, notes = layouts_in_code(model, mesh)
     if layout != "auto":
-        return layout, []
-    rules = proposed_rules(model, mesh, whole)
-    return rules, [f"`layout: auto` is the same as\n{as_yaml(rules)}"]
+        return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
+    rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
+    rules.update(
+        (pattern, axes) for pattern, axes in proposed_rules(model, mesh, whole).items() if pattern not in rules
+    )
+    return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
+
+
+def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
+    return {path: axes for path, axes in layouts.items() if any(axes)}
 
 
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
-    """Layout by path, of the weights that a rule splits; the first rule that matches counts.
+    """Layout by path, of the weights that a rule matches; the first rule that matches counts.
 
     Raises:
         ConfigError: a rule matches no weight, or one that it does not fit.
@@ -61,7 +75,33 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
         problems[pattern] = Problem(("strategy", "layout", pattern), f"matches no variable; {_nearest(pattern, paths)}")
     if problems:
         raise ConfigError([problems[pattern] for pattern in rules if pattern in problems])
-    return {path: axes for path, axes in layouts.items() if any(axes)}
+    return layouts
+
+
+def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], list[str]]:
+    """Layout by path, of the weights for which the model's code has one, and a note of axes that the mesh has not.
+
+    Raises:
+        ConfigError: a layer has no such variable, or the layout does not fit it.
+    """
+    layouts: dict[str, Axes] = {}
+    missing: dict[str, None] = {}
+    for part in [*model._flatten_layers(), *getattr(model, "parts", ())]:
+        for name, axes in getattr(part, ATTRIBUTE, {}).items():
+            variable = getattr(part, name, None)
+            problem = None
+            if isinstance(variable, keras.Variable):
+                known = tuple(axis if axis in mesh else None for axis in axes)
+                missing.update(dict.fromkeys(axis for axis in axes if axis is not None and axis not in mesh))
+                problem = _misfit(variable.path, tuple(variable.shape), known, mesh)
+                layouts[variable.path] = known
+            else:
+                problem = f"has no variable '{name}'"
+            if problem is not None:
+                where = f"with_layout({name}={list(axes)}) of {getattr(part, 'name', type(part).__name__)}"
+                raise ConfigError(Problem(("model", "function"), f"{where}: {problem}"))
+    notes = [f"the model's code splits over {', '.join(map(repr, missing))}, which the mesh has not: kept whole"]
+    return layouts, notes if missing else []
 
 
 def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | None:
@@ -204,7 +244,11 @@ def _attention(layer: Any, size: int) -> dict[str, list[str | None]]:
 
 
 def _exactly(variable: Any) -> str:
-    return f"^{re.escape(variable.path)}$"
+    return _pattern(variable.path)
+
+
+def _pattern(path: str) -> str:
+    return f"^{re.escape(path)}$"
 
 
 def as_yaml(rules: Rules) -> str:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Batch, Strategy
 from distlaunch.training.references import Key, call, load_function
 
@@ -27,10 +28,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
     """
     with strategy.scope():
-        model = call(config.model.function, config.model.args, ("model",))
-        if not isinstance(model, keras.Model):
-            message = f"{config.model.function} returned {type(model).__name__}; expected a keras.Model"
-            raise ConfigError(Problem(("model", "function"), message))
+        model = _model(config, rows)
         if config.compile is not None:
             _compile(model, config.compile)
         elif not model.compiled and config.train.step is None:
@@ -38,6 +36,24 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
             raise ConfigError(Problem(("compile",), message))
         _create_variables(model, rows, strategy)
     return model
+
+
+def _model(config: RunConfig, rows: Batch) -> keras.Model:
+    made = call(config.model.function, config.model.args, ("model",))
+    if isinstance(made, keras.Model):
+        return made
+    if not isinstance(made, tf.Module):
+        message = f"{config.model.function} returned {type(made).__name__}; expected a keras.Model or a tf.Module"
+        raise ConfigError(Problem(("model", "function"), message))
+    if keras.backend.backend() != "tensorflow":
+        message = f"{config.model.function} returned a tf.Module, which computes with TensorFlow"
+        hint = f"strategy {config.strategy.kind} needs a keras.Model; use dtensor, or another strategy"
+        raise ConfigError(Problem(("model", "function"), f"{message}; {hint}"))
+    if "keras" in config.export:
+        message = "got 'keras', but the model is a tf.Module, which a .keras file cannot hold; use saved_model"
+        raise ConfigError(Problem(("export",), message))
+    made(keras.utils.unpack_x_y_sample_weight(rows)[0])  # some modules make their variables now
+    return ModuleModel(made)
 
 
 def _compile(model: keras.Model, config: Compile) -> None:

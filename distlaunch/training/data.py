@@ -9,32 +9,28 @@ every process of a run sees the same global batches, and a resumed run goes on w
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.run_dir import RunDir
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import pack
-from distlaunch.training.references import call, load_function
+from distlaunch.training.preprocessing import Preprocessing, prepare
+from distlaunch.training.references import load_function
+from distlaunch.training.splits import Splits, read_splits
 
 _ZERO = np.int64(0)
 BUFFER = 10_000  # examples that `shuffle: true` holds for pipelines whose examples cannot be indexed
-
-
-@dataclass(frozen=True)
-class Splits:
-    """What the config's data function gave: each split is `(x, y[, weight])` arrays or a `tf.data.Dataset`."""
-
-    train: Any
-    validation: Any | None
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -92,37 +88,16 @@ class Split:
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
 
-def read_splits(config: DataConfig) -> Splits:
-    """Calls the config's data function, or reads from tensorflow-datasets."""
-    if config.tfds is not None:
-        return _read_tfds(config)
-    assert config.function is not None, "the config checks see to it"
-    returned = call(config.function, config.args, ("data",))
-    origin = config.function
-    if isinstance(returned, Mapping) and "train" in returned:
-        unknown = set(returned) - {"train", "validation", "origin"}
-        if unknown:
-            message = f"{config.function} returned the keys {sorted(returned)}; allowed are train, validation, origin"
-            raise ConfigError(Problem(("data", "function"), message))
-        return Splits(returned["train"], returned.get("validation"), returned.get("origin", origin))
-    if isinstance(returned, (tuple, list)) and len(returned) == 2 and all(_is_dataset(part) for part in returned):
-        return Splits(returned[0], returned[1], origin)
-    if _is_dataset(returned):
-        return Splits(returned, None, origin)
-    message = (
-        f"{config.function} returned {type(returned).__name__}; expected {{'train': ..., 'validation': ...}}, each a "
-        "tf.data.Dataset or a tuple of arrays (x, y) or (x, y, sample_weight)"
-    )
-    raise ConfigError(Problem(("data", "function"), message))
-
-
-def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> Split:
+def make_split(
+    data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None
+) -> Split:
     """Makes one split readable.
 
     Args:
         data: arrays or a `tf.data.Dataset` of examples (of global batches with `batched: true`).
         seed: order of the passes.
         training: False: own order, no class weights, nothing dropped.
+        preprocessing: what the inputs of each batch go through last.
     """
     limit = config.train_examples if training else config.validation_examples
     example_map = load_function(config.map, ("data", "map")) if config.map else None
@@ -133,24 +108,32 @@ def make_split(data: Any, config: DataConfig, *, seed: int, training: bool) -> S
         split = _from_dataset(data, config, limit, example_map, order_seed, drop=drop)
     else:
         split = _from_arrays(data, config, limit, example_map, order_seed, drop=drop)
-    split = replace(split, name="train" if training else "validation")
-    if weigh is None:
-        return split
     load = split.load
-    return replace(split, load=lambda rows: weigh(load(rows)))
+    for action in (weigh, preprocessing):
+        if action is not None:
+            load = _after(load, action)
+    return replace(split, load=load, name="train" if training else "validation")
 
 
-def open_splits(config: RunConfig) -> tuple[Splits, Split, Split | None]:
+def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:
+    return lambda rows: action(load(rows))
+
+
+def open_splits(config: RunConfig, run: RunDir) -> tuple[Splits, Split, Split | None]:
     """What the config's data function gave, and its splits for training and validation.
+
+    Args:
+        run: keeps the layer that preprocesses.
 
     Raises:
         ConfigError: the data does not fit the config.
     """
-    splits = read_splits(config.data)
-    train = make_split(splits.train, config.data, seed=config.seed, training=True)
+    splits = _with_preprocessing(read_splits(config.data), config, run)
+    layer = splits.preprocessing
+    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer)
     validation = None
     if splits.validation is not None:
-        validation = make_split(splits.validation, config.data, seed=config.seed, training=False)
+        validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer)
     if train.endless and config.train.steps_per_epoch is None:
         message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
         raise ConfigError(Problem(("train", "steps_per_epoch"), message))
@@ -164,8 +147,19 @@ def open_splits(config: RunConfig) -> tuple[Splits, Split, Split | None]:
     return splits, train, validation
 
 
-def _is_dataset(value: Any) -> bool:
-    return isinstance(value, (tf.data.Dataset, tuple, list)) and not np.isscalar(value)
+def _with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits:
+    section = config.data.preprocessing
+    if section is None:
+        return splits
+    train = make_split(splits.train, config.data, seed=config.seed, training=True)
+    if train.endless:
+        message = "needs training data that ends, but it repeats for ever"
+        raise ConfigError(Problem(("data", "preprocessing"), message))
+    batches = train.batches(_ZERO, _ZERO).map(
+        lambda *rows: keras.utils.unpack_x_y_sample_weight(train.load(pack(rows)))[0]
+    )
+    key = hashlib.sha256(repr(section).encode()).hexdigest()[:12]
+    return replace(splits, preprocessing=prepare(section, batches, run.preprocessing(key)))
 
 
 def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: Any, seed: int | None, *,
@@ -297,25 +291,3 @@ def _class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
         return x, y, tf.where((labels >= 0) & (labels < len(table)), known, tf.ones_like(known))
 
     return weigh
-
-
-def _read_tfds(config: DataConfig) -> Splits:
-    assert config.tfds is not None
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError:
-        message = "tensorflow-datasets is not installed: pip install tensorflow-datasets"
-        raise ConfigError(Problem(("data", "tfds"), message)) from None
-    source = config.tfds
-
-    def load(split: str) -> Any:
-        try:
-            return tfds.load(
-                source.name, split=split, data_dir=source.data_dir, download=source.download, as_supervised=True
-            )
-        except (tfds.core.DatasetNotFoundError, AssertionError, FileNotFoundError, ValueError) as error:
-            hint = "" if source.download else " (tfds.download is false: the dataset must be prepared already)"
-            raise ConfigError(Problem(("data", "tfds"), f"{str(error).strip().splitlines()[0]}{hint}")) from None
-
-    validation = None if source.validation is None else load(source.validation)
-    return Splits(load(source.train), validation, f"tensorflow-datasets {source.name}")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.errors import UsageError
+from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.one_device import OneDevice
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.build import build_model
+from distlaunch.training.preprocessing import Preprocessing
 
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
@@ -33,11 +38,14 @@ def _building() -> contextlib.AbstractContextManager[None]:
     return building()
 
 
-def export_model(model: keras.Model, directory: Path, formats: list[str]) -> dict[str, Path]:
+def export_model(
+    model: keras.Model, directory: Path, formats: list[str], preprocessing: Preprocessing | None = None
+) -> dict[str, Path]:
     """Writes the model in each format; a file is replaced only when the new one is complete.
 
     Args:
         formats: of `keras` (one file) and `saved_model` (a folder with the signature `serve`).
+        preprocessing: what a SavedModel's inputs go through before the model.
 
     Returns:
         Path by format.
@@ -49,13 +57,35 @@ def export_model(model: keras.Model, directory: Path, formats: list[str]) -> dic
         temporary = directory / f".new_{final.name}"
         _remove(temporary)
         if name == "keras":
-            model.save(temporary)
-        else:
+            _save(model, temporary)
+        elif preprocessing is None:
             model.export(temporary, verbose=False)
+        else:
+            _export_with(preprocessing, model, temporary)
         _remove(final)
         temporary.rename(final)
         written[name] = final
     return written
+
+
+def _save(model: keras.Model, path: Path) -> None:
+    if isinstance(model, ModuleModel):
+        raise UsageError("a .keras file cannot hold a tf.Module: export it as saved_model")
+    model.save(path)
+
+
+def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.track(preprocessing.layer)
+    for layer in preprocessing.layer._flatten_layers():
+        for value in vars(layer).values():  # Keras tracks lookup tables, but no plain variables of TensorFlow
+            if isinstance(value, tf.Variable):
+                archive.track(value)
+    archive.add_endpoint(
+        "serve", lambda inputs: model(preprocessing.layer(inputs), training=False), input_signature=[preprocessing.raw]
+    )
+    archive.write_out(path, verbose=False)
 
 
 def _remove(path: Path) -> None:

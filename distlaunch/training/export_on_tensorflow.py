@@ -20,11 +20,14 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Cluster, OneDevice
 from distlaunch.errors import DistlaunchError
 from distlaunch.strategies.protocol import Batch, State
+from distlaunch.training.preprocessing import Preprocessing
 
 _LAST_LINES = 20
 
 
-def export_on_tensorflow(config: RunConfig, state: State, rows: Batch, directory: Path) -> Path:
+def export_on_tensorflow(
+    config: RunConfig, state: State, rows: Batch, directory: Path, preprocessing: Preprocessing | None = None
+) -> Path:
     """Waits until the folder is complete, and returns it.
 
     Raises:
@@ -34,7 +37,8 @@ def export_on_tensorflow(config: RunConfig, state: State, rows: Batch, directory
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()}).to_plain()
     with tempfile.TemporaryDirectory(dir=directory, prefix=".to_tensorflow_") as folder:
         parcel = Path(folder) / "model.pickle"
-        parcel.write_bytes(pickle.dumps((plain, state, tf.nest.map_structure(np.asarray, rows))))
+        before = None if preprocessing is None else (str(preprocessing.path), preprocessing.raw)
+        parcel.write_bytes(pickle.dumps((plain, state, tf.nest.map_structure(np.asarray, rows), before)))
         command = [sys.executable, "-m", "distlaunch.training.export_on_tensorflow", str(parcel), str(directory)]
         environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -47,11 +51,16 @@ def export_on_tensorflow(config: RunConfig, state: State, rows: Batch, directory
 
 def main() -> None:
     from distlaunch.training.export import export_model, rebuild
+    from distlaunch.training.preprocessing import restore
 
     parcel, directory = map(Path, sys.argv[1:])
-    plain, state, rows = pickle.loads(parcel.read_bytes())  # written by the process that waits for this one
-    model = rebuild(RunConfig.model_validate(plain), state, rows)
-    export_model(model, directory, ["saved_model"])
+    # written by the process that waits for this one
+    plain, state, rows, before = pickle.loads(parcel.read_bytes())
+    config = RunConfig.model_validate(plain)
+    model = rebuild(config, state, rows)
+    section = config.data.preprocessing
+    preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
+    export_model(model, directory, ["saved_model"], preprocessing)
 
 
 if __name__ == "__main__":

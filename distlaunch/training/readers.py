@@ -100,7 +100,10 @@ def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
 
     def own(worker: int) -> Reader:
         seed = config.seed + _SEED_STEP * (worker + 1)
-        return Reader(make_split(splits.train, config.data, seed=seed, training=True), once=False)
+        return Reader(
+            make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),
+            once=False,
+        )
 
     return _reader_of_each_worker(own)
 

@@ -29,15 +29,20 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
     return function
 
 
-def call(reference: str, args: Mapping[str, Any], key: Key) -> Any:
-    """Loads a function and calls it; arguments that it does not take are errors of the config."""
+def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
+    """Loads a function and calls it; arguments that it does not take are errors of the config.
+
+    Args:
+        args: what the config says.
+        given: what distlaunch gives, before these.
+    """
     function = load_function(reference, (*key, "function"))
     try:
-        inspect.signature(function).bind(**args)
+        inspect.signature(function).bind(*given, **args)
     except TypeError as error:
         problem = f"{reference}: {error}; its signature is {inspect.signature(function)}"
         raise ConfigError(Problem((*key, "args"), problem)) from None
-    return function(**args)
+    return function(*given, **args)
 
 
 def _import(name: str, key: Key) -> Any:

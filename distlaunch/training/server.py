@@ -13,6 +13,7 @@ from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import UsageError
 from distlaunch.events import Event, Notice
+from distlaunch.run_dir import RunDir
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server import start_server
 from distlaunch.strategies.worker_batches import tell_failures
@@ -31,7 +32,7 @@ def is_server(config: RunConfig, task: Task) -> bool:
     return kind == "parameter_server" and hosting == "processes" and task.job in SERVERS
 
 
-def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],
+def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],
           emit: Callable[[Event], None], *, wait_for_chief: bool) -> None:  # fmt: skip
     """Serves until the process is asked to stop, or with `wait_for_chief` until the coordinator is gone.
 
@@ -47,7 +48,7 @@ def serve(config: RunConfig, task: Task, asked_to_stop: threading.Event, on_star
     grow_gpu_memory()
     if task.job == "worker":
         # before the server starts: the coordinator may send work at once
-        splits, train, validation = open_splits(config)
+        splits, train, validation = open_splits(config, run)
         offer_splits(config, splits, train, validation)
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)

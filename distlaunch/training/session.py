@@ -35,6 +35,7 @@ from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import export_model, rebuild
 from distlaunch.training.export_on_tensorflow import export_on_tensorflow
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.preprocessing import Preprocessing
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.seeds import seed_process
 from distlaunch.training.steps import make_steps
@@ -62,7 +63,7 @@ class Session:
         self.strategy: Strategy = create(config, task)
         on_connected()
         self._check_replicas()
-        self.train, self.validation = self._read_data()
+        self.train, self.validation, self._preprocessing = self._read_data()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         self.model = build_model(config, self.strategy, self._rows)
         self.program = self.strategy.program(make_steps(config, self.model))
@@ -127,9 +128,11 @@ class Session:
         folder, elsewhere = self._run.export, []
         if keras.backend.backend() != "tensorflow":
             formats, elsewhere = [f for f in formats if f == "keras"], [f for f in formats if f == "saved_model"]
-        written = export_model(rebuild(self._config, state, self._rows), folder, formats) if formats else {}
+        before, written = self._preprocessing, {}
+        if formats:
+            written = export_model(rebuild(self._config, state, self._rows), folder, formats, before)
         for name in elsewhere:
-            written[name] = export_on_tensorflow(self._config, state, self._rows, folder)
+            written[name] = export_on_tensorflow(self._config, state, self._rows, folder, before)
         return written
 
     def leave(self) -> None:
@@ -138,9 +141,9 @@ class Session:
 
     # set-up
 
-    def _read_data(self) -> tuple[Split, Split | None]:
+    def _read_data(self) -> tuple[Split, Split | None, Preprocessing | None]:
         config = self._config
-        splits, train, validation = open_splits(config)
+        splits, train, validation = open_splits(config, self._run)
         if config.cluster.hosting == "in_process":
             offer_splits(config, splits, train, validation)
         examples = {"train": train.num_examples}
@@ -148,7 +151,7 @@ class Session:
             examples["validation"] = validation.num_examples
         name = config.data.tfds.name if config.data.tfds else str(config.data.function)
         self._emit(DataResolved(name=name, source=splits.origin, examples=examples))
-        return train, validation
+        return train, validation, splits.preprocessing
 
     def _check_replicas(self) -> None:
         replicas, batch = self.strategy.num_replicas, self._config.data.global_batch

@@ -55,6 +55,15 @@ class StepContext:
         return has_rows(tf.reduce_sum(per_example)) / total
 
     @tf.autograph.experimental.do_not_convert
+    def sum(self, per_example: tf.Tensor) -> tf.Tensor:
+        """The sum over this replica's rows; summed over replicas, as gradients are, it is that of the whole batch.
+
+        Args:
+            per_example: shape [rows].
+        """
+        return has_rows(tf.reduce_sum(per_example))
+
+    @tf.autograph.experimental.do_not_convert
     def regularization(self) -> tf.Tensor:
         """This replica's share of the model's regularisation and other added losses: their sum / replicas."""
         context = tf.distribute.get_replica_context()

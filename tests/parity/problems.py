@@ -124,6 +124,35 @@ class OwnStep(Subclassed):
         return {"mean_logit": tf.reduce_mean(logits), "rows": tf.constant(1.0)}
 
 
+class Affine(tf.Module):
+    """A layer without Keras."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng(outputs)
+        self.kernel = tf.Variable(rng.normal(scale=inputs**-0.5, size=(inputs, outputs)).astype(np.float32))
+        self.bias = tf.Variable(tf.zeros([outputs]))
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x @ self.kernel + self.bias
+
+
+class Affines(tf.Module):
+    """Attributes named like the layers of the Sequential models, so that the same layout rules fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.dense_1 = Affine(FEATURES, 32), Affine(32, CLASSES)
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return self.dense_1(tf.nn.relu(self.dense(x)))
+
+
+def module() -> tf.Module:
+    """A model that is no Keras model."""
+    return Affines()
+
+
 def convolutions() -> keras.Model:
     """Convolutions with BatchNorm over all replicas."""
     return keras.Sequential(

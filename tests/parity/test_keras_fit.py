@@ -14,8 +14,9 @@ from distlaunch.config.run import RunConfig
 from distlaunch.strategies.one_device import OneDevice
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
-from distlaunch.training.data import make_split, read_splits
+from distlaunch.training.data import make_split
 from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.splits import read_splits
 from distlaunch.training.steps import make_steps
 from tests.parity.cases import BATCH, CASES
 

@@ -23,9 +23,10 @@ from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
-from distlaunch.training.data import make_split, read_splits
+from distlaunch.training.data import make_split
 from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits
+from distlaunch.training.splits import read_splits
 from distlaunch.training.steps import make_steps
 from tests.parity.cases import CASES
 

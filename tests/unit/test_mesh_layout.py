@@ -11,7 +11,14 @@ import yaml
 keras = pytest.importorskip("keras")
 
 from distlaunch.errors import ConfigError  # noqa: E402
-from distlaunch.strategies.mesh_layout import as_yaml, layouts_of, proposed_rules, slot_layout  # noqa: E402
+from distlaunch.layouts import with_layout  # noqa: E402
+from distlaunch.strategies.mesh_layout import (  # noqa: E402
+    as_yaml,
+    chosen_layouts,
+    layouts_of,
+    proposed_rules,
+    slot_layout,
+)
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 layers = keras.layers
@@ -32,7 +39,7 @@ def mlp() -> Any:
 
 def test_the_first_rule_that_matches_counts() -> None:
     rules = {"d1/kernel": [None, "model"], "kernel": ["model", None], "d1/bias": ["model"], "bn": [None]}
-    found = layouts_of(mlp(), rules, MESH)
+    found, _ = chosen_layouts(rules, mlp(), MESH)
     assert found == {"mlp/d1/kernel": (None, "model"), "mlp/d1/bias": ("model",), "mlp/d2/kernel": ("model", None)}
 
 
@@ -115,3 +122,37 @@ def test_auto_leaves_whole_what_the_axis_does_not_divide() -> None:
     model = keras.Sequential([layers.Input((5,)), layers.Dense(3)])
     assert proposed_rules(model, MESH) == {}
     assert yaml.safe_load(as_yaml({})) == {"layout": {}}
+
+
+def in_code(**axes: list[str | None]) -> Any:
+    first = with_layout(layers.Dense(8, name="d1"), **axes)
+    return keras.Sequential([layers.Input((6,)), first, layers.Dense(4, name="d2")], name="mlp")
+
+
+def test_layouts_in_the_models_code_count_where_the_config_has_no_rule() -> None:
+    model = in_code(kernel=[None, "model"], bias=["model"])
+    assert chosen_layouts({}, model, MESH) == ({"mlp/d1/kernel": (None, "model"), "mlp/d1/bias": ("model",)}, [])
+    layouts, _ = chosen_layouts({"d1/kernel": ["model", None], "d1/bias": [None]}, model, MESH)
+    assert layouts == {"mlp/d1/kernel": ("model", None)}
+    layouts, notes = chosen_layouts("auto", model, MESH)
+    assert layouts == {**chosen_layouts({}, model, MESH)[0], "mlp/d2/kernel": ("model", None)}
+    assert "layout: auto" in notes[0]
+
+
+def test_layouts_in_code_serve_meshes_without_their_axis() -> None:
+    layouts, notes = chosen_layouts({}, in_code(kernel=[None, "model"]), {"batch": 4})
+    assert layouts == {}
+    assert "'model', which the mesh has not" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"kernel": ["model"]}, ("with_layout(kernel=", "d1", "'mlp/d1/kernel' has 2 dimension")),
+        ({"weights_": ["model"]}, ("with_layout(weights_=", "has no variable 'weights_'")),
+    ],
+)
+def test_layouts_in_code_that_do_not_fit_name_their_layer(axes: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen_layouts({}, in_code(**axes), MESH)
+    assert all(word in str(caught.value) for word in words), str(caught.value)

@@ -1,0 +1,25 @@
+"""Layouts that a model's own code gives to its layers, instead of the config."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+Layer = TypeVar("Layer")
+ATTRIBUTE = "_distlaunch_layout"
+
+
+def with_layout(layer: Layer, **axes: list[str | None]) -> Layer:
+    """Says how a layer's variables are split over the mesh axes of `dtensor` and `jax`; other strategies ignore it.
+
+    A rule of the config's `strategy.layout` that matches a variable comes first. An axis that the mesh has not splits
+    nothing, so that one model serves all meshes.
+
+    Args:
+        layer: a Keras layer, or a `tf.Module`.
+        axes: attribute of the variable -> mesh axis of each of its dimensions; None for one that is not split.
+
+    Returns:
+        The layer itself: `with_layout(keras.layers.Dense(64), kernel=[None, "model"], bias=["model"])`.
+    """
+    setattr(layer, ATTRIBUTE, {name: tuple(value) for name, value in axes.items()})
+    return layer

@@ -1,0 +1,77 @@
+"""A `tf.Module` as a Keras model, so that every strategy for TensorFlow trains it like one.
+
+Each `tf.Variable` of the module is replaced by a Keras variable with its value, named by the attributes that lead to
+it: `dense1/weight`. The module's own code computes; Keras sees a model with one call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+class ModuleModel(keras.Model):
+    """Calls the module on the inputs of a batch.
+
+    Args:
+        module: its `__call__` takes the inputs, and `training` if it has an argument of that name. Variables that it
+            makes at its first call have to be there already.
+
+    Attributes:
+        module: the module, with Keras variables in the place of its `tf.Variable`s.
+    """
+
+    def __init__(self, module: tf.Module) -> None:
+        super().__init__(name=f"{type(module).__name__.lower()}_module")
+        self.module = module
+        self._takes_training = "training" in inspect.signature(module).parameters
+        self._variables_of_module = _replace_variables(module)
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        return self.module(inputs, training=bool(training)) if self._takes_training else self.module(inputs)
+
+    @property
+    def parts(self) -> list[tf.Module]:
+        """The module and those within it."""
+        return [self.module, *self.module.submodules]
+
+
+def _replace_variables(module: tf.Module) -> list[keras.Variable]:
+    """Puts Keras variables in the place of the module's; one that has several places gets one for all."""
+    made: dict[int, keras.Variable] = {}
+    found = module._flatten(predicate=lambda leaf: isinstance(leaf, tf.Variable), with_path=True)
+    paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path names it
+
+    def replacement(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Variable):
+            return leaf
+        if id(leaf) not in made:
+            made[id(leaf)] = _keras_variable(leaf, [str(part) for part in paths[id(leaf)]])
+        return made[id(leaf)]
+
+    for part in [module, *module.submodules]:
+        for name, value in list(_attributes(part)):
+            if any(isinstance(leaf, tf.Variable) for leaf in tf.nest.flatten(value)):
+                setattr(part, name, tf.nest.map_structure(replacement, value))
+    return list(made.values())
+
+
+def _attributes(module: tf.Module) -> Iterator[tuple[str, Any]]:
+    ignored = module._TF_MODULE_IGNORED_PROPERTIES
+    return ((name, value) for name, value in vars(module).items() if name not in ignored)
+
+
+def _keras_variable(variable: tf.Variable, path: list[str]) -> keras.Variable:
+    made = keras.Variable(
+        initializer=np.asarray(variable.numpy()),
+        dtype=variable.dtype.name,
+        trainable=variable.trainable,
+        name=path[-1],
+    )
+    made._path = "/".join(path)
+    return made

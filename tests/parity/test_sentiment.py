@@ -1,0 +1,42 @@
+"""The sentiment classifier of the DTensor tutorial: a tf.Module with layers and a step of its own, on its three meshes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.parity.compare import TOLERANCE, deviations
+from tests.parity.run_session import run_session
+
+pytest.importorskip("tensorflow")
+CONFIGS = Path(__file__).parents[2] / "configs"
+MESHES = ("sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel")
+STEPS = 50
+
+
+def read(name: str) -> dict[str, Any]:
+    """The config for 50 steps, the last of them with 40 of 64 reviews."""
+    raw = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    raw.update(resume="never", export=[], validation={"every_epochs": 1, "steps": 4})
+    raw["data"]["train_examples"] = 64 * (STEPS - 1) + 40
+    raw["train"].update(epochs=1, log_every_steps=1, steps_per_call=1)
+    return raw
+
+
+@pytest.fixture(scope="module")
+def alone(virtual_devices, tmp_path_factory) -> list[dict[str, float]]:
+    return run_session(
+        str(tmp_path_factory.mktemp("alone")), {**read(MESHES[0]), "strategy": {"kind": "one_device"}}, STEPS * 2
+    )
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh(name: str, alone, tmp_path: Path) -> None:
+    steps = run_session(str(tmp_path), read(name), STEPS * 2)
+    assert len(steps) == len(alone) == STEPS
+    deviation = deviations({"steps": steps}, {"steps": alone})
+    assert float(np.max(deviation)) <= TOLERANCE

@@ -1,0 +1,46 @@
+"""The DTensor tutorial from its first to its last line: three meshes over one run, then text in and scores out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from real import CONFIGS, run
+
+from distlaunch.events import Restored, read_events
+from distlaunch.run_dir import RunDir
+from distlaunch.workloads.sentiment import reviews
+
+PREDICT = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+served = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+texts = json.loads(sys.stdin.read())
+scores = served(tf.constant(texts))
+print(json.dumps(np.argmax(next(iter(scores.values())), -1).tolist()))
+"""
+
+
+def test_three_meshes_one_run_and_a_saved_model_of_text(tmp_path: Path) -> None:
+    shorter = ("--set", "data.train_examples=2000")
+    for name in ("sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel"):
+        code, _, err = run("train", str(CONFIGS / f"{name}.yaml"), *shorter, cwd=tmp_path)
+        assert code == 0, err
+    found = RunDir(tmp_path / "runs" / "sentiment")
+    assert [event.step for event in read_events(found.events) if isinstance(event, Restored)] == [64, 128]
+    assert len(list(found.preprocessing("*").parent.glob("*.keras"))) == 1
+
+    code, out, err = run("evaluate", str(found.path), "--json", cwd=tmp_path)
+    assert code == 0, err
+    evaluated = next(json.loads(line) for line in out.splitlines() if '"Evaluated"' in line)
+
+    x, y = reviews()["validation"]
+    command = [sys.executable, "-c", PREDICT, str(found.export / "saved_model")]
+    done = subprocess.run(command, input=json.dumps(list(x)), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    accuracy = float(np.mean(np.array(json.loads(done.stdout)) == y))
+    assert accuracy == np.float32(evaluated["logs"]["accuracy"])

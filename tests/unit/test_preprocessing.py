@@ -1,0 +1,115 @@
+"""The layer before the model: made once, kept, the same for all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+keras = pytest.importorskip("keras")
+import tensorflow as tf  # noqa: E402
+
+from distlaunch.config.run import RunConfig  # noqa: E402
+from distlaunch.errors import ConfigError  # noqa: E402
+from distlaunch.run_dir import RunDir  # noqa: E402
+from distlaunch.training.data import open_splits  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+REPOSITORY = Path(__file__).parents[2]
+
+MODULE = """
+import numpy as np, keras, pathlib
+
+def texts():
+    x = np.array(["good film", "bad film", "so good", "so bad"] * 3, dtype=object)
+    return {"train": (x, np.array([1, 0, 1, 0] * 3)), "validation": (x[:3], np.array([1, 0, 1]))}
+
+def vectorizer(inputs, max_tokens=10):
+    pathlib.Path(__file__).with_name("calls").open("a").write("x")
+    layer = keras.layers.TextVectorization(output_mode="multi_hot", max_tokens=max_tokens)
+    layer.adapt(inputs)
+    return layer
+
+def nothing(inputs):
+    return len(list(inputs))
+
+class Unregistered(keras.layers.Layer):
+    def __init__(self, needed):
+        super().__init__()
+
+def unregistered(inputs):
+    return Unregistered(3)
+
+if __name__ == "__main__":
+    import sys
+    from distlaunch.config.run import RunConfig
+    from distlaunch.run_dir import RunDir
+    from distlaunch.training.data import open_splits
+    config = RunConfig.model_validate_json(sys.argv[1])
+    print(open_splits(config, RunDir(sys.argv[2]))[1].first_rows(2)[0].numpy().tolist())
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    (tmp_path / "mine.py").write_text(MODULE)
+
+    def make(function: str = "vectorizer", **args: Any) -> RunConfig:
+        data = {
+            "function": f"{tmp_path}/mine.py:texts",
+            "preprocessing": {"function": f"{tmp_path}/mine.py:{function}", "args": args},
+            "global_batch": 5,
+            "shuffle": False,
+        }
+        return RunConfig.model_validate({"model": {"function": "unused:model"}, "data": data})
+
+    return make
+
+
+def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for _ in range(2):
+        splits, train, validation = open_splits(config(), run)
+        x, y = train.first_rows(2)
+        assert x.shape == (2, 5)  # [UNK], film, good, bad, so
+        assert y.numpy().tolist() == [1, 0]
+        np.testing.assert_array_equal(validation.first_rows(2)[0], x)
+        assert splits.preprocessing.raw.dtype == tf.string
+    assert (tmp_path / "calls").read_text() == "x"
+    open_splits(config(max_tokens=3), run)
+    assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"
+
+
+def test_processes_that_start_together_share_one(config: Any, tmp_path: Path) -> None:
+    command = [sys.executable, str(tmp_path / "mine.py"), config().model_dump_json(), str(tmp_path / "run")]
+    environment = {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2", "PATH": ""}
+    started = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0, 0], told
+    assert told[0][0] == told[1][0]
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("nothing", "returned int; expected a Keras layer"),
+        ("unregistered", "register_keras_serializable"),
+        ("missing", "has no function 'missing'"),
+    ],
+)
+def test_what_is_no_layer_or_cannot_be_kept(function: str, words: str, config: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_splits(config(function), RunDir(tmp_path / "run"))
+
+
+def test_arguments_it_does_not_take(config: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_token"):
+        open_splits(config(max_token=3), RunDir(tmp_path / "run"))
