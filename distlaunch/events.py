@@ -152,6 +152,16 @@ class Exported(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicted(Event):
+    """Predictions are written; `shapes` are those of the arrays in the file, by name."""
+
+    step: int
+    split: str
+    path: str
+    shapes: dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice(Event):
     """Something the user should know that is no failure; `level` is `info` or `warning`."""
 

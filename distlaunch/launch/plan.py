@@ -18,7 +18,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import VariablesPlaced
 from distlaunch.run_dir import RunDir, TaskDir
 
-Mode = Literal["train", "evaluate", "export"]
+Mode = Literal["train", "evaluate", "predict", "export"]
 
 NO_GPU = ("-1",)
 WAIT_FOR_CHIEF = ("--wait-for-chief",)

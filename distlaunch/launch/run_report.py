@@ -17,6 +17,7 @@ from distlaunch.events import (
     Evaluated,
     Event,
     Exported,
+    Predicted,
     RunEnded,
     StepsDone,
     TaskFailed,
@@ -40,7 +41,7 @@ class AttemptReport:
     """One start of a run's processes.
 
     Attributes:
-        mode: `train`, `evaluate` or `export`.
+        mode: `train`, `evaluate`, `predict` or `export`.
         status: as in RunEnded, or `running` or `unknown`; `done` for other modes that have told a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
@@ -151,9 +152,9 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
     mode = "train"
     if not starts and not ends:
-        results = [event for event in own if isinstance(event, Evaluated | Exported)]
+        results = [event for event in own if isinstance(event, Evaluated | Predicted | Exported)]
         if results:
-            mode = "evaluate" if isinstance(results[-1], Evaluated) else "export"
+            mode = {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
     running = number == max(run.attempts()) and run.is_busy()
     if failure is not None:
         status = "failed"

@@ -25,9 +25,10 @@ from tensorflow.experimental import dtensor
 from tensorflow.python.ops import stateless_random_ops
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import known_log_names
+from distlaunch.strategies.functional_step import known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.predictions import joined
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.stand_in import StandIn
@@ -181,6 +182,18 @@ class DTensorProgram:
             done += 1
         return self._metric_logs()
 
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
+        for batch in self._feed(source):
+            if batch is None:
+                break
+            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            with _told_plainly():
+                outputs = call(batch)
+            batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
+        return joined(batches)
+
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
@@ -210,6 +223,13 @@ class DTensorProgram:
             _, (_, new_others, new_metrics) = self._steps.test((_read(trainable), _read(others), _read(metrics)), batch)
         _assign(others, new_others)
         _assign(metrics, new_metrics)
+
+    def _predict(self, batch: Batch) -> Any:
+        trainable, others, _, _ = self._groups
+        outputs = predictions_of(self._model, _read(trainable), _read(others), batch)
+        return tf.nest.map_structure(
+            lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
+        )
 
     def _find_log_names(self, batch: Batch) -> None:
         """Makes variables for the scalars that the step returns beside the model's metrics."""

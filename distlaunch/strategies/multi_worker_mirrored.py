@@ -58,7 +58,8 @@ class MultiWorkerMirrored(StrategyDefaults):
         for rank in range(self._num_processes):
             _await("here", rank)
         if self._rank > 0:
-            _announce("gone", self._rank)
+            with contextlib.suppress(tf.errors.UnavailableError):  # worker 0 read it, and went before it answered
+                _announce("gone", self._rank)
             return
         for rank in range(1, self._num_processes):
             _await("gone", rank)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.strategies.predictions import joined, make_predict_call
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import (
@@ -118,6 +119,18 @@ class ReplicaProgram:
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:
                 return self._to_logs(logs, [])
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        strategy, replicas = self._strategy, self._replicas
+        call = make_predict_call(strategy, self._model, replicas.total, replicas.num_processes)
+        batches: list[Any] = []
+        for element in self._distribute(source):
+            if int(strategy.experimental_local_results(element[2])[0]) == 0:
+                break
+            if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            batches.append(call(element))
+        return joined(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0

@@ -25,7 +25,7 @@ def placement_lines(variables: Variables) -> list[str]:
     with the mesh axis of each dimension and the size on each device."""
     rows: list[tuple[str, ...]] = []
     for variable in variables:
-        name, shape = str(variable["name"]), _shape(variable["shape"])
+        name, shape = str(variable["name"]), words.shape(variable["shape"])
         if "layout" in variable:
             devices, each = len(variable["parts"]), variable["parts"][0]["bytes"]
             rows.append((name, shape, f"{devices} devices", _layout(variable["layout"]), words.size(each)))
@@ -65,10 +65,6 @@ def bytes_per_task(variables: Variables) -> dict[str, int]:
 def _order(task: str) -> tuple[str, int]:
     job, _, index = task.partition(":")
     return job, int(index) if index.isdigit() else 0
-
-
-def _shape(shape: Sequence[int]) -> str:
-    return " x ".join(f"{size}" for size in shape) or "scalar"
 
 
 def _layout(axes: Sequence[str | None]) -> str:
