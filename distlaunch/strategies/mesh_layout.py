@@ -40,9 +40,7 @@ def chosen_layouts(
     if layout != "auto":
         return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
     rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
-    rules.update(
-        (pattern, axes) for pattern, axes in proposed_rules(model, mesh, whole).items() if pattern not in rules
-    )
+    rules = {**proposed_rules(model, mesh, whole), **rules}
     return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 

@@ -28,8 +28,8 @@ class ModuleModel(keras.Model):
 
     def __init__(self, module: tf.Module) -> None:
         super().__init__(name=f"{type(module).__name__.lower()}_module")
-        self.module = module
-        self._takes_training = "training" in inspect.signature(module).parameters
+        self.module: Any = module
+        self._takes_training = "training" in inspect.signature(self.module).parameters
         self._variables_of_module = _replace_variables(module)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:

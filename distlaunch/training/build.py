@@ -42,8 +42,9 @@ def _model(config: RunConfig, rows: Batch) -> keras.Model:
     made = call(config.model.function, config.model.args, ("model",))
     if isinstance(made, keras.Model):
         return made
-    if not isinstance(made, tf.Module):
-        message = f"{config.model.function} returned {type(made).__name__}; expected a keras.Model or a tf.Module"
+    if not isinstance(made, tf.Module) or not callable(made):
+        expected = "expected a keras.Model, or a tf.Module with __call__"
+        message = f"{config.model.function} returned {type(made).__name__}; {expected}"
         raise ConfigError(Problem(("model", "function"), message))
     if keras.backend.backend() != "tensorflow":
         message = f"{config.model.function} returned a tf.Module, which computes with TensorFlow"

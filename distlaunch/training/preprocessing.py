@@ -1,4 +1,4 @@
-"""`data.preprocessing`: a layer before the model, made once for a run, used by all its processes and its SavedModels."""
+"""`data.preprocessing`: a layer before the model, made once for a run, shared by its processes and SavedModels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Film reviews and a classifier of them that is a `tf.Module`, as in TensorFlow's DTensor tutorial."""
 
+# pyright: reportArgumentType=false
+# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import gzip

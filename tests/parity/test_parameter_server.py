@@ -22,8 +22,8 @@ ARGUMENTS = {
     "max_size": {"max_shard_bytes": 128},
 }
 FAST = {
-    "whole": (*OPTIMIZERS, WHOLE_NORM, "own step function", "own train_step", "sample weights", "unknown length", "tf.Module",
-              "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
+    "whole": (*OPTIMIZERS, WHOLE_NORM, "own step function", "own train_step", "sample weights", "unknown length",
+              "tf.Module", "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
     "fixed_shards": (*OPTIMIZERS, "mlp clipped by global norm, custom", "mlp L2, custom", "own train_step",
                      "masked tokens", EMBEDDINGS),
     "min_size": OPTIMIZERS,

@@ -1,4 +1,4 @@
-"""The sentiment classifier of the DTensor tutorial: a tf.Module with layers and a step of its own, on its three meshes."""
+"""The sentiment classifier of the DTensor tutorial on its three meshes: a tf.Module, layers and step of its own."""
 
 from __future__ import annotations
 
