@@ -30,8 +30,8 @@ def command(
 ) -> int:
     """Write what the model of a run's checkpoint predicts for every example of a split, in their order.
 
-    The file has one array, `predictions`, or one for each output of the model by its name. Runs under the run's own
-    strategy (those of parameter servers on one device).
+    Of a split that repeats for ever: of one epoch, or one validation. The file has one array, `predictions`, or one for
+    each output of the model by its name. Runs under the run's own strategy (those of parameter servers on one device).
     """
     from distlaunch.launch import job
     from distlaunch.ui.view import finish_output, make_view

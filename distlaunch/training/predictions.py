@@ -20,22 +20,25 @@ from distlaunch.training.splits import read_splits
 
 
 def in_order(config: RunConfig, run: RunDir, name: str) -> Split:
-    """A split as the data function gives it: not shuffled, nothing dropped.
+    """A split as the data function gives it: not shuffled, nothing dropped; of one that repeats for ever, as many
+    batches as an epoch or a validation has.
 
     Raises:
-        ConfigError: there is no such split, or it has no end.
+        ConfigError: there is no such split.
     """
     splits = with_preprocessing(read_splits(config.data), config, run)
     data, examples = splits.validation, config.data.validation_examples
+    steps = config.validation.steps if config.validation else None
     if name == "train":
-        data, examples = splits.train, config.data.train_examples
+        data, examples, steps = splits.train, config.data.train_examples, config.train.steps_per_epoch
     if data is None:
         raise ConfigError(Problem(("data",), f"there is no {name} split to predict"))
     section = config.data.model_copy(update={"validation_examples": examples})
     split = make_split(data, section, seed=config.seed, training=False, preprocessing=splits.preprocessing)
     if split.endless:
-        message = f"the {name} split repeats for ever; say how many of its examples to predict"
-        raise ConfigError(Problem(("data", f"{name}_examples"), message))
+        assert steps is not None, "no session opens such a split without"
+        batches = split.batches
+        split = replace(split, batches=lambda number, start: batches(number, start).take(steps), num_batches=steps)
     return replace(split, name=name)
 
 

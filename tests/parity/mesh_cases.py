@@ -8,7 +8,7 @@ import numpy as np
 
 from distlaunch.workloads.images import fashion_mnist
 from distlaunch.workloads.transformer import sorting
-from tests.parity.cases import case
+from tests.parity.cases import MOMENTUM, case
 
 HERE = "tests.parity.mesh_cases"
 STYLES = ("sequential", "functional", "subclassed")
@@ -39,20 +39,22 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-def _of(model: str, data: str, rows: int, **args: Any) -> dict[str, Any]:
-    made = case(args=args, data_args={"rows": rows})
+def _of(model: str, data: str, rows: int, optimizer: Any = "adam", **args: Any) -> dict[str, Any]:
+    made = case(args=args, data_args={"rows": rows}, optimizer=optimizer)
     made["model"]["function"] = f"distlaunch.workloads.{model}"
     made["data"]["function"] = f"{HERE}:{data}"
     return made
 
 
-def _transformer(blocks: int, rows: int) -> dict[str, Any]:
-    return _of("transformer:transformer", "tokens", rows, blocks=blocks, width=16, heads=2, hidden=32, length=8)
+def _transformer(blocks: int, rows: int, optimizer: Any) -> dict[str, Any]:
+    args = {"blocks": blocks, "width": 16, "heads": 2, "hidden": 32, "length": 8}
+    return _of("transformer:transformer", "tokens", rows, optimizer, **args)
 
 
-MODELS = {f"mlp, {style}": _of("images:mlp", "clothes", 305, units=32, style=style) for style in STYLES}
-MODELS["transformer"] = _transformer(blocks=1, rows=312)
-MODELS["transformer, two blocks, uneven"] = _transformer(blocks=2, rows=305)
+MODELS = {f"mlp, {style}": _of("images:mlp", "clothes", 312, units=32, style=style) for style in STYLES}
+# a bias of attention's keys has no gradient but rounding, of which Adam makes full steps: its weights are noise
+MODELS["transformer"] = _transformer(blocks=1, rows=312, optimizer=MOMENTUM)
+MODELS["transformer, two blocks, uneven"] = _transformer(blocks=2, rows=305, optimizer="adam")
 PAIRS = [(f"mlp, {style}", mesh) for style in STYLES for mesh in ("4x2", "2x2x2")]
 PAIRS.append(("transformer", "4x2, auto"))
 LARGER = "transformer, two blocks, uneven"

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from real import CONFIGS, run
-
-EXPECTED = {"axes": ["batch", "model"], "shape": [4, 2], "devices": list(range(8)), "inputs": ["batch"]}
 
 
 @pytest.mark.parametrize("kind", ["jax", "dtensor"])
@@ -30,14 +27,3 @@ def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     ):
         assert expected in out.splitlines(), out
     assert not list(tmp_path.iterdir())
-
-
-def test_without_rules_too_and_as_json(tmp_path: Path) -> None:
-    """Data parallel: everything is whole on every device, and that is what is told."""
-    config = str(CONFIGS / "mnist_mlp_dtensor.yaml")
-    code, out, err = run("plan", config, "--set", "strategy.layout={}", "--json", cwd=tmp_path)
-    assert code == 0, err
-    told = json.loads(out)
-    assert told["mesh"] == EXPECTED
-    assert {part["bytes"] for part in told["variables"][0]["parts"]} == {784 * 128 * 4}
-    assert told["variables"][0]["layout"] == [None, None]

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from distlaunch.cli.main import cli
 from distlaunch.events import EventWriter, VariablesPlaced
+from distlaunch.launch.plan import LaunchPlan, plan_json
 from distlaunch.launch.run_report import read_report
 from distlaunch.run_dir import RunDir
 from distlaunch.ui.boxes import ASCII, UNICODE, pen_for
@@ -210,6 +211,15 @@ def test_the_report_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "│ 0 2 4 6 │ 1 3 5 7 │" in shown
     told = json.loads(CliRunner().invoke(cli, ["report", str(tmp_path), "--json"], catch_exceptions=False).output)
     assert told["mesh"] == mesh(MESH, ["batch"])
+
+
+def test_the_plan_as_json_has_the_mesh() -> None:
+    plan = LaunchPlan(Path("runs/a"), 0, "train", (), 1, 1)
+    kernel = variable("model/kernel", [4, 4], [None, "model"])
+    told = json.loads(plan_json(plan, VariablesPlaced(variables=[kernel], mesh=mesh(MESH, ["batch"]))))
+    assert (told["mesh"], told["variables"]) == (mesh(MESH, ["batch"]), [kernel])
+    assert "mesh" not in json.loads(plan_json(plan, VariablesPlaced(variables=[kernel])))
+    assert "variables" not in json.loads(plan_json(plan))
 
 
 def test_runs_from_before_there_was_a_mesh_in_their_events() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,10 +60,12 @@ def test_batches_are_joined() -> None:
         joined([])
 
 
-def split_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, splits: Splits, **data: object) -> list[float]:
+def split_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, splits: Splits, train: Any = None, **data: Any
+) -> list[float]:
     monkeypatch.setattr(predictions, "read_splits", lambda config: splits)
     section = {"function": "m:d", "global_batch": 4, **data}
-    config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section})
+    config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
     source = in_order(config, RunDir(tmp_path), name).evaluation_source()
     rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
     return np.concatenate(rows).tolist()
@@ -78,10 +81,11 @@ def test_all_examples_of_the_training_split_in_their_order(tmp_path: Path, monke
         split_of(monkeypatch, tmp_path, "validation", splits)
 
 
-def test_a_split_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_epoch_of_a_split_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorflow as tf
 
     endless = tf.data.Dataset.from_tensor_slices((np.arange(3.0), np.arange(3.0))).repeat()
-    with pytest.raises(ConfigError, match=r"data\.train_examples: the train split repeats for ever"):
-        split_of(monkeypatch, tmp_path, "train", Splits(endless, None, "here"))
-    assert split_of(monkeypatch, tmp_path, "train", Splits(endless, None, "h"), train_examples=4) == [0, 1, 2, 0]
+    splits = Splits(endless, None, "here")
+    two = {"steps_per_epoch": 2}
+    assert split_of(monkeypatch, tmp_path, "train", splits, train=two) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert split_of(monkeypatch, tmp_path, "train", splits, train=two, train_examples=4) == [0, 1, 2, 0]
