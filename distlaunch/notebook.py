@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from distlaunch.backend import choose_backend
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task
 from distlaunch.config.load import dump_config, load_config, load_mapping
@@ -26,8 +28,8 @@ from distlaunch.run_dir import RunDir, write_atomically
 if TYPE_CHECKING:
     import keras
 
-STRATEGIES = ("one_device", "mirrored", "parameter_server")
-"""Those of a single process that has TensorFlow; parameter servers with `cluster.hosting: in_process`."""
+STRATEGIES = ("one_device", "mirrored", "parameter_server", "dtensor", "jax")
+"""Those of a single process; parameter servers with `cluster.hosting: in_process`, meshes with one worker."""
 
 _TASK = Task("worker", 0)
 
@@ -104,15 +106,22 @@ def _check_process(config: RunConfig) -> None:
             f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
             f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
         )
-    os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    if kind in ("dtensor", "jax") and config.cluster.workers > 1:
+        raise UsageError(
+            f"cluster.workers: got {config.cluster.workers}, which need processes of their own; a mesh in this process "
+            "has its devices alone; remove it, or use `distlaunch train`"
+        )
     if kind == "parameter_server":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
+    wanted = "jax" if kind == "jax" else "tensorflow"
+    if "keras" not in sys.modules:
+        choose_backend(kind)
     import keras
 
-    if keras.backend.backend() != "tensorflow":
+    if keras.backend.backend() != wanted:
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()} in this process, but '{kind}' needs it on tensorflow; "
-            "set KERAS_BACKEND=tensorflow before Keras is imported"
+            f"Keras runs on {keras.backend.backend()} in this process, but '{kind}' needs it on {wanted}; "
+            f"set KERAS_BACKEND={wanted} before Keras is imported, in a fresh process (the notebook's kernel)"
         )
 
 

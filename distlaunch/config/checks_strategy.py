@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from distlaunch.config.replicas import mesh_product, num_replicas
+from distlaunch.config.replicas import CPU_REPLICAS, mesh_product, num_replicas, shares_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import DTensor, Jax, Mirrored, MultiWorkerMirrored, ParameterServer, Partitioner
 from distlaunch.config.tree import Key
@@ -52,8 +52,9 @@ def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         return
     if isinstance(strategy, Mirrored) and strategy.replicas != "auto" and strategy.replicas > num_gpus:
         key, needs = ("strategy", "replicas"), strategy.replicas
-    elif isinstance(strategy, DTensor | Jax) and mesh_product(strategy) > num_gpus:
-        key, needs = ("strategy", "mesh"), mesh_product(strategy)
+    elif isinstance(strategy, DTensor | Jax) and mesh_product(strategy) // config.cluster.workers > num_gpus:
+        # whether this machine has GPUs for all workers that it starts is told when it is known which these are
+        key, needs = ("strategy", "mesh"), mesh_product(strategy) // config.cluster.workers
     else:
         return
     message = f"needs {needs} devices, but this machine has {num_gpus} GPU(s); use at most {num_gpus}"
@@ -116,12 +117,13 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """What `cluster:` says is what the strategy uses."""
     strategy, cluster = config.strategy, config.cluster
     is_ps = isinstance(strategy, ParameterServer)
-    many = is_ps or isinstance(strategy, MultiWorkerMirrored)
+    many = is_ps or shares_work(config)
     if cluster.workers > 1 and not many:
         message = f"got {cluster.workers}, but {strategy.kind} runs in one process; remove it"
         yield Problem(
             ("cluster", "workers"), f"{message}, or use strategy.kind: multi_worker_mirrored or parameter_server"
         )
+    yield from mesh_is_shared(config, num_gpus)
     if cluster.ps and not is_ps:
         message = f"got {cluster.ps}, but {strategy.kind} has no parameter servers; remove it"
         yield Problem(("cluster", "ps"), f"{message}, or use strategy.kind: parameter_server")
@@ -131,7 +133,24 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if cluster.hosting == "in_process" and not is_ps:
         message = f"got 'in_process', which parameter_server alone can do, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)
-    yield from _ports(config, many=many and cluster.hosting == "processes")
+    is_mesh_of_one = isinstance(strategy, DTensor | Jax) and cluster.workers == 1
+    yield from _ports(config, many=many and cluster.hosting == "processes" and not is_mesh_of_one)
+
+
+def mesh_is_shared(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Each worker has equally many of the mesh's devices."""
+    strategy, workers = config.strategy, config.cluster.workers
+    if not isinstance(strategy, DTensor | Jax) or any(size < 1 and size != -1 for size in strategy.mesh.values()):
+        return
+    devices = mesh_product(strategy)
+    if -1 in strategy.mesh.values():
+        if num_gpus != 0:
+            return  # filled with as many GPUs as the workers can share
+        devices *= CPU_REPLICAS
+    if devices % workers:
+        choices = either(str(number) for number in range(1, devices + 1) if devices % number == 0)
+        message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
+        yield Problem(("cluster", "workers"), f"{message}; use {choices}, or change the mesh")
 
 
 def _ports(config: RunConfig, *, many: bool) -> Iterator[Problem]:

@@ -9,6 +9,21 @@ CPU_REPLICAS = 2
 """`mirrored` with `replicas: auto`, and the size of a mesh axis that is filled, where there is no GPU."""
 
 
+def shares_work(config: RunConfig) -> bool:
+    """Whether `cluster.workers` counts processes that work in lockstep, each with a part of the devices."""
+    return isinstance(config.strategy, MultiWorkerMirrored | DTensor | Jax)
+
+
+def devices_per_worker(config: RunConfig) -> int | None:
+    """Devices that each worker takes; None: its share of those there are."""
+    strategy = config.strategy
+    if isinstance(strategy, MultiWorkerMirrored) and isinstance(strategy.replicas_per_worker, int):
+        return strategy.replicas_per_worker
+    if isinstance(strategy, DTensor | Jax) and -1 not in strategy.mesh.values():
+        return mesh_product(strategy) // config.cluster.workers
+    return None
+
+
 def num_replicas(config: RunConfig, num_gpus: int | None) -> int | None:
     """Equal parts that each global batch is cut into; None where that depends on devices that are not known.
 
@@ -60,8 +75,9 @@ def summary(config: RunConfig, num_gpus: int | None) -> str:
     """`strategy mirrored, 2 replicas, global batch 64`."""
     strategy = config.strategy
     parts = [f"strategy {strategy.kind}"]
-    if isinstance(strategy, MultiWorkerMirrored | ParameterServer):
-        parts.append(_count(config.cluster.workers, "worker"))
+    workers = config.cluster.workers
+    if isinstance(strategy, MultiWorkerMirrored | ParameterServer) or workers > 1:
+        parts.append(_count(workers, "worker"))
     if isinstance(strategy, ParameterServer):
         parts.append(_count(config.cluster.ps, "parameter server"))
     elif isinstance(strategy, DTensor | Jax):

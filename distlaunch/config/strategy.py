@@ -105,7 +105,7 @@ class Cluster(Section):
     """The processes of a run."""
 
     workers: Positive = 1
-    """Worker processes (multi_worker_mirrored, parameter_server)."""
+    """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax)."""
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""
     hosting: Literal["processes", "in_process"] = "processes"

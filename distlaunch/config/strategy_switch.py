@@ -18,6 +18,8 @@ KINDS = tuple(MODELS)
 CLUSTER_KEYS: dict[str, frozenset[str]] = {
     "multi_worker_mirrored": frozenset({"workers", "ports"}),
     "parameter_server": frozenset({"workers", "ps", "hosting", "ports"}),
+    "dtensor": frozenset({"workers", "ports"}),
+    "jax": frozenset({"workers", "ports"}),
 }
 """Keys of `cluster:` that mean something to one kind of strategy only; the others of `Cluster` are for all."""
 

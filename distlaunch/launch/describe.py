@@ -15,6 +15,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.events import VariablesPlaced
 from distlaunch.launch.job import Locate
+from distlaunch.launch.plan import REMOVED_ENV
 
 PLACING = ("parameter_server", "dtensor", "jax")
 """Strategies under which tasks, or devices of a mesh, hold different variables."""
@@ -37,7 +38,8 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
         argv = [sys.executable, "-m", "distlaunch.describe", str(path)]
-        environ = {**os.environ, VISIBLE: "-1"}
+        kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
+        environ = {**kept, VISIBLE: "-1"}
         try:
             done = subprocess.run(
                 argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S

@@ -17,9 +17,13 @@ from distlaunch.run_dir import TaskDir
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
     r"collective ops? (?:is |are )?(?:aborted|cancelled)|Collective ops is aborted|Connection reset by peer"
-    r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout",
+    r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout"
+    # JAX, whose errors are all of one type
+    r"|Gloo [\w-]+ failed|Connection closed by peer|stopped sending heartbeats|^UNAVAILABLE: ",
     re.IGNORECASE,
 )
+_ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
+"""What JAX logs before it ends a process at once that has lost a peer."""
 PREEMPTION_CODE = 42
 """What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
@@ -71,7 +75,9 @@ class Failure:
 
 
 def read_error(files: TaskDir) -> TaskError | None:
-    """The task's error.json; None if there is none, or none that can be read."""
+    """The task's error.json, or what its log tells of an end without one; None if there is neither."""
+    if not files.error_json.exists():
+        return _aborted(files)
     try:
         data = json.loads(files.error_json.read_text(encoding="utf-8"))
         if data["kind"] == "config":
@@ -87,6 +93,12 @@ def read_error(files: TaskDir) -> TaskError | None:
         user_error=bool(data.get("user_error")),
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
     )
+
+
+def _aborted(files: TaskDir) -> TaskError | None:
+    if _ABORTED not in _tail_text(files.stderr_log):
+        return None
+    return TaskError("JAX ended the process, since another task is gone or does not answer", consequence=True)
 
 
 def describe_code(code: int, *, oom: bool | None = None) -> str:

@@ -22,6 +22,8 @@ _PATTERNS = (
     r":?[A-Z_]+:Error received from peer ",
     r"The error could be from a previous operation\. Restart your program to reset\.",
     r"\s*\[\[\{\{node ",
+    r"\*\*\* Check failure stack trace: \*\*\*|\s+@\s+0x[0-9a-f]+ ",
+    r"(?:\[Gloo\] |Rank |\d+ )+is connected to \d+ peer ranks",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",
 )

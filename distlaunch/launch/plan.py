@@ -12,6 +12,8 @@ from typing import Any, Literal
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
+from distlaunch.config.checks_strategy import mesh_is_shared
+from distlaunch.config.replicas import devices_per_worker, shares_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem
@@ -104,11 +106,16 @@ def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequ
 
 def local_tasks(config: RunConfig) -> dict[str, int]:
     """How many tasks of each job run on this machine, in the order of `cluster.ports`; empty for a single process."""
-    if isinstance(config.strategy, MultiWorkerMirrored):
+    if isinstance(config.strategy, MultiWorkerMirrored) or (shares_work(config) and config.cluster.workers > 1):
         return {"worker": config.cluster.workers}
     if isinstance(config.strategy, ParameterServer) and config.cluster.hosting == "processes":
         return {"worker": config.cluster.workers, "ps": config.cluster.ps, "chief": 1}
     return {}
+
+
+def can_join(config: RunConfig) -> bool:
+    """Whether a run may be one task of a cluster that TF_CONFIG describes."""
+    return shares_work(config) or bool(local_tasks(config))
 
 
 def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
@@ -126,19 +133,21 @@ def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
     """The config with the number of workers that a given cluster (TF_CONFIG) really has.
 
-    Raises ConfigError if the global batch cannot be divided over them.
+    Raises ConfigError if they cannot share the global batch, or the mesh.
     """
     workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
-    if not isinstance(config.strategy, MultiWorkerMirrored) or workers == config.cluster.workers:
+    if not workers or not shares_work(config) or workers == config.cluster.workers:
         return config
-    per_worker = config.strategy.replicas_per_worker
-    replicas = workers * (per_worker if isinstance(per_worker, int) else 1)
-    if config.data.global_batch % replicas:
-        message = (
-            f"got {config.data.global_batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
-        )
-        raise ConfigError(Problem(("data", "global_batch"), message))
-    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"workers": workers})})
+    fitted = config.model_copy(update={"cluster": config.cluster.model_copy(update={"workers": workers})})
+    strategy, batch = config.strategy, config.data.global_batch
+    if isinstance(strategy, MultiWorkerMirrored):
+        replicas = workers * (devices_per_worker(config) or 1)
+        if batch % replicas:
+            message = f"got {batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
+            raise ConfigError(Problem(("data", "global_batch"), message))
+    if problems := list(mesh_is_shared(fitted, None)):
+        raise ConfigError(problems)
+    return fitted
 
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
@@ -237,11 +246,10 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
         return {tasks[0]: tuple(gpus[:1])}
     if isinstance(strategy, Mirrored) and isinstance(strategy.replicas, int) and strategy.replicas <= len(gpus):
         return {tasks[0]: tuple(gpus[: strategy.replicas])}
-    workers = [task for task in tasks if task.job == "worker" or isinstance(strategy, MultiWorkerMirrored)]
+    workers = [task for task in tasks if task.job == "worker" or shares_work(config)]
     if len(tasks) == 1 or not workers:
         return {}
-    wanted = strategy.replicas_per_worker if isinstance(strategy, MultiWorkerMirrored) else "auto"
-    shares = share_gpus(gpus, len(workers), wanted if isinstance(wanted, int) else None)
+    shares = share_gpus(gpus, len(workers), devices_per_worker(config))
     return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
 
 

@@ -20,17 +20,20 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import stateless_random_ops
 
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.dtensor_arrays import joined, layout_of, parts_of, parts_of_process, place, place_rows
 from distlaunch.strategies.functional_step import known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
-from distlaunch.strategies.predictions import joined
+from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.replica_input import own_rows
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import host_value, plain_logs, state_variables
 
@@ -58,8 +61,8 @@ class MeshVariable(StandIn):
 
     def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
         self.axes = (*axes, *[None] * (value.ndim - len(axes)))
-        self.layout = _layout(mesh, self.axes)
-        self.on_mesh = dtensor.DVariable(_place(value, self.layout))
+        self.layout = layout_of(mesh, self.axes)
+        self.on_mesh = dtensor.DVariable(place(value, self.layout))
 
     @property
     def dtype(self) -> tf.DType:
@@ -70,7 +73,7 @@ class MeshVariable(StandIn):
         return self.on_mesh.shape
 
     def assign(self, value: Any) -> None:
-        self.on_mesh.assign(_place(np.asarray(value), self.layout))
+        self.on_mesh.assign(place(np.asarray(value), self.layout))
 
     @property
     def handle(self) -> Any:
@@ -81,38 +84,24 @@ class MeshVariable(StandIn):
         return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())
 
     def numpy(self) -> np.ndarray:
+        """The whole value, put together from what this process holds.
+
+        Raises:
+            UsageError: other processes hold parts of it.
+        """
+        whole = joined(dtensor.unpack(self.on_mesh.read_value()), self.shape.as_list(), self.layout)
+        if whole is None:
+            message = "a variable is read whole in one process, but others hold parts of it"
+            raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")
+        return whole
+
+    def gathered(self) -> np.ndarray:
+        """The whole value; every process must call it."""
         whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
         return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
-
-
-def _layout(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
-    return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
-
-
-def _place(value: np.ndarray, layout: dtensor.Layout) -> Any:
-    """A host array on the mesh."""
-    return dtensor.pack([tf.constant(value[part]) for part in _parts(value.shape, layout)], layout)
-
-
-def _parts(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
-    """Which part of an array each device holds, in the mesh's order."""
-    mesh = layout.mesh
-    sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
-    found = []
-    for place in np.ndindex(*sizes):
-        at = dict(zip(mesh.dim_names, place, strict=True))
-        part = []
-        for size, axis in zip(shape, layout.sharding_specs, strict=True):
-            if axis == dtensor.UNSHARDED:
-                part.append(slice(0, size))
-            else:
-                each = size // mesh.dim_size(axis)
-                part.append(slice(at[axis] * each, (at[axis] + 1) * each))
-        found.append(tuple(part))
-    return found
 
 
 class DTensorProgram:
@@ -122,10 +111,13 @@ class DTensorProgram:
         steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
+        peers: the processes whose devices the mesh has.
     """
 
-    def __init__(self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes) -> None:
-        self._steps, self._model, self._mesh = steps, steps.model, mesh
+    def __init__(
+        self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers
+    ) -> None:
+        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
         self._input_axes = input_axes
         model = self._model
         make_functional(model.optimizer)
@@ -165,14 +157,14 @@ class DTensorProgram:
                 self._train_call(batch)
             done += 1
         self._steps_in_epoch += done
-        return CallResult(done, done < num_steps, self._train_logs(), vote)
+        return CallResult(done, done < num_steps, self._train_logs(), self._peers.agree(vote))
 
     def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
         self._model.reset_metrics()
         batches = self._feed(source)
         done = 0
         while max_steps is None or done < max_steps:
-            if done % _LOOK == 0 and should_stop():
+            if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
             if batch is None:
@@ -192,7 +184,7 @@ class DTensorProgram:
             with _told_plainly():
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
-        return joined(batches)
+        return concatenated(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -201,7 +193,7 @@ class DTensorProgram:
             variable.assign(np.float32(0))
 
     def agree(self, vote: Vote) -> Vote:
-        return vote
+        return self._peers.agree(vote)
 
     def _train(self, batch: Batch) -> None:
         state = tuple(_read(group) for group in self._groups)
@@ -253,19 +245,25 @@ class DTensorProgram:
 
     def _feed(self, source: Source) -> Iterator[Batch | None]:
         """Batches on the mesh; None at the end of a pass whose length was not known."""
-        for batch, rows, _ in split_rows(source, first_replica=0, num_local=1, num_replicas=1):
-            yield self._pack(batch) if rows > 0 else None
+        axis = self._input_axes[0] if self._input_axes else None
+        first, number = parts_of_process(self._mesh, axis)
+        parts = 1 if axis is None else self._mesh.dim_size(axis)
+        for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+            yield self._pack(batch, int(start), int(total)) if total > 0 else None
 
-    def _pack(self, batch: Batch) -> Batch:
-        return map_batch(self._pack_leaf, batch, self._input_axes)
+    def _pack(self, batch: Batch, start: int, total: int) -> Batch:
+        """A batch on the mesh, of whose rows these are what the devices here need."""
 
-    def _pack_leaf(self, leaf: Any, axes: Axes) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
-            raise ConfigError(Problem(("data",), message))
-        sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
-        chosen = dividing_axes(leaf.shape.as_list(), axes, sizes, whole_rows=True)
-        return _place(leaf.numpy(), _layout(self._mesh, tuple(chosen)))
+        def pack(leaf: Any, axes: Axes) -> Any:
+            if not isinstance(leaf, tf.Tensor):
+                message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
+                raise ConfigError(Problem(("data",), message))
+            shape = [total, *leaf.shape.as_list()[1:]]
+            sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
+            chosen = dividing_axes(shape, axes, sizes, whole_rows=True)
+            return place_rows(leaf.numpy(), start, shape, layout_of(self._mesh, tuple(chosen)))
+
+        return map_batch(pack, batch, self._input_axes)
 
     # metrics
 
@@ -283,7 +281,7 @@ class DTensorProgram:
 
     def mesh(self) -> dict[str, Any]:
         sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
-        return described_mesh(sizes, range(self._mesh.size), self._input_axes)
+        return described_mesh(sizes, self._input_axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
@@ -291,24 +289,32 @@ class DTensorProgram:
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:
         value: MeshVariable = variable._value
         shape = value.shape.as_list()
-        parts = enumerate(_parts(shape, value.layout))
+        parts = enumerate(parts_of(shape, value.layout))
         devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
         return placed(name, shape, np.dtype(value.dtype.as_numpy_dtype), value.axes, devices)
 
     def snapshot(self) -> State:
-        return state_of(self._model, self._sums, self._steps_in_epoch)
+        return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
+
+    def _whole_value(self, variable: Any) -> np.ndarray:
+        value: MeshVariable = variable._value
+        return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def restore(self, state: State | None) -> None:
-        assert state is not None, "there is one process"
+        state = self._peers.object_from_chief(state)
+        assert state is not None, "the chief has one"
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
+
+
+# between an optimizer's own class, which may call its super's method, and Keras's class for TensorFlow
+_Neutral = type("_Neutral", (TFOptimizer,), {name: vars(BaseOptimizer)[name] for name in _NEUTRAL})
 
 
 def make_functional(optimizer: Any) -> None:
     """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
     cls = type(optimizer)
-    neutral = {name: vars(BaseOptimizer)[name] for name in _NEUTRAL if name in vars(BaseOptimizer)}
-    optimizer.__class__ = type(cls.__name__, (cls,), neutral)
+    optimizer.__class__ = type(cls.__name__, (cls, _Neutral), {})
     variables = optimizer._trainable_variables
     optimizer._trainable_variables_indices = {id(variable): index for index, variable in enumerate(variables)}
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:

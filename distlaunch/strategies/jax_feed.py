@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.protocol import Batch, Source
-from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.replica_input import own_rows
 
 
 class Placement:
@@ -21,31 +21,75 @@ class Placement:
     def __init__(self, mesh: Mesh, axes: Axes) -> None:
         self._mesh, self.axes = mesh, axes
 
-    def put(self, batch: Batch) -> Batch:
-        """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole."""
-        return self._map(lambda leaf, axes: jax.device_put(leaf, self._sharding(leaf, axes, whole_rows=True)), batch)
+    def own_rows(self, source: Source) -> tf.data.Dataset:
+        """What this process has to read of each batch; see there."""
+        axis = self.axes[0] if self.axes else None
+        first, number = parts_of_process(self._mesh, axis)
+        return own_rows(source, first=first, number=number, of=self._mesh.shape[axis] if axis is not None else 1)
+
+    def put(self, batch: Batch, start: int, total: int) -> Batch:
+        """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole.
+
+        Args:
+            start, total: which row of the global batch the first is, and how many that has.
+        """
+
+        def put_leaf(leaf: np.ndarray, axes: Axes) -> jax.Array:
+            shape = (total, *leaf.shape[1:])
+            return _from_parts(leaf, start, shape, self._sharding(shape, axes, whole_rows=True))
+
+        return self._map(put_leaf, batch)
 
     def constrain(self, batch: Batch) -> Batch:
         """In a traced function: rows are split also where they do not divide, which XLA does exactly."""
 
         def split(leaf: Any, axes: Axes) -> Any:
-            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf, axes, whole_rows=False))
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=False))
 
         return self._map(split, batch)
 
     def _map(self, action: Any, batch: Batch) -> Batch:
         return map_batch(action, batch, self.axes)
 
-    def _sharding(self, leaf: Any, axes: Axes, *, whole_rows: bool) -> NamedSharding:
-        chosen = dividing_axes(leaf.shape, axes, self._mesh.shape, whole_rows=whole_rows)
+    def _sharding(self, shape: tuple[int, ...], axes: Axes, *, whole_rows: bool) -> NamedSharding:
+        chosen = dividing_axes(shape, axes, self._mesh.shape, whole_rows=whole_rows)
         return NamedSharding(self._mesh, PartitionSpec(*chosen))
+
+
+def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
+    """The first of the parts along an axis that devices of this process hold, and how many there are up to the last."""
+    if axis is None:
+        return 0, 1
+    dimension, here = mesh.axis_names.index(axis), jax.process_index()
+    places = [place[dimension] for place, device in np.ndenumerate(mesh.devices) if device.process_index == here]
+    return min(places), max(places) - min(places) + 1
+
+
+def place(value: Any, sharding: NamedSharding) -> jax.Array:
+    """A value that every process has, on the devices of all; one that lies there already stays."""
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    whole = np.asarray(value)
+    return _from_parts(whole, 0, whole.shape, sharding)
+
+
+def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
+
+    def part(index: Any) -> np.ndarray:
+        if not index:
+            return rows
+        first, stop, _ = index[0].indices(shape[0])
+        return rows[(slice(first - start, stop - start), *index[1:])]
+
+    return jax.make_array_from_callback(shape, sharding, part)
 
 
 class Feed:
     """Takes a source's batches in turn."""
 
     def __init__(self, source: Source, placement: Placement) -> None:
-        self._parts = iter(split_rows(source, first_replica=0, num_local=1, num_replicas=1))
+        self._parts = iter(placement.own_rows(source))
         self._placement = placement
         self._ahead: list[Batch | None] = []
 
@@ -57,8 +101,8 @@ class Feed:
     def load_ahead(self) -> None:
         """Starts to copy the next batch, if that is not done yet."""
         if not self._ahead:
-            batch, rows, _ = next(self._parts)
-            self._ahead.append(self._placement.put(on_host(batch)) if rows > 0 else None)
+            batch, start, total = next(self._parts)
+            self._ahead.append(self._placement.put(on_host(batch), int(start), int(total)) if total > 0 else None)
 
 
 def on_host(batch: Batch) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,15 +18,16 @@ from distlaunch.config.replicas import CPU_REPLICAS, batch_axis, mesh_product
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import Jax as JaxConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.jax_feed import parts_of_process
+from distlaunch.strategies.jax_processes import connect
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import chosen_layouts
+from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 
 class Jax(StrategyDefaults):
     kind = "jax"
-    is_chief = True
 
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         if keras.backend.backend() != "jax":
@@ -35,7 +37,9 @@ class Jax(StrategyDefaults):
         self._config = config
         with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has taken stays taken
             tf.config.set_visible_devices([], "GPU")  # it only reads data here
-        self.mesh = make_mesh(config)
+        self._peers = connect((cluster or Cluster()).start_timeout_s)
+        self.is_chief = self._peers.is_chief
+        self.mesh = make_mesh(config, self._peers.number)
         self.num_replicas = int(dict(self.mesh.shape).get(batch_axis(config) or "", 1))
         self._notes: list[str] = []
 
@@ -48,36 +52,44 @@ class Jax(StrategyDefaults):
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
         layouts, self._notes = chosen_layouts(self._config.layout, steps.model, sizes)
+        here = {name: parts_of_process(self.mesh, name)[1] for name in sizes}
+        self._notes += notes_of_processes(layouts, lambda name: here[name] == sizes[name])
         axis = batch_axis(self._config)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
-        return JaxProgram(steps, self.mesh, layouts, tuple(inputs))
+        return JaxProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)
+
+    def from_chief(self, message: bytes) -> bytes:
+        return self._peers.from_chief(message)
+
+    def leave(self) -> None:
+        self._peers.leave()
 
     def notes(self) -> list[str]:
         return self._notes
 
 
-def make_mesh(config: JaxConfig) -> Mesh:
-    """The mesh over every GPU that it needs, or over virtual CPU devices.
+def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
+    """The mesh over equally many devices of each process: every GPU that it needs, or virtual CPU devices.
 
     Raises:
         ConfigError: there are not as many devices.
     """
-    product, filled = mesh_product(config), next((axis for axis, size in config.mesh.items() if size == -1), None)
+    product, filled = mesh_product(config), -1 in config.mesh.values()
+    cpus = product * CPU_REPLICAS if filled else product
     with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
-        cpus = product * (CPU_REPLICAS if filled else 1)
-        jax.config.update("jax_num_cpu_devices", max(cpus, jax.config.jax_num_cpu_devices))
+        each = -(-cpus // num_processes)
+        jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
     devices = jax.devices()
-    if filled is None:
-        wanted = product
-    elif devices[0].platform == "cpu":
-        wanted = product * CPU_REPLICAS
-    else:
-        wanted = len(devices) // product * product
-    if not wanted or wanted > len(devices):
-        have = f"JAX has {len(devices)} {devices[0].platform} device(s) in this process"
+    step = math.lcm(product, num_processes)
+    wanted = (cpus if devices[0].platform == "cpu" else len(devices) // step * step) if filled else product
+    each = wanted // num_processes
+    chosen = [d for rank in range(num_processes) for d in [d for d in devices if d.process_index == rank][:each]]
+    if not wanted or len(chosen) < wanted:
+        where = f"in the {num_processes} processes" if num_processes > 1 else "in this process"
+        have = f"JAX has {len(devices)} {devices[0].platform} device(s) {where}"
         raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or product} devices, but {have}"))
     sizes = [wanted // product if size == -1 else size for size in config.mesh.values()]
-    return Mesh(np.array(devices[:wanted]).reshape(sizes), tuple(config.mesh))
+    return Mesh(np.array(chosen).reshape(sizes), tuple(config.mesh))
 
 
 def _host() -> Any:

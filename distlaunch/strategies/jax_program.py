@@ -19,10 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import TrainState, known_log_names, predictions_of
-from distlaunch.strategies.jax_feed import Feed, Placement
+from distlaunch.strategies.jax_feed import Feed, Placement, place
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
-from distlaunch.strategies.predictions import joined
+from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import plain_logs, state_variables
 
@@ -37,10 +38,11 @@ class JaxProgram:
         steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
         layouts: axes of the weights that are split, by path.
         input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
+        peers: the processes whose devices the mesh has.
     """
 
-    def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes) -> None:
-        self._steps, self._model, self._mesh = steps, steps.model, mesh
+    def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
+        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
         self._layouts = dict(layouts)
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._placement = Placement(mesh, input_axes)
@@ -62,6 +64,7 @@ class JaxProgram:
         self._feed: Feed | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
+        self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
         self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
 
     # steps
@@ -87,7 +90,8 @@ class JaxProgram:
                 running.popleft().block_until_ready()
         self._assign(state)
         self._steps_in_epoch += done
-        return CallResult(done, done < num_steps, self._train_logs(state), vote)
+        agreed = self._peers.agree(vote)  # while the devices compute
+        return CallResult(done, done < num_steps, self._train_logs(state), agreed)
 
     def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
         self._model.reset_metrics()
@@ -95,7 +99,7 @@ class JaxProgram:
         trainable, others, slots, metrics = self._read()
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
-            stopped = done % _LOOK == 0 and should_stop()
+            stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
             batch = None if stopped else feed.take()
             if batch is None:
                 break
@@ -127,7 +131,7 @@ class JaxProgram:
             outputs = call(state, batch)
             feed.load_ahead()
             batches.append(keras.tree.map_structure(np.asarray, outputs))
-        return joined(batches)
+        return concatenated(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -136,7 +140,7 @@ class JaxProgram:
             self._sums = self._zeros(self._sums)
 
     def agree(self, vote: Vote) -> Vote:
-        return vote
+        return self._peers.agree(vote)
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         step, average, constrain = self._steps.train, self._steps.logs == "mean", self._placement.constrain
@@ -202,7 +206,7 @@ class JaxProgram:
         return {**logs, **{name: value / scale for name, value in plain_logs(self._sums).items()}}
 
     def _zeros(self, names: Any) -> dict[str, Any]:
-        return {name: jax.device_put(np.zeros((), np.float32), self._whole) for name in names}
+        return {name: place(np.zeros((), np.float32), self._whole) for name in names}
 
     # state
 
@@ -215,7 +219,7 @@ class JaxProgram:
     def _read(self) -> TrainState:
         """Values of all variables in their places; what a callback has assigned lies elsewhere."""
         read = [
-            [jax.device_put(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
+            [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
             for group, shardings in zip(self._groups, self._shardings, strict=True)
         ]
         return read[0], read[1], read[2], read[3]
@@ -226,8 +230,7 @@ class JaxProgram:
                 variable.assign(value)
 
     def mesh(self) -> dict[str, Any]:
-        devices = [device.id for device in self._mesh.devices.flat]
-        return described_mesh(self._mesh.shape, devices, self._placement.axes)
+        return described_mesh(self._mesh.shape, self._placement.axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
@@ -237,17 +240,25 @@ class JaxProgram:
         shape = [int(size) for size in value.shape]
         spec = getattr(value.sharding, "spec", ())
         axes = [*spec, *[None] * (len(shape) - len(spec))]
+        order = {device: index for index, device in enumerate(self._mesh.devices.flat)}
         devices = [
-            (int(device.id), [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
+            (order[device], [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
             for device, index in value.sharding.devices_indices_map(value.shape).items()
         ]
         return placed(name, shape, value.dtype, axes, devices)
 
     def snapshot(self) -> State:
-        return state_of(self._model, self._sums or {}, self._steps_in_epoch)
+        return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._whole_value)
+
+    def _whole_value(self, variable: Any) -> np.ndarray:
+        value: Any = variable.value
+        if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
+            value = self._gather(value)
+        return np.asarray(value)
 
     def restore(self, state: State | None) -> None:
-        assert state is not None, "there is one process"
+        state = self._peers.object_from_chief(state)
+        assert state is not None, "the chief has one"
         sums, self._steps_in_epoch = restore_state(self._model, state)
-        self._sums = {name: jax.device_put(value, self._whole) for name, value in sums.items()}
+        self._sums = {name: place(value, self._whole) for name, value in sums.items()}
         self._assign(self._read())

@@ -44,6 +44,21 @@ def chosen_layouts(
     return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
 
+def notes_of_processes(layouts: Mapping[str, Axes], is_whole_here: Callable[[str], bool]) -> list[str]:
+    """What cannot be done where no process holds all of a variable.
+
+    Args:
+        is_whole_here: whether the devices of this process are all along a mesh axis.
+    """
+    axes = {axis for split in layouts.values() for axis in split if axis is not None}
+    apart = sorted(axis for axis in axes if not is_whole_here(axis))
+    if not apart:
+        return []
+    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights will fail, such as"
+    callbacks = "ModelCheckpoint, or EarlyStopping with restore_best_weights"
+    return [f"{what} {callbacks}; let the first axis of the mesh split examples"]
+
+
 def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
     return {path: axes for path, axes in layouts.items() if any(axes)}
 

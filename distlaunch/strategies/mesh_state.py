@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.variables import checked_value, host_value, named_metrics, state_variables
+from distlaunch.strategies.variables import checked_value, named_metrics, state_variables
 
 Bounds = list[list[int]]
 """First and last + 1 of each dimension."""
 
 
-def state_of(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
+def state_of(
+    model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int, value_of: Callable[[Any], np.ndarray]
+) -> State:
     """A snapshot.
 
     Args:
+        value_of: the whole value of a variable, also where other processes hold parts of it.
         sums: of the scalars that the step returns beside the model's metrics, by name.
     """
     variables = {**state_variables(model), **named_metrics(model)}
-    state = {name: host_value(variable) for name, variable in variables.items()}
+    state = {name: value_of(variable) for name, variable in variables.items()}
     state.update({f"log/{name}": np.asarray(value) for name, value in sums.items()})
     state["log/steps_in_epoch"] = np.array(steps_in_epoch, np.int64)
     return state
@@ -46,14 +50,10 @@ def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarra
     return {name: value.astype(np.float32) for name, value in sums.items()}, steps
 
 
-def described_mesh(sizes: Mapping[str, int], devices: Iterable[int], inputs: Sequence[str | None]) -> dict[str, Any]:
-    """A mesh as the event VariablesPlaced has it."""
-    return {
-        "axes": list(sizes),
-        "shape": [int(size) for size in sizes.values()],
-        "devices": [int(device) for device in devices],
-        "inputs": list(inputs),
-    }
+def described_mesh(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> dict[str, Any]:
+    """A mesh as the event VariablesPlaced has it; its devices are numbered through, over all processes."""
+    shape = [int(size) for size in sizes.values()]
+    return {"axes": list(sizes), "shape": shape, "devices": list(range(math.prod(shape))), "inputs": list(inputs)}
 
 
 def placed(

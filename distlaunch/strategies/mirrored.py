@@ -33,7 +33,7 @@ class Mirrored(StrategyDefaults):
 
     def program(self, steps: Steps) -> ReplicaProgram:
         number = self.num_replicas
-        replicas = Replicas(total=number, local=number, first=0, num_processes=1, is_chief=True)
+        replicas = Replicas(total=number, local=number, first=0)
         return ReplicaProgram(self._strategy, steps, replicas)
 
 

@@ -29,5 +29,5 @@ class OneDevice(StrategyDefaults):
         return contextlib.nullcontext()
 
     def program(self, steps: Steps) -> ReplicaProgram:
-        replicas = Replicas(total=1, local=1, first=0, num_processes=1, is_chief=True)
+        replicas = Replicas(total=1, local=1, first=0)
         return ReplicaProgram(tf.distribute.get_strategy(), steps, replicas)

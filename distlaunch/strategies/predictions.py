@@ -61,7 +61,7 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, num_replicas: int
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, padded), dtype)
 
 
-def joined(batches: list[Any]) -> Any:
+def concatenated(batches: list[Any]) -> Any:
     """The predictions of all batches, one after the other.
 
     Raises:

@@ -29,9 +29,6 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         rows = tf.where(stand_in, tf.zeros_like(stop), stop - start)
         return slice_rows(element, start, end), tf.cast(rows, tf.float32), tf.cast(total, tf.float32)
 
-    def load(element: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
-        return source.load(element), rows, total
-
     if num_replicas == 1:
         parts = source.elements.map(lambda *element: part(pack(element), tf.constant(0, tf.int64)))
     elif num_local == 1:
@@ -39,9 +36,41 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     else:
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
+    return _loaded(parts, source).prefetch(2 * num_local).with_options(_options())
+
+
+def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:
+    """The rows of each global batch that a process needs whose devices hold some of `of` equal parts of it.
+
+    A batch that does not divide into them is needed whole.
+
+    Args:
+        first, number: which of the parts.
+
+    Returns:
+        One element a step: `(batch, start, total)`, scalars that tell the place of the batch's first row, and rows of
+        the global batch, which are 0 at the end of an epoch.
+    """
+
+    def part(element: Any) -> Any:
+        total = num_rows(element)
+        divides = tf.equal(tf.math.floormod(total, of), 0)
+        start = tf.where(divides, total // of * first, tf.zeros_like(total))
+        stop = tf.where(divides, total // of * (first + number), total)
+        return (element if number == of else slice_rows(element, start, stop)), start, total
+
+    parts = source.elements.map(lambda *element: part(pack(element)))
+    return _loaded(parts, source).prefetch(2).with_options(_options())
+
+
+def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
+    """Turns the row sources in `(row source, scalar, scalar)` into batches."""
+
+    def load(element: Any, first: tf.Tensor, second: tf.Tensor) -> Any:
+        return source.load(element), first, second
+
     loaded = parts.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    endless = loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
-    return endless.prefetch(2 * num_local).with_options(_options())
+    return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def pack(components: tuple[Any, ...]) -> Any:

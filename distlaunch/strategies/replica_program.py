@@ -8,14 +8,15 @@ Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.predictions import joined, make_predict_call
+from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import (
@@ -46,8 +47,7 @@ class Replicas:
     total: int
     local: int
     first: int
-    num_processes: int
-    is_chief: bool
+    peers: Peers = field(default_factory=Peers)
 
 
 class ReplicaProgram:
@@ -122,7 +122,7 @@ class ReplicaProgram:
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
-        call = make_predict_call(strategy, self._model, replicas.total, replicas.num_processes)
+        call = make_predict_call(strategy, self._model, replicas.total, replicas.peers.number)
         batches: list[Any] = []
         for element in self._distribute(source):
             if int(strategy.experimental_local_results(element[2])[0]) == 0:
@@ -130,7 +130,7 @@ class ReplicaProgram:
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             batches.append(call(element))
-        return joined(batches)
+        return concatenated(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -255,7 +255,7 @@ class ReplicaProgram:
         return plain_logs(values)
 
     def _ballot(self, vote: Vote) -> tf.Tensor:
-        next_steps = vote.next_steps if self._replicas.is_chief else 0
+        next_steps = vote.next_steps if self._replicas.peers.is_chief else 0
         return tf.constant([vote.stop, vote.finish, next_steps], tf.float64)
 
     # state
@@ -279,45 +279,20 @@ class ReplicaProgram:
     def restore(self, state: State | None) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
             self._make_extras()
-        named = state_variables(self._model)
-        for name, value in self._from_chief(named, state).items():
-            named[name].assign(value)
+        state = self._replicas.peers.object_from_chief(state)
+        assert state is not None, "the chief has one"
+        for name, variable in state_variables(self._model).items():
+            variable.assign(checked_value(name, variable, state))
         partial = self._partial_variables()
-        if state is not None and not all(name in state for name in partial):
+        if not all(name in state for name in partial):
             state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
-        for name, value in self._from_chief(partial, state).items():
-            self._assign_to_first_replica(partial[name], value)
-        steps = {"log/steps_in_epoch": np.zeros((), np.int64)}
-        self._steps_in_epoch = int(self._from_chief(steps, state)["log/steps_in_epoch"])
+        for name, variable in partial.items():
+            self._assign_to_first_replica(variable, checked_value(name, variable, state))
+        self._steps_in_epoch = int(state["log/steps_in_epoch"])
 
     def _partial_variables(self) -> dict[str, Any]:
         """Variables of which each replica holds a part, by name: metrics and logs."""
         return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
-
-    def _from_chief(self, like: dict[str, Any], state: State | None) -> State:
-        """Values for the names of `like`; where there are several processes, those that the chief read."""
-        if self._replicas.num_processes == 1:
-            assert state is not None
-            return {name: checked_value(name, variable, state) for name, variable in like.items()}
-        mine = [
-            np.zeros(v.shape, _wire_dtype(v)) if state is None or not self._replicas.is_chief
-            else np.asarray(checked_value(n, v, state), _wire_dtype(v))
-            for n, v in like.items()
-        ]  # fmt: skip
-
-        @tf.function(autograph=False)
-        def share(values: list[tf.Tensor]) -> Any:
-            def local() -> Any:
-                context = tf.distribute.get_replica_context()
-                first = context.replica_id_in_sync_group == self._replicas.first
-                own = [tf.where(first, value, tf.zeros_like(value)) for value in values]
-                # one by one: values of different types cannot travel together
-                return [context.all_reduce(tf.distribute.ReduceOp.SUM, value) for value in own]
-
-            return [self._strategy.experimental_local_results(v)[0] for v in self._strategy.run(local)]
-
-        shared = share([tf.constant(value) for value in mine])
-        return {n: np.asarray(s.numpy()).astype(_dtype(v)) for (n, v), s in zip(like.items(), shared, strict=True)}
 
     def _assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
         """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
@@ -337,13 +312,3 @@ def _agreed(votes: tf.Tensor) -> Vote:
 
 def _tensor(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _dtype(variable: Any) -> Any:
-    return variable.dtype if isinstance(variable.dtype, np.dtype) else tf.as_dtype(variable.dtype).as_numpy_dtype
-
-
-def _wire_dtype(variable: Any) -> Any:
-    """A type that collectives can sum and that holds the variable's values exactly."""
-    dtype = np.dtype(_dtype(variable))
-    return dtype if dtype in (np.float32, np.float64, np.int64) else np.int64 if dtype.kind in "iub" else np.float32

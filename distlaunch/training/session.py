@@ -204,9 +204,9 @@ class Session:
         )
 
     def _num_tasks(self) -> int:
-        cluster, kind = self._config.cluster, self._config.strategy.kind
-        coordinator = kind == "parameter_server"
-        return cluster.workers + cluster.ps + coordinator if coordinator or kind == "multi_worker_mirrored" else 1
+        cluster = self._config.cluster
+        coordinator = self._config.strategy.kind == "parameter_server"
+        return cluster.workers + cluster.ps + coordinator
 
     # checkpoints
 

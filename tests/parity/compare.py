@@ -21,7 +21,7 @@ def weight_deviation(record: dict[str, Any], reference: dict[str, Any]) -> float
     worst = 0.0
     for name, value in reference["weights"].items():
         expected, got = np.array(value), np.array(record["weights"][name])
-        worst = max(worst, float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-3)))
+        worst = max(worst, _finite(float(np.abs(got - expected).max() / max(np.abs(expected).max(), 1e-3))))
     return worst
 
 
@@ -35,4 +35,9 @@ def allowed(noise_runs: list[dict[str, Any]], reference: dict[str, Any]) -> tupl
 def _largest(own: dict[str, float], other: dict[str, float]) -> float:
     assert own.keys() == other.keys(), (own, other)
     # values near zero (a loss of 1e-9) are compared absolutely
-    return max(abs(own[name] - other[name]) / max(abs(other[name]), 1e-2) for name in other)
+    return max(_finite(abs(own[name] - other[name]) / max(abs(other[name]), 1e-2)) for name in other)
+
+
+def _finite(deviation: float) -> float:
+    """What is no number deviates without end: it would pass every comparison otherwise."""
+    return float("inf") if np.isnan(deviation) else deviation

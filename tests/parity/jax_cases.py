@@ -33,7 +33,16 @@ RANDOM = {"dropout": own("dropout", optimizer=ADAMW), "own train_step of JAX": o
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
 """What `own_step` below computes."""
 OWN_STEP = {**REFERENCE_STEP, "train": {**REFERENCE_STEP["train"], "step": f"{HERE}:own_step"}}
-EXTRA = {**FEATURES, **RANDOM, "own step of JAX": OWN_STEP}
+NAMES = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "Muon", "Nadam", "RMSprop",
+    "SGD", "ScheduleFreeAdamW",
+)  # fmt: skip
+MUON = {"learning_rate": 0.01, "exclude_layers": ["dense_1"]}
+EVERY_OPTIMIZER = {
+    f"optimizer {name}": case(optimizer=optimizer(name, **(MUON if name == "Muon" else {})), data_args=UNEVEN)
+    for name in NAMES
+}
+EXTRA = {**FEATURES, **RANDOM, **EVERY_OPTIMIZER, "own step of JAX": OWN_STEP}
 
 
 def dropout() -> keras.Model:

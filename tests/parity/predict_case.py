@@ -1,6 +1,8 @@
 """Predicts with untrained models of parity cases; run as a script, one task of a job predicts them all.
 
 STRATEGY='{"kind": ...}' [TF_CONFIG=...] python -m tests.parity.predict_case RESULTS.npz CASE...
+
+Meshes have 8 virtual CPU devices, shared by the processes of TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.cluster.spec import Task
+from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
@@ -24,6 +26,7 @@ from distlaunch.training.predictions import named_arrays
 from distlaunch.training.splits import read_splits
 from distlaunch.training.steps import make_steps
 from tests.parity.cases import CASES
+from tests.parity.train_jobs import prepare_devices
 
 
 def predict_case(name: str, strategy: Strategy, kind: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -40,9 +43,14 @@ def predict_case(name: str, strategy: Strategy, kind: dict[str, Any]) -> dict[st
 def main() -> None:
     results, *names = sys.argv[1:]
     kind = json.loads(os.environ["STRATEGY"])
-    given = json.loads(os.environ["TF_CONFIG"])["task"] if "TF_CONFIG" in os.environ else {"type": "worker", "index": 0}
-    config = RunConfig.model_validate({**CASES["mlp adam"], "strategy": kind, "cluster": {"workers": 2}})
-    strategy = create(config, Task(given["type"], given["index"]))
+    workers, task = 1, Task("worker", 0)
+    if "TF_CONFIG" in os.environ:
+        cluster, here = from_tf_config(os.environ["TF_CONFIG"])
+        workers, task = len(cluster.tasks), here or task
+    if "mesh" in kind:
+        prepare_devices(8 // workers)
+    config = RunConfig.model_validate({**CASES["mlp adam"], "strategy": kind, "cluster": {"workers": workers}})
+    strategy = create(config, task)
     found = {f"{name}/{key}": value for name in names for key, value in predict_case(name, strategy, kind).items()}
     if strategy.is_chief:
         np.savez(results, **found)

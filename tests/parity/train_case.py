@@ -20,7 +20,6 @@ from distlaunch.config.run import RunConfig
 from distlaunch.events import EpochEnded, Event, StepsDone
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.variables import host_value, state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import make_split
@@ -72,8 +71,8 @@ def train_case(
 
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
     TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
-    weights = {name: variable for name, variable in state_variables(model).items() if name.startswith("model/")}
-    record["weights"] = {name: host_value(variable).tolist() for name, variable in weights.items()}
+    state = program.snapshot()
+    record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
     record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
     return record
 

@@ -92,10 +92,15 @@ def test_a_cluster_started_by_hand_and_gone_on_with(machine: Machine) -> None:
     assert [(event.status, event.step) for event in ends if isinstance(event, RunEnded)] == [("done", 15)] * 2
 
 
+MIRRORED = ("--set", "strategy.kind=multi_worker_mirrored")
+JAX = ("--set", "strategy.kind=jax", "--set", "strategy.mesh={batch: 2}")
+
+
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_machine_that_dies(machine: Machine, victim: int) -> None:
+@pytest.mark.parametrize("strategy", [MIRRORED, pytest.param(JAX, marks=pytest.mark.slow)], ids=["mirrored", "jax"])
+def test_a_machine_that_dies(machine: Machine, strategy: tuple[str, ...], victim: int) -> None:
     runs = machine.run("fashion-mnist"), machine.run("fashion-mnist-worker-1")
-    launchers = machine.start_cluster("--set", "train.epochs=100000")
+    launchers = machine.start_cluster("--set", "train.epochs=100000", *strategy)
     reports = runs[0].events, runs[1].task(0, "worker:1").events
     wait_until(lambda: any(isinstance(event, CheckpointSaved) for event in read_events(reports[0])), DEADLINE_S)
     wait_until(lambda: any(isinstance(event, StepsDone) for event in read_events(reports[1])), DEADLINE_S)
@@ -226,6 +231,35 @@ class Stop(keras.callbacks.Callback):
         if (self.epoch, batch) == (1, self.at):
             os.kill(os.getpid(), signal.SIGINT)
 """
+
+
+MESH_CELL = """\
+import sys
+import numpy as np
+from distlaunch.errors import UsageError
+from distlaunch.notebook import train
+
+CONFIG, kind, other = sys.argv[1:]
+mesh = ["strategy.mesh={batch: 3}", "name=mesh", "cluster.workers=1"]
+result = train(CONFIG, [f"strategy.kind={kind}", *mesh])
+print(result.status, result.model.predict(np.ones((4, 2)), verbose=0).shape)
+for refused in ([f"strategy.kind={other}"], [f"strategy.kind={kind}", "cluster.workers=3"]):
+    try:
+        train(CONFIG, [*mesh, *refused])
+    except UsageError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(("kind", "other", "backend"), [("jax", "dtensor", "jax"), ("dtensor", "jax", "tensorflow")])
+def test_a_mesh_in_a_notebook(machine: Machine, kind: str, other: str, backend: str) -> None:
+    (machine.directory / "cells.py").write_text(MESH_CELL)
+    code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml", kind, other)
+    assert code == 0, out[-2000:] + err
+    done, wrong_backend, several = out.splitlines()[-3:]
+    assert done == "done (4, 1)"
+    assert wrong_backend.startswith(f"Keras runs on {backend} in this process, but '{other}' needs it on")
+    assert several.startswith("cluster.workers: got 3")
 
 
 def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:

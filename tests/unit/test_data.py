@@ -13,7 +13,7 @@ from distlaunch.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.strategies.replica_input import split_rows  # noqa: E402
+from distlaunch.strategies.replica_input import own_rows, split_rows  # noqa: E402
 from distlaunch.training.data import make_split  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -106,6 +106,21 @@ def test_replicas_share_each_batch(replicas: int, workers: int) -> None:
         sizes = [len(part) for part in real]
         assert max(sizes) - min(sizes) <= 1
         assert all(len(x) == 1 for (x, _), rows, _ in elements if rows == 0)  # a stand-in
+
+
+def test_a_process_of_a_mesh_reads_the_rows_that_it_needs() -> None:
+    """Of a batch that divides its parts alone, of the uneven last one all; the length of the whole is always told."""
+    split = make_split(as_arrays(), config(), seed=1, training=True)
+    whole = batches(split.training_source(0, 0, ends_visible=False), 5)
+    for first, number in ((0, 3), (2, 3), (4, 1), (0, 5)):
+        own = own_rows(split.training_source(0, 0, ends_visible=False), first=first, number=number, of=BATCH)
+        for expected, ((x, _), start, total) in zip(whole, own.take(5).as_numpy_iterator(), strict=True):
+            divides = len(expected) == BATCH
+            assert (start, total) == (first if divides else 0, len(expected))
+            assert x.tolist() == (expected[first : first + number] if divides else expected)
+    source = split.evaluation_source()
+    *_, (_, _, total) = own_rows(source, first=0, number=2, of=BATCH).take(7).as_numpy_iterator()
+    assert total == 0, "the end"
 
 
 def test_an_evaluation_source_ends() -> None:

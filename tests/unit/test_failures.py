@@ -63,6 +63,9 @@ def write(files: TaskDir, **data: object) -> None:
         ("UnavailableError", "x", Blame.CONSEQUENCE),
         ("DeadlineExceededError", "x", Blame.CONSEQUENCE),
         ("InternalError", "Collective ops is aborted by: x", Blame.CONSEQUENCE),
+        ("JaxRuntimeError", "INTERNAL: Gloo all-reduce failed: Connection closed by peer", Blame.CONSEQUENCE),
+        ("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses", Blame.CONSEQUENCE),
+        ("JaxRuntimeError", "RESOURCE_EXHAUSTED: out of memory", Blame.CAUSE),
         ("ValueError", "bad shape", Blame.CAUSE),
         ("ResourceExhaustedError", "OOM when allocating", Blame.CAUSE),
     ],
@@ -81,6 +84,16 @@ def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
     assert explain_exit(-6, read_error(files)) == "ValueError: x (killed by SIGABRT)"
     assert explain_exit(3, read_error(files)) == "ValueError: x"
     assert explain_exit(3, None) == "ended with exit code 3"
+
+
+def test_a_process_that_jax_has_aborted_has_lost_a_peer(tmp_path: Path) -> None:
+    files = TaskDir(tmp_path)
+    files.stderr_log.write_text("F1121 11:01:56.322086 5920 client.h:80] Terminating process because the JAX "
+                                "distributed service detected fatal errors. This most likely ...")  # fmt: skip
+    error = read_error(files)
+    assert error is not None
+    assert error.blame is Blame.CONSEQUENCE
+    assert "another task is gone" in explain_exit(-6, error)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "exception"}', '{"kind": "config", "problems": 3}'])

@@ -16,6 +16,7 @@ from distlaunch.strategies.mesh_layout import (  # noqa: E402
     as_yaml,
     chosen_layouts,
     layouts_of,
+    notes_of_processes,
     proposed_rules,
     slot_layout,
 )
@@ -156,3 +157,10 @@ def test_layouts_in_code_that_do_not_fit_name_their_layer(axes: Any, words: tupl
     with pytest.raises(ConfigError) as caught:
         chosen_layouts({}, in_code(**axes), MESH)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_variables_that_no_process_holds_whole_are_told() -> None:
+    layouts = {"d1/kernel": (None, "model"), "d2/kernel": ("batch", None)}
+    (note,) = notes_of_processes(layouts, lambda axis: axis == "batch")
+    assert "axis 'model' splits variables over processes" in note
+    assert notes_of_processes(layouts, lambda axis: True) == []

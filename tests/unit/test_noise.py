@@ -26,6 +26,9 @@ NOISE = [
     "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /x:",
     ':UNKNOWN:Error received from peer  {grpc_status:14, grpc_message:"recvmsg:Connection reset by peer"}',
     "\t [[{{node CollectiveReduceV2}}]] [Op:__inference_call_1896]",
+    "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",
+    "[Gloo] Rank [Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",
+    "    @     0x7fa79f640634  absl::lts_20260107::log_internal::LogMessage::SendToLog()",
 ]
 WORTH_READING = [
     "hello",

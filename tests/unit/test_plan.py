@@ -49,6 +49,10 @@ CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
     "mirrored_4_gpus": (config({"kind": "mirrored", "replicas": 2}), {"gpus": ("0", "1", "2", "3")}),
     "multi_worker": (config({"kind": "multi_worker_mirrored"}, workers=2, ports=[5001, 5002]), {}),
     "multi_worker_4_gpus": (config({"kind": "multi_worker_mirrored"}, workers=2), {"gpus": ("0", "1", "2", "3")}),
+    "mesh_4_gpus": (
+        config({"kind": "jax", "mesh": {"batch": 2}}, workers=2, ports=[5001, 5002]),
+        {"gpus": ("0", "1", "2", "3")},
+    ),
     "parameter_server": (config({"kind": "parameter_server"}, workers=2, ps=1), {}),
     "evaluator": (config({"kind": "one_device"}, evaluator=True), {"gpus": ("0", "1")}),
     "parameter_server_evaluator": (
@@ -120,10 +124,24 @@ def test_the_given_cluster_decides_how_many_workers_there_are() -> None:
         fit_config(config(kind, workers=2), spec)
 
 
+def test_the_given_cluster_shares_the_mesh() -> None:
+    spec, here = from_tf_config(TF_CONFIG)
+    mesh = config({"kind": "jax", "mesh": {"batch": 2, "model": 3}})
+    fitted = fit_config(mesh, spec)
+    assert fitted.cluster.workers == 3
+    plan = plan_launch(fitted, RunDir("/r"), 0, "train", spec, here=here)
+    assert json.loads(plan.tasks[0].env["TF_CONFIG"])["cluster"]["worker"] == ["a:1", "b:1", "c:1"]
+    with pytest.raises(ConfigError, match=r"cluster.workers: got 3, which cannot share the mesh's 4 devices equally"):
+        fit_config(config({"kind": "dtensor", "mesh": {"batch": 4}}, workers=2), spec)
+
+
 def test_too_few_gpus() -> None:
     run_config = config({"kind": "multi_worker_mirrored"}, workers=2)
     with pytest.raises(UsageError, match="2 workers do not fit on 1 GPU"):
         plan_launch(run_config, RunDir("/r"), 0, "train", local_cluster(run_config, [1, 2]), gpus=("0",))
+    mesh = config({"kind": "jax", "mesh": {"batch": 8}}, workers=2)
+    with pytest.raises(UsageError, match=r"2 workers with 4 GPU\(s\) each do not fit on 4 GPU"):
+        plan_launch(mesh, RunDir("/r"), 0, "train", local_cluster(mesh, [1, 2]), gpus=("0", "1", "2", "3"))
 
 
 def test_names() -> None:

@@ -15,7 +15,7 @@ import ml_dtypes
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, UsageError
 from distlaunch.run_dir import RunDir
-from distlaunch.strategies.predictions import joined
+from distlaunch.strategies.predictions import concatenated
 from distlaunch.training import predictions
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.splits import Splits
@@ -53,11 +53,11 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatc
 
 
 def test_batches_are_joined() -> None:
-    assert joined([{"a": ONE}, {"a": ONE[:1]}])["a"].shape == (4, 2)
+    assert concatenated([{"a": ONE}, {"a": ONE[:1]}])["a"].shape == (4, 2)
     with pytest.raises(ConfigError, match=r"\(2,\) and \(3,\) for one example"):
-        joined([ONE, np.zeros((2, 3))])
+        concatenated([ONE, np.zeros((2, 3))])
     with pytest.raises(ConfigError, match="no examples"):
-        joined([])
+        concatenated([])
 
 
 def split_of(

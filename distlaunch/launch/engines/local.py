@@ -13,7 +13,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
-from distlaunch.launch.plan import LaunchPlan, local_cluster, local_tasks
+from distlaunch.launch.plan import LaunchPlan, can_join, local_cluster, local_tasks
 from distlaunch.launch.signals import SignalPipe
 from distlaunch.launch.supervisor import Supervisor
 
@@ -39,7 +39,7 @@ class LocalPlace:
 def given_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[ClusterSpec, Task] | None:
     """The cluster that the environment says this process belongs to; None for strategies of a single process."""
     text = environ.get("TF_CONFIG")
-    return from_tf_config(text) if text and local_tasks(config) else None
+    return from_tf_config(text) if text and can_join(config) else None
 
 
 class LocalEngine:

@@ -1,0 +1,96 @@
+"""A mesh over the devices of two processes gives the numbers of one device, uneven last batches included."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.parity.cases import ADAMW, CASES, UNEVEN, case
+from tests.parity.compare import TOLERANCE, deviations, weight_deviation
+from tests.parity.test_jax import MESHES, train
+from tests.parity.test_replicas import check
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+DEADLINE_S = 300
+WORKERS = 2
+KINDS = ("jax", "dtensor")
+FAST = [("mlp sgd, uneven", "2x2x2")]
+DROPOUT = ("dropout", "4x2")
+MESHES["model 8"] = {"mesh": {"model": 8}, "layout": "auto"}  # each process holds a part of each weight
+MESHES["model first"] = {"mesh": {"model": 2, "batch": 4}, "layout": "auto"}  # every process reads whole batches
+SLOW = [
+    ("mlp momentum, last batch of one row", "4x2"),
+    ("mlp L2, custom", "4x2"),
+    ("mlp adamw clipped, skewed", "model 8"),
+    ("sample weights", "model first"),
+    ("unknown length", "8"),
+    ("two inputs, two outputs", "4x2"),
+    ("masked tokens", "8"),
+    ("BatchNorm over replicas", "8"),
+]
+
+
+def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> dict[str, dict]:
+    """Records by `case | mesh`, from two processes that share the devices."""
+    import portpicker
+
+    listed = [[f"{name} | {mesh}", name, {"kind": kind, **MESHES[mesh]}] for name, mesh in jobs]
+    addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(WORKERS)]
+    processes = []
+    for index in range(WORKERS):
+        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        command = [sys.executable, "-m", "tests.parity.train_jobs", str(folder / "records.json"), json.dumps(listed)]
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        with (folder / f"worker-{index}.log").open("w") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        codes = [process.wait(DEADLINE_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    logs = "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(WORKERS))
+    assert codes == [0] * WORKERS, logs
+    return json.loads((folder / "records.json").read_text())
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def fast(request, tmp_path_factory) -> dict[str, dict]:
+    return {
+        "kind": request.param,
+        **train_in_processes(request.param, [*FAST, DROPOUT], tmp_path_factory.mktemp("pair")),
+    }
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def slow(request, tmp_path_factory) -> dict[str, dict]:
+    return train_in_processes(request.param, SLOW, tmp_path_factory.mktemp("pair"))
+
+
+@pytest.mark.parametrize(("name", "mesh"), FAST)
+def test_two_processes(name: str, mesh: str, fast, one_device) -> None:
+    check(fast[f"{name} | {mesh}"], one_device(name))
+
+
+def test_dropout_masks_are_those_of_one_process(fast, one_device, monkeypatch, tmp_path) -> None:
+    """On JAX those of one process; on DTensor those of one device, as they are there."""
+    name, record = "dropout", fast[" | ".join(DROPOUT)]
+    if fast["kind"] == "jax":
+        expected = train([DROPOUT], tmp_path)[" | ".join(DROPOUT)]
+    else:
+        monkeypatch.setitem(CASES, name, case(name, optimizer=ADAMW, data_args=UNEVEN))
+        expected = one_device(name).record
+    assert float(deviations(record, expected).max()) <= TOLERANCE
+    assert weight_deviation(record, expected) <= TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh"), SLOW)
+def test_two_processes_all(name: str, mesh: str, slow, one_device) -> None:
+    check(slow[f"{name} | {mesh}"], one_device(name))

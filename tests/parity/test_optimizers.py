@@ -1,0 +1,46 @@
+"""Every optimizer of Keras on the meshes, with slots that lie as their weights do, against one device."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity.cases import CASES
+from tests.parity.compare import TOLERANCE, deviations, weight_deviation
+from tests.parity.jax_cases import EVERY_OPTIMIZER
+from tests.parity.test_dtensor import train_dtensor
+from tests.parity.test_jax import train
+from tests.parity.test_replicas import check
+
+pytest.importorskip("jax")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("virtual_devices")]
+MESH = "2x2x2"
+# on TensorFlow Keras 3.15 reads its momentum after the update where the method, and Keras on JAX, mean it from before
+DIFFERS = "optimizer ScheduleFreeAdamW"
+SAME = [name for name in EVERY_OPTIMIZER if name != DIFFERS]
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch) -> None:
+    for name, config in EVERY_OPTIMIZER.items():
+        monkeypatch.setitem(CASES, name, config)
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_dtensor(name: str, one_device) -> None:
+    check(train_dtensor(name, MESH), one_device(name))
+
+
+@pytest.fixture(scope="module")
+def on_jax(tmp_path_factory) -> dict[str, dict]:
+    return train([(name, MESH) for name in EVERY_OPTIMIZER], tmp_path_factory.mktemp("optimizers"))
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_jax(name: str, on_jax: dict[str, dict], one_device) -> None:
+    check(on_jax[f"{name} | {MESH}"], one_device(name))
+
+
+def test_what_keras_computes_otherwise_on_tensorflow(on_jax: dict[str, dict]) -> None:
+    ours, theirs = train_dtensor(DIFFERS, MESH), on_jax[f"{DIFFERS} | {MESH}"]
+    assert float(deviations(ours, theirs).max()) <= TOLERANCE
+    assert weight_deviation(ours, theirs) <= TOLERANCE
