@@ -1,6 +1,7 @@
 """`python -m distlaunch.describe CONFIG`: builds the model of a resolved config and prints where its variables go.
 
-For `distlaunch plan`. Prints one JSON object: `variables`, as the event VariablesPlaced has them, or `problems`.
+For `distlaunch plan`. Prints one JSON object: `variables` and `mesh`, as the event VariablesPlaced has them, or
+`problems`.
 Servers run inside this process and nothing is trained.
 """
 
@@ -43,7 +44,7 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
                 emit=lambda event: None,
                 should_stop=lambda: False,
             )
-            return ExitCode.DONE, {"variables": session.program.placement()}
+            return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
     except ConfigError as error:
         return ExitCode.USAGE, {
             "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]

@@ -152,6 +152,16 @@ class Exported(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Predicted(Event):
+    """Predictions are written; `shapes` are those of the arrays in the file, by name."""
+
+    step: int
+    split: str
+    path: str
+    shapes: dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Notice(Event):
     """Something the user should know that is no failure; `level` is `info` or `warning`."""
 
@@ -186,9 +196,13 @@ class VariablesPlaced(Event):
         variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
             "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split. On a
             mesh each part is a device (`device:0`), with `bounds` of every dimension, and `layout` names their axes.
+        mesh: `{"axes": ["batch", "model"], "shape": [4, 2], "devices": [0, 1, ...], "inputs": ["batch"]}`: devices in
+            the order of the mesh, the last axis fastest; `inputs` has the axis of each dimension of the inputs. None
+            for strategies without a mesh.
     """
 
     variables: list[dict[str, Any]]
+    mesh: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,7 @@ class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
 
     Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
-    checkpoints/, preprocessing/, tensorboard/, export/, report.html.
+    checkpoints/, preprocessing/, tensorboard/, export/, predictions/, report.html.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -72,6 +72,10 @@ class RunDir:
     def preprocessing(self, key: str) -> Path:
         """The layer before the model that was made for the run; `key` says by what."""
         return self.path / "preprocessing" / f"{key}.keras"
+
+    def predictions(self, split: str, step: int) -> Path:
+        """What the model of a checkpoint predicts for a split."""
+        return self.path / "predictions" / f"{split}-{step:08d}.npz"
 
     @property
     def name(self) -> str:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 from distlaunch.backend import choose_backend
@@ -57,9 +58,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--task", type=Task.parse, required=True, help="JOB:INDEX")
-    parser.add_argument("--mode", choices=("train", "evaluate", "export"), default="train")
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "export"), default="train")
     parser.add_argument("--checkpoint", type=int, help="step of the checkpoint; default: the newest good one")
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
+    parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), default=["keras"])
     return parser.parse_args(argv)
@@ -126,6 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
             return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
         if arguments.mode == "evaluate":
             session.evaluate(arguments.split, arguments.checkpoint)
+        elif arguments.mode == "predict":
+            session.predict(arguments.split, arguments.checkpoint, arguments.output)
         else:
             session.export(arguments.formats, arguments.checkpoint, restore=True)
         session.leave()

@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "Print what `train` would start, and start nothing.",
     "validate": "Check a config completely.",
     "evaluate": "Evaluate a run's checkpoint, every example once.",
+    "predict": "Write what a run's model predicts for a split.",
     "export": "Write a run's model as .keras or SavedModel.",
     "report": "Tell how a run went: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import click
 
@@ -18,7 +19,7 @@ from distlaunch.cli.options import OVERRIDES
     "--variables/--no-variables",
     default=True,
     show_default=True,
-    help="Where tasks hold different variables: build the model, and show which task holds what.",
+    help="Where tasks or devices hold different variables: build the model, and show which holds what.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
@@ -28,13 +29,15 @@ def command(
     from distlaunch.launch import job
     from distlaunch.launch.describe import describe_variables
     from distlaunch.launch.plan import plan_json, render_plan
-    from distlaunch.ui.placement import placement_lines, task_lines
+    from distlaunch.ui.boxes import pen_for
+    from distlaunch.ui.placement import placement_sections
 
     plan, choice = job.plan(job.Request(target, overrides, name, resume), os.environ)
-    placed = describe_variables(choice.config, choice.locate) if variables else []
+    placed = describe_variables(choice.config, choice.locate) if variables else None
     if as_json:
         click.echo(plan_json(plan, placed))
         return
     click.echo(render_plan(plan, choice.config))
-    if placed:
-        click.echo("\n".join(["", *placement_lines(placed), "", *task_lines(placed)]))
+    if placed is not None:
+        for section in placement_sections(placed.variables, placed.mesh, pen_for(sys.stdout.encoding)):
+            click.echo("\n".join(["", *section]))

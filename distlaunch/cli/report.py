@@ -12,7 +12,7 @@ def command(run: str, as_json: bool) -> None:
     """Tell how a run went, from its directory alone, whether it has ended or not.
 
     Attempts and why they failed, tasks that were started again, all values of each epoch, the checkpoints that are
-    kept, the evaluator's results, exports, and which parameter server holds which variable.
+    kept, the evaluator's results, exports, and which parameter server or device holds which variable.
     """
     from distlaunch.launch.run_report import open_run, read_report
     from distlaunch.ui.console import JobConsole

@@ -9,11 +9,11 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from distlaunch.cluster.devices import VISIBLE
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.events import VariablesPlaced
 from distlaunch.launch.job import Locate
 from distlaunch.launch.plan import REMOVED_ENV
 
@@ -23,8 +23,8 @@ PLACING = ("parameter_server", "dtensor", "jax")
 _LIMIT_S = 600.0
 
 
-def describe_variables(config: RunConfig, locate: Locate) -> list[dict[str, Any]]:
-    """The variables of the config's model as the event VariablesPlaced has them; empty if every task holds all.
+def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | None:
+    """Where the variables of the config's model would go; None if every task holds all.
 
     Raises:
         ConfigError: the model cannot be built, with the lines that say why.
@@ -33,7 +33,7 @@ def describe_variables(config: RunConfig, locate: Locate) -> list[dict[str, Any]
     from distlaunch.config.load import dump_config
 
     if config.strategy.kind not in PLACING:
-        return []
+        return None
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
@@ -50,7 +50,7 @@ def describe_variables(config: RunConfig, locate: Locate) -> list[dict[str, Any]
     return _read(done, locate)
 
 
-def _read(done: subprocess.CompletedProcess[str], locate: Locate) -> list[dict[str, Any]]:
+def _read(done: subprocess.CompletedProcess[str], locate: Locate) -> VariablesPlaced:
     try:
         told = json.loads(done.stdout.strip().rpartition("\n")[2])
     except ValueError:
@@ -62,4 +62,4 @@ def _read(done: subprocess.CompletedProcess[str], locate: Locate) -> list[dict[s
     if "problems" in told:
         found: Iterable[Problem] = [Problem(tuple(item["key"]), str(item["message"])) for item in told["problems"]]
         raise ConfigError(locate(found))
-    return told["variables"]
+    return VariablesPlaced(variables=told["variables"], mesh=told["mesh"])

@@ -17,9 +17,10 @@ from distlaunch.config.replicas import devices_per_worker, shares_work
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.events import VariablesPlaced
 from distlaunch.run_dir import RunDir, TaskDir
 
-Mode = Literal["train", "evaluate", "export"]
+Mode = Literal["train", "evaluate", "predict", "export"]
 
 NO_GPU = ("-1",)
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
@@ -270,6 +271,9 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def plan_json(plan: LaunchPlan, variables: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The plan as JSON, as plan.json holds it, and which task holds which variable if that is known."""
-    return json.dumps({**plan.to_plain(), **({"variables": list(variables)} if variables else {})}, indent=2)
+def plan_json(plan: LaunchPlan, placed: VariablesPlaced | None = None) -> str:
+    """The plan as JSON, as plan.json holds it, and where the variables go if that is known."""
+    where: dict[str, Any] = {}
+    if placed is not None:
+        where = {**({"mesh": placed.mesh} if placed.mesh else {}), "variables": placed.variables}
+    return json.dumps({**plan.to_plain(), **where}, indent=2)

@@ -17,6 +17,7 @@ from distlaunch.events import (
     Evaluated,
     Event,
     Exported,
+    Predicted,
     RunEnded,
     StepsDone,
     TaskFailed,
@@ -40,7 +41,7 @@ class AttemptReport:
     """One start of a run's processes.
 
     Attributes:
-        mode: `train`, `evaluate` or `export`.
+        mode: `train`, `evaluate`, `predict` or `export`.
         status: as in RunEnded, or `running` or `unknown`; `done` for other modes that have told a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
@@ -68,6 +69,7 @@ class RunReport:
         evaluator: results of the evaluator beside training, by step.
         evaluations: results of `distlaunch evaluate`, in order.
         variables: which task holds what, as in VariablesPlaced.
+        mesh: of devices, as there.
     """
 
     path: str
@@ -83,6 +85,7 @@ class RunReport:
     evaluations: tuple[Evaluated, ...]
     exports: dict[str, str]
     variables: list[dict[str, Any]]
+    mesh: dict[str, Any] | None
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -98,6 +101,7 @@ class RunReport:
             "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
             "exports": self.exports,
+            **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
         }
 
@@ -121,7 +125,7 @@ def read_report(run: RunDir) -> RunReport:
         if isinstance(event, CheckpointSaved) and (kept := run.kept_checkpoint(event.path)) is not None
     }
     evaluated = [event for event in events if isinstance(event, Evaluated)]
-    placed = [event.variables for event in events if isinstance(event, VariablesPlaced)]
+    placed = [event for event in events if isinstance(event, VariablesPlaced)]
     return RunReport(
         path=str(run.path),
         name=run.name,
@@ -135,7 +139,8 @@ def read_report(run: RunDir) -> RunReport:
         evaluator=_by({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(event for event in evaluated if not event.of_evaluator),
         exports={event.format: event.path for event in events if isinstance(event, Exported)},
-        variables=placed[-1] if placed else [],
+        variables=placed[-1].variables if placed else [],
+        mesh=placed[-1].mesh if placed else None,
     )
 
 
@@ -147,9 +152,9 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
     mode = "train"
     if not starts and not ends:
-        results = [event for event in own if isinstance(event, Evaluated | Exported)]
+        results = [event for event in own if isinstance(event, Evaluated | Predicted | Exported)]
         if results:
-            mode = "evaluate" if isinstance(results[-1], Evaluated) else "export"
+            mode = {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
     running = number == max(run.attempts()) and run.is_busy()
     if failure is not None:
         status = "failed"

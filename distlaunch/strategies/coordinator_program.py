@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.placement import placement_of
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.stand_in import StandIn
@@ -282,6 +282,9 @@ class CoordinatorProgram:
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
         return plain_logs(values)
 
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> None:
+        raise UsageError("servers do not predict: `distlaunch predict` reads their checkpoints on one device")
+
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
 
@@ -292,6 +295,9 @@ class CoordinatorProgram:
 
     def placement(self) -> list[dict[str, Any]]:
         return placement_of(state_variables(self._model))
+
+    def mesh(self) -> None:
+        return None
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}

@@ -27,10 +27,11 @@ from tensorflow.python.ops import stateless_random_ops
 
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.dtensor_arrays import joined, layout_of, parts_of, parts_of_process, place, place_rows
-from distlaunch.strategies.functional_step import known_log_names
+from distlaunch.strategies.functional_step import known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
-from distlaunch.strategies.mesh_state import placed, restore_state, state_of
+from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import own_rows
 from distlaunch.strategies.stand_in import StandIn
@@ -117,7 +118,7 @@ class DTensorProgram:
         self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers
     ) -> None:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
-        self._input_axes, self._split = input_axes, bool(layouts)
+        self._input_axes = input_axes
         model = self._model
         make_functional(model.optimizer)
         slots = list(model.optimizer.variables)
@@ -173,6 +174,18 @@ class DTensorProgram:
             done += 1
         return self._metric_logs()
 
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
+        for batch in self._feed(source):
+            if batch is None:
+                break
+            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            with _told_plainly():
+                outputs = call(batch)
+            batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
+        return concatenated(batches)
+
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
@@ -203,6 +216,13 @@ class DTensorProgram:
             _, (_, new_others, new_metrics) = self._steps.test(state, batch)
         _assign(others, state[1], new_others)
         _assign(metrics, state[2], new_metrics)
+
+    def _predict(self, batch: Batch) -> Any:
+        trainable, others, _, _ = self._groups
+        outputs = predictions_of(self._model, _read(trainable), _read(others), batch)
+        return tf.nest.map_structure(
+            lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
+        )
 
     def _find_log_names(self, batch: Batch) -> None:
         """Makes variables for the scalars that the step returns beside the model's metrics."""
@@ -260,9 +280,11 @@ class DTensorProgram:
 
     # state
 
+    def mesh(self) -> dict[str, Any]:
+        sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
+        return described_mesh(sizes, self._input_axes)
+
     def placement(self) -> list[dict[str, Any]]:
-        if not self._split:
-            return []
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:

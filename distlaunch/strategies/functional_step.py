@@ -106,6 +106,16 @@ class FunctionalStep:
         return _values(scope, self._model.non_trainable_variables), _values(scope, self._model.metrics_variables)
 
 
+def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> Any:
+    """What the model predicts with these values of its variables; its own `predict_step` counts."""
+    if keras.backend.backend() == "jax":
+        return model.predict_step((trainable, others), batch)[0]
+    groups = ((model.trainable_variables, trainable), (model.non_trainable_variables, others))
+    mapping = [pair for variables, values in groups for pair in zip(variables, values, strict=True)]
+    with keras.StatelessScope(state_mapping=mapping):
+        return model.predict_step(batch)
+
+
 def known_log_names(steps: Steps) -> list[str] | None:
     """Scalars that a step returns beside the model's metrics; None for a step that is not from here."""
     if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):

@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import TrainState, known_log_names
+from distlaunch.strategies.functional_step import TrainState, known_log_names, predictions_of
 from distlaunch.strategies.jax_feed import Feed, Placement, place
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
-from distlaunch.strategies.mesh_state import placed, restore_state, state_of
+from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import plain_logs, state_variables
 
@@ -113,6 +114,24 @@ class JaxProgram:
                 jax.block_until_ready(metrics)
         self._assign((trainable, others, slots, metrics))
         return None if stopped else plain_logs(self._result(metrics))
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        feed, state = Feed(source, self._placement), self._read()[:2]
+
+        def step(state: Any, batch: Any) -> Any:
+            trainable, others = state
+            return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
+
+        call, batches = jax.jit(step, out_shardings=self._whole), []
+        while (batch := feed.take()) is not None:
+            if not batches:
+                self._check_convolutions(step, state, batch)
+            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            outputs = call(state, batch)
+            feed.load_ahead()
+            batches.append(keras.tree.map_structure(np.asarray, outputs))
+        return concatenated(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -210,9 +229,10 @@ class JaxProgram:
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)
 
+    def mesh(self) -> dict[str, Any]:
+        return described_mesh(self._mesh.shape, self._placement.axes)
+
     def placement(self) -> list[dict[str, Any]]:
-        if not self._layouts:
-            return []
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -47,6 +48,12 @@ def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarra
     sums = {name.removeprefix("log/"): value for name, value in state.items() if name.startswith("log/")}
     steps = int(sums.pop("steps_in_epoch", 0))
     return {name: value.astype(np.float32) for name, value in sums.items()}, steps
+
+
+def described_mesh(sizes: Mapping[str, int], inputs: Sequence[str | None]) -> dict[str, Any]:
+    """A mesh as the event VariablesPlaced has it; its devices are numbered through, over all processes."""
+    shape = [int(size) for size in sizes.values()]
+    return {"axes": list(sizes), "shape": shape, "devices": list(range(math.prod(shape))), "inputs": list(inputs)}
 
 
 def placed(

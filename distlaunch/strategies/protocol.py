@@ -100,6 +100,11 @@ class Program(Protocol):
         """Metrics over all rows of a source that ends (an element with no rows). None if told to stop."""
         ...
 
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        """What the model predicts for all rows of a source that ends, in their order: host arrays in the structure of
+        its outputs, in every task. None if told to stop."""
+        ...
+
     def reset_metrics(self) -> None: ...
 
     def agree(self, vote: Vote) -> Vote:
@@ -108,6 +113,10 @@ class Program(Protocol):
 
     def placement(self) -> list[dict[str, Any]]:
         """Which task holds which variable, as the event VariablesPlaced has it; empty if each holds all."""
+        ...
+
+    def mesh(self) -> dict[str, Any] | None:
+        """The mesh of devices, as the event VariablesPlaced has it; None if there is none."""
         ...
 
     def snapshot(self) -> State:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import (
@@ -118,6 +119,18 @@ class ReplicaProgram:
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:
                 return self._to_logs(logs, [])
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        strategy, replicas = self._strategy, self._replicas
+        call = make_predict_call(strategy, self._model, replicas.total, replicas.peers.number)
+        batches: list[Any] = []
+        for element in self._distribute(source):
+            if int(strategy.experimental_local_results(element[2])[0]) == 0:
+                break
+            if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            batches.append(call(element))
+        return concatenated(batches)
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
@@ -249,6 +262,9 @@ class ReplicaProgram:
 
     def placement(self) -> list[dict[str, Any]]:
         return []
+
+    def mesh(self) -> None:
+        return None
 
     def snapshot(self) -> State:
         model = self._model

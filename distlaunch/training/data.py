@@ -128,7 +128,7 @@ def open_splits(config: RunConfig, run: RunDir) -> tuple[Splits, Split, Split | 
     Raises:
         ConfigError: the data does not fit the config.
     """
-    splits = _with_preprocessing(read_splits(config.data), config, run)
+    splits = with_preprocessing(read_splits(config.data), config, run)
     layer = splits.preprocessing
     train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer)
     validation = None
@@ -147,7 +147,7 @@ def open_splits(config: RunConfig, run: RunDir) -> tuple[Splits, Split, Split | 
     return splits, train, validation
 
 
-def _with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits:
+def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits:
     section = config.data.preprocessing
     if section is None:
         return splits

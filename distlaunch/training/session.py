@@ -20,6 +20,7 @@ from distlaunch.events import (
     Event,
     Exported,
     Notice,
+    Predicted,
     Restored,
     TrainingStarted,
     VariablesPlaced,
@@ -35,6 +36,7 @@ from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import export_model, rebuild
 from distlaunch.training.export_on_tensorflow import export_on_tensorflow
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.preprocessing import Preprocessing
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.seeds import seed_process
@@ -83,7 +85,7 @@ class Session:
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
-            self._emit(VariablesPlaced(variables=placed))
+            self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
         if outcome.status == "done":
             self.export(list(config.export))
@@ -111,6 +113,26 @@ class Session:
         steps = self._config.validation.steps if data.endless and self._config.validation else None
         logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         return None if logs is None else scalars(logs)
+
+    def predict(self, split: str, step: int | None, output: Path | None) -> None:
+        """Writes what a checkpoint's model predicts for one split, every example once and in order; the chief does.
+
+        Args:
+            output: the file; None: one below the run directory.
+        """
+        self._restore(step)
+        predictions = self.program.predict(
+            in_order(self._config, self._run, split).evaluation_source(), self._should_stop
+        )
+        if predictions is None:
+            return
+        if self.strategy.is_chief:
+            path = output or self._run.predictions(split, self._restored_step)
+            arrays = named_arrays(predictions)
+            write_arrays(path, arrays)
+            shapes = {name: list(array.shape) for name, array in arrays.items()}
+            self._emit(Predicted(step=self._restored_step, split=split, path=str(path), shapes=shapes))
+        self.program.agree(Vote())
 
     def export(self, formats: list[str], step: int | None = None, *, restore: bool = False) -> None:
         """Writes the model; the chief does, the others wait for it."""

@@ -14,6 +14,7 @@ from distlaunch.events import (
     Event,
     Exported,
     Notice,
+    Predicted,
     Restored,
     TaskRestarted,
     TrainingStarted,
@@ -43,6 +44,9 @@ def event_line(event: Event, epochs: int) -> Text | None:
             return note_line(f"{event.restarted_task} {event.reason}; started again")
         case Exported():
             return _pair("exported", f"{event.format} to {shown(event.path)}")
+        case Predicted():
+            arrays = ", ".join(f"{name} {words.shape(shape)}" for name, shape in event.shapes.items())
+            return _pair("predicted", f"{event.split} at step {event.step:,} to {shown(event.path)}: {arrays}")
         case CheckpointFailed():
             return _warning(f"checkpoint of step {event.step:,}: {event.reason}")
         case Notice(level="warning"):

@@ -12,9 +12,10 @@ from distlaunch.events import EpochEnded, Evaluated
 from distlaunch.launch.paths import shown
 from distlaunch.launch.run_report import AttemptReport, RunReport
 from distlaunch.ui import words
+from distlaunch.ui.boxes import pen_for
 from distlaunch.ui.columns import columns
 from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
-from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
+from distlaunch.ui.placement import bytes_per_task, placement_sections
 
 
 def print_report(console: Console, report: RunReport) -> None:
@@ -27,8 +28,8 @@ def print_report(console: Console, report: RunReport) -> None:
     _section(console, _result_lines("evaluator", report.evaluator))
     _section(console, _result_lines("evaluate", report.evaluations))
     if report.variables:
-        _section(console, placement_lines(report.variables))
-        _section(console, task_lines(report.variables))
+        for section in placement_sections(report.variables, report.mesh, pen_for(console.encoding)):
+            _section(console, section)
 
 
 def report_json(report: RunReport) -> str:

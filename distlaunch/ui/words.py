@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 def number(value: float) -> str:
@@ -56,6 +56,11 @@ def size(num_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def shape(sizes: Sequence[int]) -> str:
+    """`784 x 128`, `scalar`."""
+    return " x ".join(f"{size}" for size in sizes) or "scalar"
 
 
 def count(how_many: int, noun: str) -> str:

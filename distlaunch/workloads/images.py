@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from distlaunch.errors import ConfigError, Problem
 from distlaunch.workloads.datasets import find_fashion_mnist, find_mnist
 
 SHAPE = (28, 28, 1)
@@ -44,18 +45,50 @@ def cnn(l2: float = 0.0, batch_norm: bool = False) -> keras.Model:
     )
 
 
-def mlp(units: int = 128) -> keras.Model:
-    """The MLP of the DTensor tutorial for Keras: one hidden layer `d1`, logits from `d2`."""
+def mlp(units: int = 128, style: str = "sequential") -> keras.Model:
+    """The MLP of the DTensor tutorial for Keras: one hidden layer `d1`, logits from `d2`.
+
+    Args:
+        style: `sequential`, `functional` or `subclassed`: the three ways to write a Keras model. Paths of variables and
+            initial weights are the same, so layout rules and checkpoints of one fit the others.
+    """
+    make = {"sequential": _sequential, "functional": _functional, "subclassed": MLP}.get(style)
+    if make is None:
+        message = f"got {style!r}; expected sequential, functional or subclassed"
+        raise ConfigError(Problem(("model", "args", "style"), message))
+    return make(units)
+
+
+def _sequential(units: int) -> keras.Model:
     layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input(SHAPE),
-            layers.Flatten(),
-            layers.Dense(units, activation="relu", name="d1"),
-            layers.Dense(CLASSES, name="d2"),
-        ],
-        name="mlp",
-    )
+    hidden, logits = layers.Dense(units, activation="relu", name="d1"), layers.Dense(CLASSES, name="d2")
+    return keras.Sequential([layers.Input(SHAPE), layers.Flatten(), hidden, logits], name="mlp")
+
+
+def _functional(units: int) -> keras.Model:
+    layers = keras.layers
+    inputs = keras.Input(SHAPE)
+    with keras.name_scope("mlp"):  # the layers are built here, not by the model, whose name is then in their paths
+        hidden = layers.Dense(units, activation="relu", name="d1")(layers.Flatten()(inputs))
+        return keras.Model(inputs, layers.Dense(CLASSES, name="d2")(hidden), name="mlp")
+
+
+@keras.saving.register_keras_serializable("distlaunch")
+class MLP(keras.Model):
+    """The subclassed style."""
+
+    def __init__(self, units: int, name: str = "mlp", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.units = units
+        self.flatten = keras.layers.Flatten()
+        self.d1 = keras.layers.Dense(units, activation="relu", name="d1")
+        self.d2 = keras.layers.Dense(CLASSES, name="d2")
+
+    def call(self, inputs: Any) -> Any:
+        return self.d2(self.d1(self.flatten(inputs)))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
 
 
 def convnet(dropout: float = 0.5, synchronized: bool = True) -> keras.Model:

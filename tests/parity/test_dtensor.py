@@ -31,19 +31,19 @@ FAST = [
 ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
 
 
-def train_dtensor(name: str, mesh: str) -> dict:
+def train_dtensor(name: str, mesh: dict) -> dict:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies import create
     from tests.parity.train_case import train_case
 
-    config = RunConfig.model_validate({**CASES[name], "strategy": {"kind": "dtensor", **MESHES[mesh]}})
+    config = RunConfig.model_validate({**CASES[name], "strategy": {"kind": "dtensor", **mesh}})
     return train_case(name, create(config, Task("worker", 0)), config=config)
 
 
 @pytest.mark.parametrize(("name", "mesh"), FAST)
 def test_mesh(name: str, mesh: str, one_device) -> None:
-    record = train_dtensor(name, mesh)
+    record = train_dtensor(name, MESHES[mesh])
     check(record, one_device(name))
     assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
 
@@ -51,13 +51,13 @@ def test_mesh(name: str, mesh: str, one_device) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "mesh"), ALL)
 def test_mesh_all(name: str, mesh: str, one_device) -> None:
-    check(train_dtensor(name, mesh), one_device(name))
+    check(train_dtensor(name, MESHES[mesh]), one_device(name))
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 def test_dropout_masks_are_those_of_one_device(mesh: str, one_device, monkeypatch) -> None:
     monkeypatch.setitem(CASES, "dropout", case("dropout", optimizer=ADAMW, data_args=UNEVEN))
-    record, expected = train_dtensor("dropout", mesh), one_device("dropout").record
+    record, expected = train_dtensor("dropout", MESHES[mesh]), one_device("dropout").record
     assert float(deviations(record, expected).max()) <= TOLERANCE
     assert weight_deviation(record, expected) <= TOLERANCE
 
@@ -77,6 +77,6 @@ def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeyp
             on_mesh.assign(on_mesh.read_value() + half)  # reads what was assigned one line above
 
     monkeypatch.setattr(dtensor_program, "_assign", assign_in_two_halves)
-    record = train_dtensor("mlp sgd, uneven", "8")
+    record = train_dtensor("mlp sgd, uneven", MESHES["8"])
     worst = float(deviations(record, one_device("mlp sgd, uneven").record)[:3].max())
     assert worst > 1e-2

@@ -73,7 +73,7 @@ def train_case(
     TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
-    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement())
+    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
     return record
 
 

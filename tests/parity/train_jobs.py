@@ -20,14 +20,15 @@ def main() -> None:
     jobs = json.loads(listed)
     choose_backend(jobs[0][2]["kind"])
     workers = len(from_tf_config(os.environ["TF_CONFIG"])[0].tasks) if "TF_CONFIG" in os.environ else 1
-    _prepare_devices(8 // workers)
+    prepare_devices(8 // workers)
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies import create
     from tests.parity.cases import CASES
     from tests.parity.jax_cases import EXTRA
+    from tests.parity.mesh_cases import MODELS
     from tests.parity.train_case import Record, train_case
 
-    CASES.update(EXTRA)
+    CASES.update({**EXTRA, **MODELS})
     records: dict[str, Record] = {}
     strategy = None
     for result, name, raw in jobs:
@@ -43,7 +44,7 @@ def main() -> None:
     os._exit(0)  # as a worker: the frameworks' own end waits for peers
 
 
-def _prepare_devices(number: int) -> None:
+def prepare_devices(number: int) -> None:
     """For all jobs, which may have meshes of different sizes."""
     if os.environ["KERAS_BACKEND"] != "jax":
         from distlaunch.strategies.devices import virtual_cpus

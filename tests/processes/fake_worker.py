@@ -16,7 +16,7 @@ from distlaunch.run_dir import RunDir
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--wait-for-chief", action="store_true")
-for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--split", "--formats"):
+for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--split", "--formats", "--output"):
     parser.add_argument(name)
 ARGS = parser.parse_args()
 RUN, ATTEMPT = RunDir(ARGS.run_dir), int(ARGS.attempt)
@@ -147,5 +147,8 @@ if ARGS.mode == "train":
     train()
 elif ARGS.mode == "evaluate":
     WRITER.write(ev.Evaluated(step=8, split=ARGS.split, logs={"loss": 0.25, "accuracy": 0.75}))
+elif ARGS.mode == "predict":
+    path = ARGS.output or str(RUN.predictions(ARGS.split, 8))
+    WRITER.write(ev.Predicted(step=8, split=ARGS.split, path=path, shapes={"label": [4, 10], "total": [4, 1]}))
 else:
     WRITER.write(ev.Exported(format=ARGS.formats, path=str(RUN.export / ARGS.formats)))

@@ -162,6 +162,7 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
         (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
         (["train", "runs"], "runs: no run directory"),
         (["evaluate", "runs/x"], "runs/x: no run directory"),
+        (["predict", "runs/x"], "runs/x: no run directory"),
         (["train", "job.yaml", "--name", "a/b"], "a/b"),
     ],
 )
@@ -247,6 +248,35 @@ def test_evaluate_and_export(shell: Shell, golden: Callable[[str, str], None]) -
         "exported  keras,saved_model" in shell("export", "runs/job", "--format", "keras", "--format", "saved_model")[1]
     )
     assert RunDir(shell.directory / "runs/job").finished()
+
+
+def test_predict(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q")
+    code, out, err = shell("predict", "runs/job")
+    assert (code, err) == (0, "")
+    told = "predicted validation at step 8 to runs/job/predictions/validation-00000008.npz: label 4 x 10, total 4 x 1"
+    assert told in out.splitlines()
+    code, out, _ = shell("predict", "runs/job", "--split", "train", "--output", "some.npy", "--json")
+    event = next(e for e in map(json.loads, out.splitlines()) if e["event"] == "Predicted")
+    assert (code, event["split"], event["path"]) == (0, "train", str(shell.directory / "some.npy"))
+    assert "predict: done" in shell("report", "runs/job")[1]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("a.txt", "--output a.txt: expected a name that ends in .npz, or in .npy for a single array"),
+        ("folder.npz", "--output folder.npz: is a folder; give a file in it"),
+        ("none/a.npz", "--output none/a.npz: there is no folder"),
+    ],
+)
+def test_predictions_that_could_not_be_written(shell: Shell, output: str, message: str) -> None:
+    shell("train", "job.yaml", "-q")
+    (shell.directory / "folder.npz").mkdir()
+    code, out, err = shell("predict", "runs/job", "--output", output)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert RunDir(shell.directory / "runs/job").attempts() == [0]
 
 
 def test_smoke(shell: Shell, golden: Callable[[str, str], None]) -> None:

@@ -103,7 +103,20 @@ def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
     assert code == 3
     assert "no checkpoint of step 7" in " ".join(err.split())
     assert "Traceback" not in err
+    code, out, err = run("predict", str(run_dir.path), "--json", cwd=tmp_path)
+    assert code == 0, err
+    predicted = next(event for event in json_lines(out) if event["event"] == "Predicted")
+    assert (predicted["split"], predicted["shapes"]) == ("validation", {"predictions": [333, 10]})
+    assert accuracy_of_predictions(Path(predicted["path"])) == pytest.approx(evaluated["accuracy"], abs=1e-6)
     assert accuracy_of_export(run_dir) == pytest.approx(evaluated["accuracy"], abs=1e-6)
+
+
+def accuracy_of_predictions(path: Path) -> float:
+    """Right only if the two workers' rows are in the order of the examples."""
+    from distlaunch.workloads.images import fashion_mnist
+
+    with np.load(path) as arrays:
+        return float((arrays["predictions"].argmax(-1) == fashion_mnist("shipped")["validation"][1][:333]).mean())
 
 
 def accuracy_of_export(run_dir: RunDir) -> float:

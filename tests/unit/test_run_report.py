@@ -176,9 +176,9 @@ def test_placement_tables() -> None:
         "optimizer/learning_rate   scalar      ps:1   all               4 B",
     ]
     assert task_lines(VARIABLES) == [
-        "task   variables       size",
-        "ps:0           2   201.2 kB",
-        "ps:1           2   200.7 kB",
+        "task   variables    weights   optimizer      total",
+        "ps:0           2   201.2 kB         0 B   201.2 kB",
+        "ps:1           2   200.7 kB         4 B   200.7 kB",
     ]
     assert bytes_per_task([]) == {}
 
@@ -193,4 +193,4 @@ def test_placement_on_a_mesh() -> None:
         "model/d1/kernel   784 x 128   8 devices   [~, model]   200.7 kB",
         "model/d2/bias     10          8 devices   all              40 B",
     ]
-    assert task_lines(placed)[1] == "device:0           2   200.7 kB"
+    assert task_lines(placed)[1] == "device:0           2   200.7 kB         0 B   200.7 kB"

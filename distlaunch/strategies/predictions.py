@@ -1,0 +1,80 @@
+"""Predictions of a whole split: those of replicas put together, and one batch after the other."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.errors import ConfigError, Problem
+
+_TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum
+
+
+def make_predict_call(strategy: Any, model: keras.Model, num_replicas: int, num_processes: int) -> Callable[..., Any]:
+    """A function of one element of the input (see `split_rows`): the predictions of the global batch, on the host.
+
+    Several processes sum their parts, each with zeros in the place of the others' rows: so all get all of them.
+    """
+
+    def local(batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+        outputs = model.predict_step(batch)
+        if num_processes == 1:
+            return outputs
+        return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, num_replicas), outputs)
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def call(element: Any) -> Any:
+        return strategy.run(local, args=element)
+
+    def predict(element: Any) -> Any:
+        counts = [int(rows) for rows in strategy.experimental_local_results(element[1])]
+
+        def on_host(leaf: Any) -> np.ndarray:
+            values = [np.asarray(value) for value in strategy.experimental_local_results(leaf)]
+            if num_processes > 1:
+                return values[0]
+            return np.concatenate([value[:count] for value, count in zip(values, counts, strict=True)])
+
+        return tf.nest.map_structure(on_host, call(element))
+
+    return predict
+
+
+def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """The predictions of all replicas, from those of this one."""
+    dtype = leaf.dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        message = f"the model predicts {dtype.name}, which processes cannot send each other"
+        raise ConfigError(Problem(("model", "function"), f"{message}; predict with --set strategy.kind=one_device"))
+    travelling = dtype if dtype in _TRAVELS else tf.float32 if dtype.is_floating else tf.int32
+    context = tf.distribute.get_replica_context()
+    number, count = tf.cast(total, tf.int32), tf.cast(rows, tf.int32)
+    first = number * context.replica_id_in_sync_group // num_replicas
+    around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
+    padded = tf.pad(tf.cast(leaf[:count], travelling), around)
+    return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, padded), dtype)
+
+
+def concatenated(batches: list[Any]) -> Any:
+    """The predictions of all batches, one after the other.
+
+    Raises:
+        ConfigError: there are none, or they differ in shape.
+    """
+    if not batches:
+        raise ConfigError(Problem(("data",), "the split has no examples to predict"))
+
+    def join(*parts: np.ndarray) -> np.ndarray:
+        shapes = sorted({part.shape[1:] for part in parts})
+        if len(shapes) > 1:
+            message = f"predictions differ in shape from batch to batch: {shapes[0]} and {shapes[1]} for one example"
+            raise ConfigError(Problem(("data",), f"{message}; pad all examples to one size"))
+        return np.concatenate(parts)
+
+    return keras.tree.map_structure(join, *batches)

@@ -1,0 +1,96 @@
+"""`distlaunch predict`: which examples, and the file that holds what the model predicts for them."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import keras
+import numpy as np
+
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.run_dir import RunDir
+from distlaunch.training.data import Split, make_split, with_preprocessing
+from distlaunch.training.splits import read_splits
+
+
+def in_order(config: RunConfig, run: RunDir, name: str) -> Split:
+    """A split as the data function gives it: not shuffled, nothing dropped; of one that repeats for ever, as many
+    batches as an epoch or a validation has.
+
+    Raises:
+        ConfigError: there is no such split.
+    """
+    splits = with_preprocessing(read_splits(config.data), config, run)
+    data, examples = splits.validation, config.data.validation_examples
+    steps = config.validation.steps if config.validation else None
+    if name == "train":
+        data, examples, steps = splits.train, config.data.train_examples, config.train.steps_per_epoch
+    if data is None:
+        raise ConfigError(Problem(("data",), f"there is no {name} split to predict"))
+    section = config.data.model_copy(update={"validation_examples": examples})
+    split = make_split(data, section, seed=config.seed, training=False, preprocessing=splits.preprocessing)
+    if split.endless:
+        assert steps is not None, "no session opens such a split without"
+        batches = split.batches
+        split = replace(split, batches=lambda number, start: batches(number, start).take(steps), num_batches=steps)
+    return replace(split, name=name)
+
+
+def named_arrays(predictions: Any) -> dict[str, np.ndarray]:
+    """The arrays of a structure by name: keys joined by `/`, numbers for lists; `predictions` for a single array."""
+    if isinstance(predictions, np.ndarray):
+        return {"predictions": predictions}
+    return {"/".join(map(str, path)): leaf for path, leaf in keras.tree.flatten_with_path(predictions)}
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an .npz file, or an .npy file for one array; readers see the old file or the whole new one.
+
+    Raises:
+        UsageError: it cannot be written, or there are several arrays for an .npy file.
+    """
+    if path.suffix == ".npy" and len(arrays) > 1:
+        raise UsageError(f"{path}: an .npy file holds one array, but the model predicts {', '.join(arrays)}; use .npz")
+    plain = {name: _plain(array) for name, array in arrays.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(temporary, path.suffix, plain)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UsageError(f"{path}: the predictions cannot be written: {error.strerror or error}") from None
+
+
+def _write(path: Path, suffix: str, arrays: Mapping[str, np.ndarray]) -> None:
+    with path.open("wb") as file:
+        if suffix == ".npy":
+            np.save(file, *arrays.values(), allow_pickle=False)
+        else:
+            _write_npz(file, arrays)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    """As `np.savez`, which cannot have an array that is called as one of its arguments."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """In a type that NumPy's files hold: bfloat16 and the like become float32, texts arrays of bytes."""
+    if array.dtype.kind == "O":
+        return array.astype(bytes)
+    return array if array.dtype.kind in "biufcSU" else array.astype(np.float32)

@@ -1,0 +1,70 @@
+"""Grids of labelled cells, drawn with box characters where the output has them, else with ASCII."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_MOST = 8  # rows and columns that are drawn; of more, the first and the last
+_Corners = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Pen:
+    """The characters that lines are made of; `top`, `middle` and `bottom` are left end, crossing and right end."""
+
+    horizontal: str
+    vertical: str
+    top: _Corners
+    middle: _Corners
+    bottom: _Corners
+    ellipsis: str
+
+
+UNICODE = Pen("─", "│", ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘"), "…")
+ASCII = Pen("-", "|", ("+", "+", "+"), ("+", "+", "+"), ("+", "+", "+"), "...")
+
+
+def pen_for(encoding: str | None) -> Pen:
+    """Box characters if an output of this encoding can show them."""
+    try:
+        f"{UNICODE}".encode(encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def grid(cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str], pen: Pen) -> list[str]:
+    """The lines of a grid.
+
+    Args:
+        cells: text of each cell, by row.
+        rows: a label for each row; empty for none.
+        columns: a label for each column; empty for none.
+    """
+    kept_rows, kept_columns = kept(len(cells), _MOST), kept(len(cells[0]), _MOST)
+    texts = [
+        [pen.ellipsis if row is None or column is None else cells[row][column] for column in kept_columns]
+        for row in kept_rows
+    ]
+    row_labels = ["" if row is None or not rows else rows[row] for row in kept_rows]
+    heads = ["" if column is None or not columns else columns[column] for column in kept_columns]
+    widths = [max(map(len, column)) + 2 for column in zip(heads, *texts, strict=True)]
+    margin = max(map(len, row_labels)) + 1 if rows else 0
+
+    def rule(ends: _Corners) -> str:
+        return " " * margin + ends[0] + ends[1].join(pen.horizontal * width for width in widths) + ends[2]
+
+    def line(label: str, texts: Sequence[str], bar: str) -> str:
+        middle = bar.join(text.center(width) for text, width in zip(texts, widths, strict=True))
+        return f"{label.ljust(margin)}{bar}{middle}{bar}".rstrip()
+
+    body: list[str] = []
+    for number, (label, row) in enumerate(zip(row_labels, texts, strict=True)):
+        body += [rule(pen.middle if number else pen.top), line(label, row, pen.vertical)]
+    return [*([line("", heads, " ")] if columns else []), *body, rule(pen.bottom)]
+
+
+def kept(number: int, most: int) -> list[int | None]:
+    """Which of `number` things are shown: all, or the first and the last with None between."""
+    return list(range(number)) if number <= most else [*range(most - 2), None, number - 1]

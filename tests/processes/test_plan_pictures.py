@@ -1,0 +1,29 @@
+"""`distlaunch plan` builds the model on its mesh, and draws what lies where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real import CONFIGS, run
+
+
+@pytest.mark.parametrize("kind", ["jax", "dtensor"])
+def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(kind if kind == "jax" else "tensorflow")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8" if kind == "jax" else "ascii")
+    code, out, err = run("plan", str(CONFIGS / f"mnist_mlp_{kind}.yaml"), cwd=tmp_path)
+    assert code == 0, err
+    bar = "│" if kind == "jax" else "|"
+    for expected in (
+        "mesh: batch 4 x model 2, 8 devices",
+        f"batch 3 {bar}    6    {bar}    7    {bar}",
+        "inputs [batch]",
+        "[~, model]: model/mlp/d1/kernel, 2 optimizer variables",
+        f"{bar} 0 2 4 6 {bar} 1 3 5 7 {bar}",
+        f"model 1 {bar} 1 3 5 7 {bar}",
+        "whole on all devices: model/mlp/d2/bias, 4 optimizer variables",
+        "device:7          14   203.6 kB    407.1 kB   610.7 kB",
+    ):
+        assert expected in out.splitlines(), out
+    assert not list(tmp_path.iterdir())

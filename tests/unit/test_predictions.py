@@ -1,0 +1,91 @@
+"""The file that `predict` writes, and which examples it predicts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+import ml_dtypes
+
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import ConfigError, UsageError
+from distlaunch.run_dir import RunDir
+from distlaunch.strategies.predictions import concatenated
+from distlaunch.training import predictions
+from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.splits import Splits
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def test_each_output_has_a_name() -> None:
+    assert list(named_arrays(ONE)) == ["predictions"]
+    assert list(named_arrays({"label": ONE, "more": {"total": ONE}})) == ["label", "more/total"]
+    assert list(named_arrays((ONE, [ONE, ONE]))) == ["0", "1/0", "1/1"]
+
+
+def test_files(tmp_path: Path) -> None:
+    write_arrays(tmp_path / "new" / "a.npz", {"more/total": ONE, "file": ONE.astype(ml_dtypes.bfloat16)})
+    with np.load(tmp_path / "new" / "a.npz") as loaded:
+        assert {name: loaded[name].dtype.name for name in loaded} == {"more/total": "float32", "file": "float32"}
+        np.testing.assert_array_equal(loaded["more/total"], ONE)
+    write_arrays(tmp_path / "a.npy", {"predictions": ONE})
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), ONE)
+    with pytest.raises(UsageError, match=r"holds one array, but the model predicts a, b; use \.npz"):
+        write_arrays(tmp_path / "a.npy", {"a": ONE, "b": ONE})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npy", "new"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match=r"a\.npz: the predictions cannot be written: No space left on device"):
+        write_arrays(tmp_path / "a.npz", {"predictions": ONE})
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_are_joined() -> None:
+    assert concatenated([{"a": ONE}, {"a": ONE[:1]}])["a"].shape == (4, 2)
+    with pytest.raises(ConfigError, match=r"\(2,\) and \(3,\) for one example"):
+        concatenated([ONE, np.zeros((2, 3))])
+    with pytest.raises(ConfigError, match="no examples"):
+        concatenated([])
+
+
+def split_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, splits: Splits, train: Any = None, **data: Any
+) -> list[float]:
+    monkeypatch.setattr(predictions, "read_splits", lambda config: splits)
+    section = {"function": "m:d", "global_batch": 4, **data}
+    config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
+    source = in_order(config, RunDir(tmp_path), name).evaluation_source()
+    rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
+    return np.concatenate(rows).tolist()
+
+
+def test_all_examples_of_the_training_split_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although training shuffles them and drops the last batch."""
+    x = np.arange(10.0)
+    splits = Splits((x, x), None, "here")
+    assert split_of(monkeypatch, tmp_path, "train", splits, remainder="drop") == x.tolist()
+    assert split_of(monkeypatch, tmp_path, "train", splits, train_examples=7) == x[:7].tolist()
+    with pytest.raises(ConfigError, match="no validation split to predict"):
+        split_of(monkeypatch, tmp_path, "validation", splits)
+
+
+def test_one_epoch_of_a_split_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    endless = tf.data.Dataset.from_tensor_slices((np.arange(3.0), np.arange(3.0))).repeat()
+    splits = Splits(endless, None, "here")
+    two = {"steps_per_epoch": 2}
+    assert split_of(monkeypatch, tmp_path, "train", splits, train=two) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert split_of(monkeypatch, tmp_path, "train", splits, train=two, train_examples=4) == [0, 1, 2, 0]
