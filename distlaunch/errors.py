@@ -10,6 +10,7 @@ class ExitCode(enum.IntEnum):
     """What the process tells a shell or a scheduler."""
 
     DONE = 0
+    DIFFERS = 1  # `verify`: a strategy does not give one device's numbers
     USAGE = 2  # bad usage or config; nothing was started
     FAILED = 3  # a task failed; the summary names it
     PREEMPTED = 4  # stopped with a checkpoint written; run again to go on

@@ -92,6 +92,10 @@ class RunDir:
         """Files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
+    def record(self, attempt: int) -> Path:
+        """What a trial of `verify` has recorded."""
+        return self._attempts / str(attempt) / "record.json"
+
     def attempts(self) -> list[int]:
         """The numbers of all attempts, in order."""
         return sorted(int(path.name) for path in self._attempts.glob("*") if path.name.isdigit())

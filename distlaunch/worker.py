@@ -15,16 +15,19 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task
 from distlaunch.config.load import load_resolved
+from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
 from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNAL
 from distlaunch.run_dir import RunDir, write_atomically
+from distlaunch.trials import TrialOrder
 
 
 class StopFlag:
@@ -58,12 +61,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--task", type=Task.parse, required=True, help="JOB:INDEX")
-    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "export"), default="train")
+    parser.add_argument("--mode", choices=("train", "evaluate", "predict", "export", "verify"), default="train")
     parser.add_argument("--checkpoint", type=int, help="step of the checkpoint; default: the newest good one")
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), default=["keras"])
+    parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
 
 
@@ -118,6 +122,8 @@ def _run(arguments: argparse.Namespace) -> int:
             session = Session(evaluator_config(config), run, task, lambda event: None, stop, on_connected=stop.install)
             Evaluator(session, run, arguments.attempt, emit).follow(stop.event)
             return ExitCode.DONE
+        if arguments.mode == "verify":
+            return _run_trial(arguments, config, run, emit, stop)
         session = Session(config, run, task, emit, stop, on_connected=stop.install)
         if arguments.mode == "train":
             outcome = session.run_training()
@@ -143,6 +149,22 @@ def _run(arguments: argparse.Namespace) -> int:
             traceback.print_exc()
         _write_error(files.error_json, _describe(error))
         return ExitCode.FAILED
+
+
+def _run_trial(
+    arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None], stop: StopFlag
+) -> ExitCode:
+    from distlaunch.training.session import Session
+    from distlaunch.training.trial import Stopped, Trial
+
+    trial = Trial(arguments.trial, config, emit, stop)
+    session = Session(config, run, arguments.task, emit, stop, on_connected=stop.install, on_built=trial.prepare)
+    try:
+        trial.run(session, run.record(arguments.attempt))
+    except Stopped:
+        return ExitCode.PREEMPTED
+    session.leave()
+    return ExitCode.DONE
 
 
 def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:

@@ -14,6 +14,7 @@ from distlaunch.errors import DistlaunchError, ExitCode
 COMMANDS = {
     "train": "Run a config: train, evaluate, checkpoint, export.",
     "plan": "Print what `train` would start, and start nothing.",
+    "verify": "Train a few steps under each strategy and compare with one device.",
     "validate": "Check a config completely.",
     "evaluate": "Evaluate a run's checkpoint, every example once.",
     "predict": "Write what a run's model predicts for a split.",

@@ -20,7 +20,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import VariablesPlaced
 from distlaunch.run_dir import RunDir, TaskDir
 
-Mode = Literal["train", "evaluate", "predict", "export"]
+Mode = Literal["train", "evaluate", "predict", "export", "verify"]
 
 NO_GPU = ("-1",)
 WAIT_FOR_CHIEF = ("--wait-for-chief",)

@@ -55,10 +55,12 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
+        on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
     def __init__(self, config: RunConfig, run: RunDir, task: Task, emit: Callable[[Event], None],
-                 should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+                 should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None,
+                 on_built: Callable[[keras.Model], None] = lambda model: None) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         seed_process(config)
         grow_gpu_memory()
@@ -68,6 +70,8 @@ class Session:
         self.train, self.validation, self._preprocessing = self._read_data()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         self.model = build_model(config, self.strategy, self._rows)
+        with self.strategy.scope():
+            on_built(self.model)
         self.program = self.strategy.program(make_steps(config, self.model))
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))

@@ -1,0 +1,82 @@
+"""`distlaunch verify`: whether a config's numbers stay those of one device under each strategy."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from distlaunch.cli.options import OVERRIDES
+from distlaunch.errors import ExitCode
+
+
+def _kinds(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    from distlaunch.launch.trial_plan import KINDS
+
+    if value is None:
+        return KINDS
+    names = tuple(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+    for name in names:
+        if name not in KINDS:
+            raise click.BadParameter(f"got '{name}'; expected some of {', '.join(KINDS)}, separated by commas")
+    if not names:
+        raise click.BadParameter(f"got nothing; expected some of {', '.join(KINDS)}, separated by commas")
+    return names
+
+
+def _numbers(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
+    numbers = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    if not numbers or not all(number.isdecimal() and int(number) > 1 for number in numbers):
+        raise click.BadParameter(f"got '{value}'; expected numbers above 1, separated by commas, such as 2,4")
+    return tuple(map(int, numbers))
+
+
+@click.command("verify")
+@click.argument("config", metavar="CONFIG")
+@click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps of each trial.")
+@click.option(
+    "--strategies", "kinds", callback=_kinds, metavar="KIND,...", help="Which ones; default: all but one_device."
+)
+@click.option("--replicas", callback=_numbers, default="2,4", show_default=True, metavar="N,...", help="How many.")
+@OVERRIDES
+@click.option("--keep", metavar="DIR", help="Keep configs, logs and records of all trials in this new directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON, and nothing else.")
+def command(
+    config: str,
+    steps: int,
+    kinds: tuple[str, ...],
+    replicas: tuple[int, ...],
+    overrides: tuple[str, ...],
+    keep: str | None,
+    as_json: bool,
+) -> int:
+    """Train the config's model on its data for a few steps under each strategy, and compare with one device.
+
+    All trials start from the same weights. Each step's loss, metrics and gradients and the final weights may deviate
+    by ten times the model's own rounding noise up to that step, which is measured first, or by 1e-5. A deviation is
+    explained where its cause is known. Trials run one after the other on this machine and leave nothing behind.
+
+    Dropout draws other masks on replicas and on JAX: such models are compared with it switched off ("differs as
+    documented"). Callbacks and validation do not run.
+
+    Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, 3 one device failed, 130
+    interrupted.
+    """
+    from distlaunch.launch.verify import VerifyRequest, verify
+    from distlaunch.ui import verify as shown
+    from distlaunch.ui.view import QuietView, finish_output
+
+    def say(text: str) -> None:
+        if not as_json:
+            click.echo(text, err=True)
+
+    request = VerifyRequest(config, overrides, steps, kinds, replicas, keep)
+    result = verify(request, os.environ, lambda row: say(shown.row_line(row)), say)
+    if result.failed is not None:
+        QuietView().report(result.failed)
+    elif as_json:
+        click.echo(shown.as_json(result))
+    elif result.rows:
+        click.echo("\n".join(["", *shown.table_lines(result)]))
+    finish_output()
+    return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

@@ -1,0 +1,107 @@
+"""Why a trial deviates, and what helps, from what is known of the model and from how the numbers deviate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distlaunch.launch.judgement import Judgement, is_loss
+from distlaunch.launch.trial_plan import PlannedTrial
+from distlaunch.trials import ModelFacts, Series
+
+_CLOSE = 0.02
+_REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
+
+
+def explain(
+    planned: PlannedTrial, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts
+) -> tuple[str, ...]:
+    """The likely causes of a deviation, each with its remedy; what is not known is said too."""
+    if planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
+        causes = _of_replicas(planned.replicas or 1, judgement, trial, reference, facts)
+    else:
+        causes = []
+    if facts.random_ops:
+        causes.append(
+            f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
+            "use tf.random.stateless_* operations with a seed made of the example's number"
+        )
+    return tuple(causes or _unknown(judgement, facts))
+
+
+def documented(layers: Sequence[str], *, on_jax: bool) -> str:
+    """What to say of random layers that draw other masks than on one device."""
+    who = "JAX draws masks of its own" if on_jax else "each replica draws masks of its own"
+    return f"{_named('random layer', layers)}: {who}, as documented; that is no fault"
+
+
+def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
+    causes = []
+    if judgement.metrics and not (judgement.losses_differ or judgement.gradients_differ or judgement.weights_differ):
+        return [_wrong_metric(judgement, replicas, trial, reference)]
+    if facts.own_step and (what := _scaled(replicas, trial, reference)):
+        causes.append(
+            f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
+            f"are summed; {_remedy(facts.own_step)}"
+        )
+    if facts.batch_norm:
+        causes.append(
+            f"{_named('BatchNormalization', facts.batch_norm)}: statistics of each replica's own rows; "
+            "BatchNormalization(synchronized=True) takes those of the whole batch, as on one device"
+        )
+    if not causes and facts.own_step:
+        causes.append(f"perhaps {facts.own_step}, which is your own: {_remedy(facts.own_step)}")
+    return causes
+
+
+def _remedy(step: str) -> str:
+    if step.endswith(".train_step"):
+        return "take the loss from self.compute_loss(...), or divide a mean by the number of replicas"
+    return (
+        "use context.average(...), the sum over the rows / the global batch, for means, and context.regularization() "
+        "for the model's own losses"
+    )
+
+
+def _scaled(replicas: int, trial: Series, reference: Series) -> str:
+    """What is too large by the number of replicas in the first step, where the weights are still equal."""
+    found = []
+    pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
+    if any(_is_multiple(own, expected, replicas) for own, expected in pairs):
+        found.append("gradients")
+    losses = [name for name in reference.logs[0] if is_loss(name)]
+    if any(_is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0][name], replicas) for name in losses):
+        found.append("loss")
+    return f"{' and '.join(found)} {'are' if found != ['loss'] else 'is'} {replicas} times too large" if found else ""
+
+
+def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference: Series) -> str:
+    names = [name for name, _ in judgement.metrics]
+    summed = any(
+        _is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0].get(name, math.nan), replicas)
+        for name in names
+    )
+    how = f"{replicas} times too large" if summed else "not that of the whole batch"
+    return (
+        f"{_named('metric', names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
+        "computes of its own rows cannot be added up or averaged; use a keras.metrics.Metric that adds up sums and "
+        "counts, or return context.average(...) from the step"
+    )
+
+
+def _is_multiple(own: float, expected: float, factor: int) -> bool:
+    return factor > 1 and expected != 0 and abs(own / expected - factor) < _CLOSE * factor
+
+
+def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
+    causes = []
+    if judgement.metrics:
+        causes.append(f"{_named('metric', [name for name, _ in judgement.metrics])} deviates")
+    if facts.own_step:
+        causes.append(f"perhaps {facts.own_step}, which is your own")
+    return causes
+
+
+def _named(what: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    return f"{what} {shown}"

@@ -1,0 +1,232 @@
+"""`distlaunch verify`: trains a config for a few steps under each strategy, and compares with one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.launch.attempt import AttemptResult, run_attempt
+from distlaunch.launch.causes import documented, explain
+from distlaunch.launch.job import Choice, Request, checked, choose
+from distlaunch.launch.judgement import Judgement, first_not_a_number, judge
+from distlaunch.launch.observer import Silent
+from distlaunch.launch.plan import REMOVED_ENV
+from distlaunch.launch.signals import SignalPipe
+from distlaunch.launch.trial_plan import KINDS, REPLICAS, PlannedTrial, plan_trials, reference_config
+from distlaunch.run_dir import RunDir
+from distlaunch.trials import Record, TrialOrder
+
+EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented", "failed"
+NOT_COMPARED, CANNOT_RUN = "not compared", "cannot run"
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What the user asks for.
+
+    Attributes:
+        keep: a new directory for everything that the trials leave; None: it is deleted.
+    """
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    steps: int = 30
+    kinds: Sequence[str] = KINDS
+    replicas: Sequence[int] = REPLICAS
+    keep: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial and what came of it; `reasons` are sentences."""
+
+    planned: PlannedTrial
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    judgement: Judgement | None = None
+    seconds: float | None = None
+
+
+@dataclass
+class VerifyResult:
+    """All rows.
+
+    Attributes:
+        reference: None if it was not trained to its end; then `failed` holds its attempt.
+        interrupted: the exit code, if the user ended it.
+    """
+
+    steps: int
+    rows: list[Row] = field(default_factory=list)
+    reference: Record | None = None
+    failed: AttemptResult | None = None
+    interrupted: ExitCode | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted is not None:
+            return self.interrupted
+        if self.failed is not None:
+            return self.failed.outcome.exit_code
+        verdicts = {row.verdict for row in self.rows}
+        compared = verdicts & {EQUAL, DOCUMENTED}
+        return ExitCode.DONE if compared and not verdicts & {DIFFERS, FAILED} else ExitCode.DIFFERS
+
+
+class _Ended(Exception):  # noqa: N818 (no error)
+    """The user has ended the command, or the reference has failed."""
+
+    def __init__(self, result: AttemptResult | None, code: ExitCode | None) -> None:
+        self.result, self.code = result, code
+
+
+def verify(
+    request: VerifyRequest, environ: Mapping[str, str], tell: Callable[[Row], None], note: Callable[[str], None]
+) -> VerifyResult:
+    """Makes all trials, one after the other.
+
+    Args:
+        tell: gets each row as soon as it is known.
+
+    Raises:
+        ConfigError: the config is wrong, be it that the reference found out.
+        UsageError: the request cannot be fulfilled.
+    """
+    environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+    if Path(request.target).is_dir():
+        raise UsageError(f"{request.target} is a directory; expected a config file")
+    choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
+    planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
+    result = VerifyResult(request.steps)
+    with _folder(request.keep) as folder, SignalPipe() as signals:
+        bench = _Bench(request, choice, environ, folder, signals)
+        try:
+            note(f"one device, {request.steps} steps: the reference and its rounding noise")
+            result.reference = bench.group(quiet=False).reference
+            for each in planned:
+                row = bench.try_out(each)
+                result.rows.append(row)
+                tell(row)
+        except _Ended as ended:
+            result.failed, result.interrupted = ended.result, ended.code
+    return result
+
+
+@contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="distlaunch-verify-") as name:
+            yield Path(name)
+        return
+    folder = Path(keep)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--keep: got {keep}, which is there already; name a directory that is new or empty")
+    yield folder
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Trials that are compared with one reference, in one run directory.
+
+    Attributes:
+        silenced: random layers that the trials of this group switch off, as far as they can be.
+    """
+
+    run: RunDir
+    reference: Record
+    silenced: Sequence[str] = ()
+
+    @property
+    def quiet(self) -> bool:
+        return bool(self.silenced)
+
+
+class _Bench:
+    """Makes trials: each an attempt in the run directory of its group."""
+
+    def __init__(
+        self, request: VerifyRequest, choice: Choice, environ: Mapping[str, str], folder: Path, signals: SignalPipe
+    ) -> None:
+        self._request, self._choice, self._environ = request, choice, environ
+        self._folder, self._signals = folder, signals
+        self._groups: dict[bool, _Group] = {}
+
+    def group(self, *, quiet: bool) -> _Group:
+        """The group, with its reference trained the first time."""
+        if quiet not in self._groups:
+            run = RunDir.claim(self._folder, "verify-without-random-layers" if quiet else "verify")
+            result = self._attempt(run, reference_config(self._choice.config), reference=True, quiet=quiet)
+            checked(result, self._choice.locate)
+            if result.outcome.status != "done":
+                raise _Ended(result, None)
+            silenced = self.group(quiet=False).reference.facts.random if quiet else ()
+            self._groups[quiet] = _Group(run, Record.read(run.record(result.plan.attempt)), silenced)
+        return self._groups[quiet]
+
+    def try_out(self, planned: PlannedTrial) -> Row:
+        """Runs one trial and judges it."""
+        if planned.verdict:
+            return Row(planned, planned.verdict, (planned.reason,))
+        random = bool(self.group(quiet=False).reference.facts.random)
+        group = self.group(quiet=random and planned.own_masks)
+        began = time.monotonic()
+        try:
+            result = self._attempt(group.run, planned.config, reference=False, quiet=group.quiet)
+        except DistlaunchError as error:  # too few GPUs, no ports
+            return Row(planned, CANNOT_RUN, (str(error),))
+        row = self._row(planned, group, result)
+        return dataclasses.replace(row, seconds=time.monotonic() - began)
+
+    def _row(self, planned: PlannedTrial, group: _Group, result: AttemptResult) -> Row:
+        if result.outcome.problems:
+            return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
+        failure = result.outcome.failure
+        if failure is not None:
+            where = f" (its log: {failure.log})" if failure.log and self._request.keep else ""
+            last = failure.detail[-1].strip() if failure.detail else ""
+            reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
+            return Row(planned, FAILED, (f"{failure.task} {reason}{where}",))
+        record, reference = Record.read(group.run.record(result.plan.attempt)), group.reference
+        judgement = judge(record.series, reference.series, reference.noise, reference.rows)
+        verdict, reasons = _verdict(planned, group, record, judgement)
+        return Row(dataclasses.replace(planned, replicas=record.replicas), verdict, reasons, judgement)
+
+    def _attempt(self, run: RunDir, config: RunConfig, *, reference: bool, quiet: bool) -> AttemptResult:
+        self._stop_if_asked()
+        order = TrialOrder(self._request.steps, reference, quiet)
+        extra = ("--trial", order.to_json())
+        with run.lock():
+            result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+        if result.outcome.status in ("interrupted", "stopped"):
+            raise _Ended(None, result.outcome.exit_code)
+        return result
+
+    def _stop_if_asked(self) -> None:
+        asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
+        if asked:
+            raise _Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)
+
+
+def _verdict(planned: PlannedTrial, group: _Group, record: Record, judgement: Judgement) -> tuple[str, tuple[str, ...]]:
+    reference = group.reference
+    facts = reference.facts
+    if (step := first_not_a_number(reference.series)) is not None:
+        return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
+    masks = [documented(group.silenced, on_jax=planned.kind == "jax")] if group.quiet else []
+    if judgement.equal:
+        return (DOCUMENTED, (*masks, "with it off every step is equal")) if masks else (EQUAL, ())
+    reasons = explain(planned, judgement, record.series, reference.series, facts)
+    if group.quiet and facts.loud:
+        return DOCUMENTED, (*masks, "they cannot be switched off, so nothing else was compared")
+    if judgement.weights_differ and record.series.worst_weight and not reasons:
+        reasons = (f"the cause is not known; the weight that deviates most is {record.series.worst_weight}",)
+    return DIFFERS, (*reasons, *masks)

@@ -1,0 +1,42 @@
+"""Lets optimizers keep the norm of the gradients that they were last given, under every strategy."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# (what pyright infers of Keras's operations is often wrong)
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from distlaunch.strategies.variables import host_value, optimizers_of
+
+
+class _WithNorm:
+    """Between an optimizer and its class. Replica strategies call this with gradients summed over replicas."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        self._distlaunch_norm.assign(_norm(grads))
+        return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _norm(grads: list[Any]) -> Any:
+    dense = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads if g is not None]
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
+    return ops.sqrt(sum(squares, start=ops.zeros((), "float32")))
+
+
+def watch_gradients(model: keras.Model) -> None:
+    """Adds a variable for the norm to each optimizer; to be called under the strategy's scope, before its program."""
+    for optimizer in optimizers_of(model):
+        cls: Any = type(optimizer)
+        norm = optimizer.add_variable((), dtype="float32", aggregation="only_first_replica", name="gradient_norm")
+        optimizer._distlaunch_norm = norm
+        optimizer.__class__ = type(cls.__name__, (_WithNorm, cls), {})
+
+
+def gradient_norms(model: keras.Model) -> list[float]:
+    """The norm of each optimizer's last gradients."""
+    return [float(host_value(optimizer._distlaunch_norm)) for optimizer in optimizers_of(model)]

@@ -1,0 +1,84 @@
+"""Finds what in a model and its data may make a strategy's numbers differ from those of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+from distlaunch.strategies.protocol import Source
+from distlaunch.strategies.replica_input import pack
+from distlaunch.trials import ModelFacts
+
+_STRENGTHS = ("rate", "stddev")
+"""Attributes of Keras's random layers that switch them off when they are 0."""
+
+_RANDOM_OPS = frozenset(
+    {
+        *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
+        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
+        *("RandomCrop", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    }
+)
+"""TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
+
+
+def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
+    """What to know of a model and its training data."""
+    random = list(_random_layers(model))
+    return ModelFacts(
+        batch_norm=[layer.name for layer in _layers(model) if _normalises_alone(layer)],
+        random=[layer.name for layer in random],
+        loud=[layer.name for layer in random if _strength(layer) is None],
+        own_step=_own_step(config, model),
+        random_ops=_random_ops(source),
+    )
+
+
+def silence(model: keras.Model) -> None:
+    """Switches off the random layers that can be."""
+    for layer in _random_layers(model):
+        if (name := _strength(layer)) is not None:
+            setattr(layer, name, 0.0)
+
+
+def _layers(model: keras.Model) -> Iterator[Any]:
+    flatten = getattr(model, "_flatten_layers", None)
+    yield from flatten() if flatten is not None else ()
+
+
+def _normalises_alone(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
+
+
+def _random_layers(model: keras.Model) -> Iterator[Any]:
+    for layer in _layers(model):
+        own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
+        name = _strength(layer)
+        if (own or getattr(layer, "_seed_generators", None)) and not (name and getattr(layer, name) == 0):
+            yield layer
+
+
+def _strength(layer: Any) -> str | None:
+    """The attribute that switches a layer of Keras's own off."""
+    if not type(layer).__module__.startswith("keras."):
+        return None
+    return next((name for name in _STRENGTHS if isinstance(getattr(layer, name, None), int | float)), None)
+
+
+def _own_step(config: RunConfig, model: keras.Model) -> str:
+    if config.train.step is not None:
+        return str(config.train.step)
+    own = config.train.loop == "fit" and type(model).train_step is not keras.Model.train_step
+    return f"{type(model).__name__}.train_step" if own and type(model).__name__ != "ModuleModel" else ""
+
+
+def _random_ops(source: Source) -> list[str]:
+    """Names of stateful random operations in the pipeline's graph."""
+    loaded: Any = source.elements.map(lambda *element: source.load(pack(element)))
+    graph = tf.compat.v1.GraphDef.FromString(loaded._as_serialized_graph().numpy())
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return sorted({node.op for node in nodes} & _RANDOM_OPS)

@@ -1,0 +1,181 @@
+"""A trial of `distlaunch verify`: some steps from given weights, every step recorded; the reference measures noise.
+
+The strategy's program is driven without the training loop: each step's values are wanted alone, and what the loop adds
+(epochs, validation, callbacks, checkpoints) is the same for all strategies.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+from distlaunch.errors import CheckpointError
+from distlaunch.events import Event, StepsDone
+from distlaunch.strategies.protocol import Source, State, Vote
+from distlaunch.strategies.replica_input import num_rows, pack
+from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
+from distlaunch.training.inspection import facts_of, silence
+from distlaunch.training.loop import scalars
+from distlaunch.training.session import Session
+from distlaunch.trials import Record, Series, TrialOrder
+
+NOISE_RUNS = 2
+_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
+_SANE = {"float32": 1e-3, "float64": 1e-6}
+_SANE_IF_MIXED = 0.1
+"""What rounding can do to the loss of the first step, at most."""
+
+
+class Stopped(Exception):  # noqa: N818 (no error)
+    """The trial was asked to stop."""
+
+
+class Trial:
+    """One trial in one task."""
+
+    def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
+                 should_stop: Callable[[], bool]) -> None:  # fmt: skip
+        self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+
+    def prepare(self, model: keras.Model) -> None:
+        """To be called when the model is built, before its steps are made."""
+        if self._order.quiet:
+            silence(model)
+        watch_gradients(model)
+
+    def run(self, session: Session, path: Path) -> None:
+        """Runs the trial and writes its record; every task calls it.
+
+        Raises:
+            Stopped: on request.
+        """
+        store, is_chief = session.store, session.strategy.is_chief
+        if self._order.reference:
+            record = self._reference(session, store)
+        else:
+            series, final = self._train(session, store.load(0).state if is_chief else None, _source(session))
+            if not is_chief:
+                return
+            series = _compared(series, final, store.load(self._order.steps).state)
+            record = Record(session.strategy.num_replicas, series)
+        record.write(path)
+
+    def _reference(self, session: Session, store: CheckpointStore) -> Record:
+        source, plain = _source(session), self._config.to_plain()
+        initial = session.program.snapshot()
+        store.save(initial, Progress(), plain)
+        facts = facts_of(self._config, session.model, source)
+        series, final = self._train(session, initial, source)
+        store.save(final, Progress(step=self._order.steps), plain)
+        drawn = facts.loud if self._order.quiet else facts.random
+        noise, origin = [], "rounded" if drawn else "permuted"
+        if origin == "permuted":  # random layers would draw other masks for the same example
+            for seed in range(1, NOISE_RUNS + 1):
+                noise.append(_compared(*self._train(session, initial, permuted(source, seed)), final))
+            if not _is_rounding(session.model, noise, series):
+                noise, origin = [], "rounded"
+        if origin == "rounded":
+            for seed in range(1, NOISE_RUNS + 1):
+                noise.append(_compared(*self._train(session, rounded(initial, seed), source), final))
+        rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
+        return Record(1, series, facts, rows, noise, origin)
+
+    def _train(self, session: Session, state: State | None, source: Source) -> tuple[Series, State]:
+        """The steps from a state; the chief's counts."""
+        program, logs, norms = session.program, [], []
+        program.set_train_data(source)
+        program.restore(state)
+        for step in range(1, self._order.steps + 1):
+            program.reset_metrics()
+            began = time.monotonic()
+            result = program.run_steps(1, Vote(stop=self._should_stop()))
+            if result.vote.stop or (self._order.reference and self._should_stop()):
+                raise Stopped
+            if not result.steps:
+                raise CheckpointError(f"the training data ended before step {step}; it must be readable again")
+            logs.append(scalars(result.logs))
+            norms.append(gradient_norms(session.model))
+            seconds = time.monotonic() - began
+            self._emit(StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=logs[-1]))
+        return Series(logs, norms), program.snapshot()
+
+
+def _source(session: Session) -> Source:
+    return session.train.training_source(0, 0, ends_visible=False)
+
+
+def permuted(source: Source, seed: int) -> Source:
+    """The same batches, with the examples of each in another order. Sparse batches stay as they are."""
+
+    def shuffle(number: tf.Tensor, element: Any) -> Any:
+        rows = tf.range(num_rows(element))
+        order = tf.random.experimental.stateless_shuffle(rows, seed=[tf.constant(seed, tf.int64), number])
+        leaves = tf.nest.flatten(element)
+        if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
+            return element
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), element)
+
+    packed = source.elements.map(lambda *element: (pack(element),)) if _is_tuple(source) else source.elements
+    numbered = packed.enumerate()
+    return replace(source, elements=numbered.map(lambda number, element: shuffle(number, _unwrapped(element, source))))
+
+
+def _is_tuple(source: Source) -> bool:
+    return isinstance(source.elements.element_spec, tuple)
+
+
+def _unwrapped(element: Any, source: Source) -> Any:
+    return element[0] if _is_tuple(source) else element
+
+
+def rounded(state: State, seed: int) -> State:
+    """The same state with each weight moved to the next number above or below it, at random."""
+    random = np.random.default_rng(seed)
+
+    def moved(name: str, value: np.ndarray) -> np.ndarray:
+        if not name.startswith("model/") or value.dtype not in (np.float32, np.float64):
+            return value
+        towards = np.where(random.random(value.shape) < 0.5, -np.inf, np.inf).astype(value.dtype)
+        # zeros stay: the number beside zero is far below any rounding error
+        return np.where(value == 0, value, np.nextafter(value, towards)).astype(value.dtype)
+
+    return {name: moved(name, value) for name, value in state.items()}
+
+
+def _is_rounding(model: Any, noise: list[Series], series: Series) -> bool:
+    """Whether a step looks as if it did not depend on the order of the examples, but for rounding."""
+    limit = _SANE.get(model.dtype_policy.name, _SANE_IF_MIXED)
+    for run in noise:
+        for name, value in series.logs[0].items():
+            deviation = abs(run.logs[0].get(name, math.nan) - value) / max(abs(value), 1e-6)
+            if "loss" in name and math.isfinite(value) and not deviation <= limit:
+                return False
+    return True
+
+
+def _compared(series: Series, final: State, reference: State) -> Series:
+    """The series with the largest deviation of its final weights from the reference's."""
+    worst, worst_name = 0.0, ""
+    for name, expected in reference.items():
+        if not name.startswith("model/") or "float" not in expected.dtype.name:
+            continue
+        got = np.asarray(final[name], np.float64)
+        wide = np.asarray(expected, np.float64)
+        scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
+        deviation = float(np.abs(got - wide).max(initial=0.0)) / scale
+        deviation = deviation if math.isfinite(deviation) else math.inf
+        if deviation > worst:
+            worst, worst_name = deviation, name.removeprefix("model/")
+    return replace(series, weights=worst, worst_weight=worst_name)

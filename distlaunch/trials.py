@@ -1,0 +1,102 @@
+"""What `distlaunch verify` orders from a worker, and what the worker records; launcher and worker share it.
+
+A trial trains a config's model for a few steps under one strategy, from given weights, and records every step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distlaunch.run_dir import write_atomically
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """What a trial does.
+
+    Attributes:
+        reference: draws the weights that all others start from, and measures the model's own rounding noise.
+        quiet: random layers that can be switched off are off.
+    """
+
+    steps: int
+    reference: bool = False
+    quiet: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> TrialOrder:
+        return TrialOrder(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a run of some steps gave.
+
+    Attributes:
+        logs: the values of each step alone.
+        gradients: norm of the gradients of each step, one for each optimizer; empty if not known.
+        weights: largest deviation of a final weight from the reference's, relative to its variable; None for the
+            reference.
+        worst_weight: name of its variable.
+    """
+
+    logs: list[dict[str, float]]
+    gradients: list[list[float]] = field(default_factory=list)
+    weights: float | None = None
+    worst_weight: str = ""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the model and its data have that may explain a deviation.
+
+    Attributes:
+        batch_norm: layers that normalise by their replica's rows.
+        random: layers that draw random numbers in training.
+        loud: those of them that cannot be switched off.
+        own_step: the step function, or the model's method, that trains instead of Keras's.
+        random_ops: operations of the data pipeline that draw other numbers in each process.
+    """
+
+    batch_norm: Sequence[str] = ()
+    random: Sequence[str] = ()
+    loud: Sequence[str] = ()
+    own_step: str = ""
+    random_ops: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a trial leaves. All but the first two are the reference's.
+
+    Attributes:
+        rows: examples of each step's batch.
+        noise: runs on one device that differ in rounding only.
+        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights by their last digit.
+    """
+
+    replicas: int
+    series: Series
+    facts: ModelFacts = ModelFacts()
+    rows: Sequence[int] = ()
+    noise: Sequence[Series] = ()
+    noise_source: str = ""
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Record:
+        """Raises OSError or ValueError if there is none that can be read."""
+        plain: dict[str, Any] = json.loads(path.read_text())
+        plain["series"] = Series(**plain["series"])
+        plain["facts"] = ModelFacts(**plain["facts"])
+        plain["noise"] = tuple(Series(**each) for each in plain["noise"])
+        return Record(**plain)

@@ -1,0 +1,120 @@
+"""What `distlaunch verify` found, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from typing import Any
+
+from distlaunch.errors import ExitCode
+from distlaunch.launch.judgement import NOISE_FACTOR, TOLERANCE, spread
+from distlaunch.launch.verify import CANNOT_RUN, EQUAL, FAILED, NOT_COMPARED, Row, VerifyResult
+from distlaunch.ui.columns import columns
+from distlaunch.ui.words import duration
+
+_HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
+_RIGHT = frozenset(range(1, 8))
+_WIDTH = 110
+
+
+def row_line(row: Row) -> str:
+    """`mirrored, 2 replicas: equal, 8.1 s`, while the trials go on."""
+    replicas = "" if row.planned.replicas is None else f", {row.planned.replicas} replicas"
+    took = "" if row.seconds is None else f", {duration(row.seconds)}"
+    return f"{row.planned.label}{replicas}: {row.verdict}{took}"
+
+
+def table_lines(result: VerifyResult) -> list[str]:
+    """The table, the reasons below it, and what it was compared with."""
+    lines = columns(_HEAD, [_cells(row) for row in result.rows], right=_RIGHT)
+    for row in result.rows:
+        for number, reason in enumerate(row.reasons):
+            head = f"{_name(row)}: {row.verdict}: " if number == 0 else ""
+            told = "  " + head + reason
+            lines += ["", *textwrap.wrap(told, _WIDTH, subsequent_indent="    ", break_long_words=False)]
+    return [*lines, "", *_conclusion(result)]
+
+
+def as_json(result: VerifyResult) -> str:
+    """The same as one JSON object; what is no number is a text such as `inf`."""
+    reference = result.reference
+    noise = None
+    if reference is not None:
+        first, largest = spread(reference.series, reference.noise)
+        noise = {"source": reference.noise_source, "first_step": _number(first), "largest": _number(largest)}
+    told = {
+        "steps": result.steps,
+        "equal": result.exit_code == ExitCode.DONE,
+        "noise": noise,
+        "rows": [_plain(row) for row in result.rows],
+    }
+    return json.dumps(told, indent=2, allow_nan=False)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    found = row.judgement
+    return {
+        "strategy": row.planned.kind,
+        "label": row.planned.label,
+        "replicas": row.planned.replicas,
+        "processes": row.planned.processes,
+        "first_step": found.first_step if found else None,
+        "loss": _number(found.loss if found else None),
+        "gradients": _number(found.gradients if found else None),
+        "weights": _number(found.weights if found else None),
+        "metrics": {name: _number(value) for name, value in found.metrics} if found else {},
+        "seconds": None if row.seconds is None else round(row.seconds, 2),
+        "verdict": row.verdict,
+        "reasons": list(row.reasons),
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    found, planned = row.judgement, row.planned
+    replicas = "-" if planned.replicas is None else str(planned.replicas)
+    seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
+    if found is None:
+        return (planned.label, replicas, str(planned.processes), "-", "-", "-", "-", seconds, row.verdict)
+    first = "-" if found.first_step is None else f"step {found.first_step}"
+    deviations = tuple(map(_short, (found.loss, found.gradients, found.weights)))
+    return (planned.label, replicas, str(planned.processes), first, *deviations, seconds, row.verdict)
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}" if math.isfinite(value) else str(value)
+
+
+def _name(row: Row) -> str:
+    many = row.planned.replicas is not None and row.planned.kind in ("mirrored", "multi_worker_mirrored")
+    return f"{row.planned.label}, {row.planned.replicas} replicas" if many else row.planned.label
+
+
+def _conclusion(result: VerifyResult) -> list[str]:
+    lines = []
+    if (reference := result.reference) is not None:
+        first, largest = spread(reference.series, reference.noise)
+        how = {
+            "permuted": "runs with the examples permuted within each batch",
+            "rounded": "runs whose first weights differ in the last digit",
+        }[reference.noise_source]
+        told = (
+            f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in "
+            f"{result.steps}. Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}."
+        )
+        lines = textwrap.wrap(told, _WIDTH)
+    aside = {CANNOT_RUN, NOT_COMPARED}
+    bad = [row for row in result.rows if row.verdict not in aside and row.verdict != EQUAL]
+    differing = [row for row in bad if row.verdict == FAILED or row.verdict == "differs"]
+    compared = [row for row in result.rows if row.verdict not in aside]
+    if differing:
+        lines.append(f"{len(differing)} of {len(compared)} do not give one device's numbers.")
+    elif compared:
+        lines.append(f"All {len(compared)} that were compared give one device's numbers.")
+    else:
+        lines.append("Nothing was compared.")
+    return lines
