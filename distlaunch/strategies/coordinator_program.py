@@ -29,6 +29,7 @@ from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
+    metric_results,
     metric_variables,
     named_metrics,
     optimizers_of,
@@ -273,7 +274,7 @@ class CoordinatorProgram:
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
         with tf.device("CPU:0"), _standing_in(self._metrics, tensors):
-            results = self._model.get_metrics_result()
+            results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":
             values = {}  # as Keras: the step's own logs stand instead of the metrics

@@ -1,8 +1,7 @@
 """Training and evaluation on a DTensor mesh by functional steps.
 
 All variables are read first, the new values computed, and all assigned last: DTensor may give the old value of a
-variable that is read after it was assigned in the same function, without an error. Keras's optimizers for TensorFlow
-read back what they assign, so they are given the methods of Keras's backend-neutral optimizer.
+variable that is read after it was assigned in the same function, without an error.
 
 A last batch that does not divide by the mesh lies whole on every device; rows added to it would count in unweighted
 metrics and in BatchNorm.
@@ -20,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tensorflow.experimental import dtensor
 from tensorflow.python.ops import stateless_random_ops
 
-from distlaunch.errors import ConfigError, Problem, UsageError
-from distlaunch.strategies.dtensor_arrays import joined, layout_of, parts_of, parts_of_process, place, place_rows
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.dtensor_arrays import layout_of, parts_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor_variable import MeshVariable
+from distlaunch.strategies.functional_optimizer import make_functional
 from distlaunch.strategies.functional_step import known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
@@ -34,74 +33,16 @@ from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import own_rows
-from distlaunch.strategies.stand_in import StandIn
-from distlaunch.strategies.variables import host_value, plain_logs, state_variables
-
-_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
-_NEUTRAL = (
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "_apply_weight_decay",
-    "_backend_increment_gradient_accumulators",
-    "_backend_reset_gradient_accumulators",
-    "_backend_update_step",
-    "_clip_by_norm",
-    "_overwrite_model_variables_with_average_value",
-    "_var_key",
+from distlaunch.strategies.variables import (
+    host_value,
+    metric_results,
+    optimizers_of,
+    plain_logs,
+    slot_variables,
+    state_variables,
 )
 
-
-class MeshVariable(StandIn):
-    """The value of a Keras variable that lies on a mesh.
-
-    Where a tensor is wanted, it is the whole of it on the host; in a traced function the variable on the mesh, which a
-    gradient tape watches.
-    """
-
-    def __init__(self, value: np.ndarray, mesh: dtensor.Mesh, axes: Axes) -> None:
-        self.axes = (*axes, *[None] * (value.ndim - len(axes)))
-        self.layout = layout_of(mesh, self.axes)
-        self.on_mesh = dtensor.DVariable(place(value, self.layout))
-
-    @property
-    def dtype(self) -> tf.DType:
-        return self.on_mesh.dtype
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        return self.on_mesh.shape
-
-    def assign(self, value: Any) -> None:
-        self.on_mesh.assign(place(np.asarray(value), self.layout))
-
-    @property
-    def handle(self) -> Any:
-        """By this a gradient tape knows the variable."""
-        return self.on_mesh.handle
-
-    def as_tensor(self) -> tf.Tensor:
-        return self.on_mesh.read_value() if tf.inside_function() else tf.constant(self.numpy())
-
-    def numpy(self) -> np.ndarray:
-        """The whole value, put together from what this process holds.
-
-        Raises:
-            UsageError: other processes hold parts of it.
-        """
-        whole = joined(dtensor.unpack(self.on_mesh.read_value()), self.shape.as_list(), self.layout)
-        if whole is None:
-            message = "a variable is read whole in one process, but others hold parts of it"
-            raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")
-        return whole
-
-    def gathered(self) -> np.ndarray:
-        """The whole value; every process must call it."""
-        whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
-        return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.numpy(), dtype)
+_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
 
 
 class DTensorProgram:
@@ -120,8 +61,9 @@ class DTensorProgram:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
         self._input_axes = input_axes
         model = self._model
-        make_functional(model.optimizer)
-        slots = list(model.optimizer.variables)
+        for optimizer in optimizers_of(model):
+            make_functional(optimizer)
+        slots = slot_variables(model)
         self._groups = (
             list(model.trainable_variables),
             list(model.non_trainable_variables),
@@ -239,7 +181,7 @@ class DTensorProgram:
             return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
 
         logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
-        known = self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result())
+        known = self._steps.logs == "last" and set(logs) == set(metric_results(self._model))
         return [] if known else sorted(logs)
 
     # input
@@ -269,7 +211,7 @@ class DTensorProgram:
     # metrics
 
     def _metric_logs(self) -> Logs:
-        return plain_logs(self._model.get_metrics_result())
+        return plain_logs(metric_results(self._model))
 
     def _train_logs(self) -> Logs:
         own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})
@@ -306,20 +248,6 @@ class DTensorProgram:
         assert state is not None, "the chief has one"
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
-
-
-# between an optimizer's own class, which may call its super's method, and Keras's class for TensorFlow
-_Neutral = type("_Neutral", (TFOptimizer,), {name: vars(BaseOptimizer)[name] for name in _NEUTRAL})
-
-
-def make_functional(optimizer: Any) -> None:
-    """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
-    cls = type(optimizer)
-    optimizer.__class__ = type(cls.__name__, (cls, _Neutral), {})
-    variables = optimizer._trainable_variables
-    optimizer._trainable_variables_indices = {id(variable): index for index, variable in enumerate(variables)}
-    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        make_functional(inner)
 
 
 @contextlib.contextmanager

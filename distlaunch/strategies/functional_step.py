@@ -46,6 +46,8 @@ class FunctionalStep:
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
         """The step's logs, and the new state."""
         trainable, others, slots, metrics = state
+        number = len(self._model.optimizer.variables)
+        slots, unused = slots[:number], slots[number:]  # another optimizer's, which this step does not touch
         model, optimizer = self._model, self._model.optimizer
 
         def loss_of(trainable: Values) -> Any:
@@ -64,7 +66,7 @@ class FunctionalStep:
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
         if self._own_loss is not None:
             logs = {"loss": loss}
-        return logs, (trainable, others, slots, metrics)
+        return logs, (trainable, others, [*slots, *unused], metrics)
 
     def test_step(self, state: TestState, data: Batch) -> tuple[FunctionalLogs, TestState]:
         """The step's logs, and the new state."""

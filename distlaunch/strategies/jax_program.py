@@ -25,7 +25,7 @@ from distlaunch.strategies.mesh_state import described_mesh, placed, restore_sta
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.variables import plain_logs, state_variables
+from distlaunch.strategies.variables import metric_results, plain_logs, state_variables
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
 _LOOK = 16  # steps of an evaluation between two looks at the wish to stop
@@ -186,7 +186,7 @@ class JaxProgram:
         if (known := known_log_names(self._steps)) is not None:
             return known
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
-        if self._steps.logs == "last" and set(logs) == set(self._model.get_metrics_result()):
+        if self._steps.logs == "last" and set(logs) == set(metric_results(self._model)):
             return []
         return sorted(logs)
 
@@ -194,7 +194,7 @@ class JaxProgram:
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(self._groups[3], metrics, strict=True))):
-            return self._model.get_metrics_result()
+            return metric_results(self._model)
 
     def _train_logs(self, state: TrainState) -> Logs:
         logs = plain_logs(self._result(state[3]))

@@ -29,6 +29,7 @@ from distlaunch.strategies.replica_share import (
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
+    metric_results,
     metric_variables,
     named_metrics,
     optimizers_of,
@@ -204,7 +205,7 @@ class ReplicaProgram:
 
         returned = trace.get_concrete_function(self._iterator).structured_outputs
         names = set(returned) if isinstance(returned, dict) else set()
-        if self._steps.logs == "last" and names == set(self._model.get_metrics_result()):
+        if self._steps.logs == "last" and names == set(metric_results(self._model)):
             return
         with self._strategy.scope():
             for name in sorted(names):
@@ -242,7 +243,7 @@ class ReplicaProgram:
         votes, *values = self._split(self._sum_over_replicas(ballot, variables), variables)
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
-            logs = self._model.get_metrics_result()
+            logs = metric_results(self._model)
         return votes, logs, values[len(self._metrics) :]
 
     def _to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor]) -> Logs:

@@ -19,10 +19,23 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     return list(found.values())
 
 
+def slot_variables(model: keras.Model) -> list[Any]:
+    """Variables of all its optimizers, those of the compiled one first."""
+    return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
+
+
 def metric_variables(model: keras.Model) -> list[Any]:
     """Variables of the model's metrics, the loss tracker included."""
     found = {id(variable): variable for metric in model.metrics for variable in metric.variables}
     return list(found.values())
+
+
+def metric_results(model: keras.Model) -> dict[str, Any]:
+    """Results of the model's metrics, without compiled ones that no step has updated (a GAN's step may not)."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None or compiled.built:
+        return model.get_metrics_result()
+    return {metric.name: metric.result() for metric in model.metrics if metric is not compiled}
 
 
 def state_variables(model: keras.Model) -> dict[str, Any]:

@@ -131,9 +131,9 @@ def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> No
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     own_step = type(model).train_step is not keras.Model.train_step
     predictions = None
-    if not model.built or (model.compiled and y is not None and (not own_step or on_jax)):
-        # a model with a train_step of its own may have no forward pass
-        with contextlib.suppress(NotImplementedError) if own_step else contextlib.nullcontext():
+    if not model.built or (model.compiled and y is not None):
+        # a model with a train_step of its own may have no forward pass, or one of other inputs (a GAN)
+        with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
             predictions = model(x, training=False)
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)

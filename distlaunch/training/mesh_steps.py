@@ -18,6 +18,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import FunctionalStep, TestState, TrainState, reference_loss
 from distlaunch.strategies.protocol import Batch, StepFunction, Steps
+from distlaunch.strategies.variables import slot_variables
 from distlaunch.training.references import load_function
 from distlaunch.training.step_context import StepContext, check_reference, num_arguments, per_example
 
@@ -98,8 +99,7 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         with _Collected() as scope:
             logs = step(batch)
-        optimizer: Any = model.optimizer
-        slots = optimizer.variables
+        slots = slot_variables(model)
         groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
         new = [values and scope.values(group, values) for group, values in zip(groups, state, strict=True)]
         return logs, (new[0], new[1], new[2], new[3])

@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unknown length": case(data="unknown_length", optimizer=MOMENTUM),
     "subclassed": case("subclassed", data_args=UNEVEN, optimizer="adagrad"),
     "own train_step": case("own_train_step", data_args=UNEVEN, optimizer=MOMENTUM),
+    "two optimizers": case("two_optimizers", data_args=UNEVEN, optimizer=MOMENTUM),
     "tf.Module": case("module", data_args=UNEVEN, optimizer=ADAMW),
     "two inputs, two outputs": case(
         "two_outputs", "two_inputs", loss=TWO, metrics={"label": ["accuracy"], "total": ["mae"]}, data_args=UNEVEN

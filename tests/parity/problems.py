@@ -124,6 +124,33 @@ class OwnStep(Subclassed):
         return {"mean_logit": tf.reduce_mean(logits), "rows": tf.constant(1.0)}
 
 
+class TwoOptimizers(Subclassed):
+    """Its last layer has an optimizer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self(np.zeros((1, FEATURES), np.float32))
+        self.second = keras.optimizers.Adam(0.02)
+        self.second.build(self.layers[-1].trainable_variables)
+
+    def train_step(self, data: tuple) -> dict:
+        x, y = data
+        last = self.layers[-1].trainable_variables
+        first = [variable for variable in self.trainable_variables if all(variable is not other for other in last)]
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            loss = self.compute_loss(x, y, logits)
+        gradients = tape.gradient(loss, first + last)
+        self.optimizer.apply(gradients[: len(first)], first)
+        self.second.apply(gradients[len(first) :], last)
+        return {"mean_logit": tf.reduce_mean(logits)}
+
+
+def two_optimizers() -> keras.Model:
+    """As a GAN has."""
+    return TwoOptimizers()
+
+
 class Affine(tf.Module):
     """A layer without Keras."""
 

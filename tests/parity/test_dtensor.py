@@ -24,6 +24,7 @@ FAST = [
     ("own step function", "2x2x2"),
     ("own train_step", "4x2"),
     ("tf.Module", "2x2x2"),
+    ("two optimizers", "4x2"),
     ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("BatchNorm over replicas", "8"),

@@ -8,7 +8,7 @@ from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.jax_cases import EVERY_OPTIMIZER
 from tests.parity.test_dtensor import train_dtensor
-from tests.parity.test_jax import train
+from tests.parity.test_jax import MESHES, train
 from tests.parity.test_replicas import check
 
 pytest.importorskip("jax")
@@ -27,7 +27,7 @@ def known(monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", SAME)
 def test_dtensor(name: str, one_device) -> None:
-    check(train_dtensor(name, MESH), one_device(name))
+    check(train_dtensor(name, MESHES[MESH]), one_device(name))
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,6 @@ def test_jax(name: str, on_jax: dict[str, dict], one_device) -> None:
 
 
 def test_what_keras_computes_otherwise_on_tensorflow(on_jax: dict[str, dict]) -> None:
-    ours, theirs = train_dtensor(DIFFERS, MESH), on_jax[f"{DIFFERS} | {MESH}"]
+    ours, theirs = train_dtensor(DIFFERS, MESHES[MESH]), on_jax[f"{DIFFERS} | {MESH}"]
     assert float(deviations(ours, theirs).max()) <= TOLERANCE
     assert weight_deviation(ours, theirs) <= TOLERANCE
