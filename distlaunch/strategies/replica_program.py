@@ -66,7 +66,8 @@ class ReplicaProgram:
         self._test_call: Callable[..., Any] | None = None
         self._sum_call = tf.function(lambda ballot: self._sum_over_replicas(ballot, []))
         self._sum_metrics_call = tf.function(
-            lambda ballot: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
+            # traced anew when the extras are there: a snapshot may come before the first step
+            lambda ballot, num_extras: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
         )
         self._optimizers = optimizers_of(self._model)
         # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
@@ -271,7 +272,7 @@ class ReplicaProgram:
         model = self._model
         state = {name: host_value(variable) for name, variable in state_variables(model).items()}
         named = self._partial_variables()
-        vector = self._sum_metrics_call(self._ballot(Vote()))
+        vector = self._sum_metrics_call(self._ballot(Vote()), len(self._extras))
         for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
             state[name] = value.numpy()
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
