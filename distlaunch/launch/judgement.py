@@ -78,12 +78,8 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
             if compared.first is not None and not _only_flips(name, trial, reference, compared, noise, rows):
                 metrics[name] = compared
     firsts = [each.first for each in (loss, gradients, *metrics.values()) if each.first is not None]
-    allowed = max(
-        [
-            TOLERANCE,
-            *(NOISE_FACTOR * run.weights for run in noise if run.weights is not None and math.isfinite(run.weights)),
-        ]
-    )
+    noise_of_weights = [run.weights for run in noise if run.weights is not None and math.isfinite(run.weights)]
+    allowed = max(TOLERANCE, NOISE_FACTOR * max(noise_of_weights, default=0.0))
     weights = _or_inf(trial.weights)
     return Judgement(
         first_step=min(firsts, default=None),

@@ -19,7 +19,7 @@ from distlaunch.launch.plan import local_tasks
 KINDS = ("mirrored", "multi_worker_mirrored", "parameter_server", "dtensor", "jax")
 REPLICAS = (2, 4)
 WORKERS = 2
-"""Processes of a `multi_worker_mirrored` trial; they share the replicas."""
+"""Processes of a `multi_worker_mirrored` trial on GPUs, if they can share the replicas equally."""
 
 _STRATEGY: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
 
@@ -55,7 +55,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
     """The trials, in the order in which they are shown."""
     planned = [
         _planned(trial_config(config, strategy, cluster), num_gpus)
-        for strategy, cluster in _strategies(config, kinds, replicas)
+        for strategy, cluster in _strategies(kinds, replicas, num_gpus)
     ]
     own = trial_config(config, config.strategy.model_dump(), config.cluster.model_dump())
     known = [(each.config.strategy, each.config.cluster.workers) for each in planned]
@@ -89,7 +89,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
 
 
 def _strategies(
-    config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
+    kinds: Sequence[str], replicas: Sequence[int], num_gpus: int
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The section `strategy` and the keys of `cluster` of each trial."""
     for kind in kinds:
@@ -101,7 +101,8 @@ def _strategies(
             if kind == "mirrored":
                 yield {"kind": kind, "replicas": number}, {}
             elif kind == "multi_worker_mirrored":
-                workers = WORKERS if number % WORKERS == 0 else number
+                # TensorFlow gives a worker without GPUs one CPU replica
+                workers = WORKERS if num_gpus and number % WORKERS == 0 else number
                 yield {"kind": kind, "replicas_per_worker": number // workers}, {"workers": workers}
             else:
                 yield {"kind": kind, "mesh": {"batch": number}}, {}

@@ -20,19 +20,18 @@ _WIDTH = 110
 
 def row_line(row: Row) -> str:
     """`mirrored, 2 replicas: equal, 8.1 s`, while the trials go on."""
-    replicas = "" if row.planned.replicas is None else f", {row.planned.replicas} replicas"
     took = "" if row.seconds is None else f", {duration(row.seconds)}"
-    return f"{row.planned.label}{replicas}: {row.verdict}{took}"
+    return f"{_name(row)}: {row.verdict}{took}"
 
 
 def table_lines(result: VerifyResult) -> list[str]:
     """The table, the reasons below it, and what it was compared with."""
     lines = columns(_HEAD, [_cells(row) for row in result.rows], right=_RIGHT)
     for row in result.rows:
-        for number, reason in enumerate(row.reasons):
-            head = f"{_name(row)}: {row.verdict}: " if number == 0 else ""
-            told = "  " + head + reason
-            lines += ["", *textwrap.wrap(told, _WIDTH, subsequent_indent="    ", break_long_words=False)]
+        if row.reasons:
+            lines += ["", f"{_name(row)}: {row.verdict}"]
+        for reason in row.reasons:
+            lines += textwrap.wrap(f"  - {reason}", _WIDTH, subsequent_indent="    ", break_long_words=False)
     return [*lines, "", *_conclusion(result)]
 
 
