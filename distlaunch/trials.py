@@ -79,7 +79,8 @@ class Record:
     Attributes:
         rows: examples of each step's batch.
         noise: runs on one device that differ in rounding only.
-        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights by their last digit.
+        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights by their last digit;
+            `none`: one device does not repeat its own numbers, so there is no telling.
     """
 
     replicas: int

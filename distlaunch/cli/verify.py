@@ -74,6 +74,8 @@ def command(
     result = verify(request, os.environ, lambda row: say(shown.row_line(row)), say)
     if result.failed is not None:
         QuietView().report(result.failed)
+        if keep is None:
+            say("(this log is deleted; --keep DIR keeps those of all trials)")
     elif as_json:
         click.echo(shown.as_json(result))
     elif result.rows:

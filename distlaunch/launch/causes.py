@@ -7,24 +7,28 @@ from collections.abc import Sequence
 
 from distlaunch.launch.judgement import Judgement, is_loss
 from distlaunch.launch.trial_plan import PlannedTrial
-from distlaunch.trials import ModelFacts, Series
+from distlaunch.trials import ModelFacts, Record, Series
 
 _CLOSE = 0.02
 _REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
 
 
-def explain(
-    planned: PlannedTrial, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts
-) -> tuple[str, ...]:
-    """The likely causes of a deviation, each with its remedy; what is not known is said too."""
+def explain(planned: PlannedTrial, judgement: Judgement, trial: Series, reference: Record) -> tuple[str, ...]:
+    """The likely causes of a deviation, each with its remedy; empty if they are not known."""
+    facts = reference.facts
     if planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
-        causes = _of_replicas(planned.replicas or 1, judgement, trial, reference, facts)
+        causes = _of_replicas(planned.replicas or 1, judgement, trial, reference.series, facts)
     else:
         causes = []
     if facts.random_ops:
         causes.append(
             f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
             "use tf.random.stateless_* operations with a seed made of the example's number"
+        )
+    elif reference.noise_source == "none":
+        causes.append(
+            "one device does not repeat its own numbers either: the model or its step draws random numbers that no "
+            "seed of Keras's governs; use keras.random with a keras.random.SeedGenerator that the model holds"
         )
     return tuple(causes or _unknown(judgement, facts))
 
@@ -104,4 +108,4 @@ def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
 
 def _named(what: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"{what} {shown}"
+    return f"{what}{'s' * (len(names) > 1 and what.islower())} {shown}"

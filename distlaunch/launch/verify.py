@@ -55,6 +55,11 @@ class Row:
     judgement: Judgement | None = None
     seconds: float | None = None
 
+    @property
+    def proven(self) -> bool:
+        """Whether it was compared and gives one device's numbers."""
+        return self.verdict in (EQUAL, DOCUMENTED) and self.judgement is not None and self.judgement.equal
+
 
 @dataclass
 class VerifyResult:
@@ -77,9 +82,8 @@ class VerifyResult:
             return self.interrupted
         if self.failed is not None:
             return self.failed.outcome.exit_code
-        verdicts = {row.verdict for row in self.rows}
-        compared = verdicts & {EQUAL, DOCUMENTED}
-        return ExitCode.DONE if compared and not verdicts & {DIFFERS, FAILED} else ExitCode.DIFFERS
+        bad = any(row.verdict in (DIFFERS, FAILED) for row in self.rows)
+        return ExitCode.DONE if any(row.proven for row in self.rows) and not bad else ExitCode.DIFFERS
 
 
 class _Ended(Exception):  # noqa: N818 (no error)
@@ -223,8 +227,8 @@ def _verdict(planned: PlannedTrial, group: _Group, record: Record, judgement: Ju
         return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
     masks = [documented(group.silenced, on_jax=planned.kind == "jax")] if group.quiet else []
     if judgement.equal:
-        return (DOCUMENTED, (*masks, "with it off every step is equal")) if masks else (EQUAL, ())
-    reasons = explain(planned, judgement, record.series, reference.series, facts)
+        return (DOCUMENTED, (*masks, "with these switched off, every step is equal")) if masks else (EQUAL, ())
+    reasons = explain(planned, judgement, record.series, reference)
     if group.quiet and facts.loud:
         return DOCUMENTED, (*masks, "they cannot be switched off, so nothing else was compared")
     if judgement.weights_differ and record.series.worst_weight and not reasons:

@@ -29,7 +29,7 @@ from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
 from distlaunch.training.inspection import facts_of, silence
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
-from distlaunch.trials import Record, Series, TrialOrder
+from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
 
 NOISE_RUNS = 2
 _SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
@@ -79,18 +79,24 @@ class Trial:
         facts = facts_of(self._config, session.model, source)
         series, final = self._train(session, initial, source)
         store.save(final, Progress(step=self._order.steps), plain)
-        drawn = facts.loud if self._order.quiet else facts.random
-        noise, origin = [], "rounded" if drawn else "permuted"
-        if origin == "permuted":  # random layers would draw other masks for the same example
-            for seed in range(1, NOISE_RUNS + 1):
-                noise.append(_compared(*self._train(session, initial, permuted(source, seed)), final))
-            if not _is_rounding(session.model, noise, series):
-                noise, origin = [], "rounded"
-        if origin == "rounded":
-            for seed in range(1, NOISE_RUNS + 1):
-                noise.append(_compared(*self._train(session, rounded(initial, seed), source), final))
+        noise, origin = self._noise(session, initial, source, (series, final), facts)
         rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
         return Record(1, series, facts, rows, noise, origin)
+
+    def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
+               facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
+        """Runs that differ from the reference in rounding only, and how they were made; none if there are none such."""
+        series, final = reference
+        if facts.random_ops:  # each run reads other data
+            return [], "none"
+        seeds = range(1, NOISE_RUNS + 1)
+        drawn = facts.loud if self._order.quiet else facts.random
+        if not drawn:  # random layers would draw other masks for the same example
+            runs = [_compared(*self._train(session, initial, permuted(source, seed)), final) for seed in seeds]
+            if _is_rounding(session.model, runs, series):
+                return runs, "permuted"
+        runs = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
+        return (runs, "rounded") if _is_rounding(session.model, runs, series) else ([], "none")
 
     def _train(self, session: Session, state: State | None, source: Source) -> tuple[Series, State]:
         """The steps from a state; the chief's counts."""
@@ -155,14 +161,15 @@ def rounded(state: State, seed: int) -> State:
 
 
 def _is_rounding(model: Any, noise: list[Series], series: Series) -> bool:
-    """Whether a step looks as if it did not depend on the order of the examples, but for rounding."""
+    """Whether the first step, in which nothing has grown yet, deviates no more than rounding can make it."""
     limit = _SANE.get(model.dtype_policy.name, _SANE_IF_MIXED)
+    names = [name for name in series.logs[0] if "loss" in name]
+    pairs = [(run.logs[0].get(name, math.nan), series.logs[0][name], limit) for run in noise for name in names]
     for run in noise:
-        for name, value in series.logs[0].items():
-            deviation = abs(run.logs[0].get(name, math.nan) - value) / max(abs(value), 1e-6)
-            if "loss" in name and math.isfinite(value) and not deviation <= limit:
-                return False
-    return True
+        # a norm is as near to zero as the model to its optimum, so rounding shows more
+        pairs += [(own, norm, 10 * limit) for own, norm in zip(run.gradients[0], series.gradients[0], strict=True)]
+    known = [pair for pair in pairs if math.isfinite(pair[1])]
+    return all(abs(own - expected) <= allowed * max(abs(expected), 1e-6) for own, expected, allowed in known)
 
 
 def _compared(series: Series, final: State, reference: State) -> Series:

@@ -9,7 +9,8 @@ from typing import Any
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.judgement import NOISE_FACTOR, TOLERANCE, spread
-from distlaunch.launch.verify import CANNOT_RUN, EQUAL, FAILED, NOT_COMPARED, Row, VerifyResult
+from distlaunch.launch.verify import DIFFERS, FAILED, Row, VerifyResult
+from distlaunch.trials import Record
 from distlaunch.ui.columns import columns
 from distlaunch.ui.words import duration
 
@@ -94,26 +95,27 @@ def _name(row: Row) -> str:
 
 
 def _conclusion(result: VerifyResult) -> list[str]:
-    lines = []
-    if (reference := result.reference) is not None:
-        first, largest = spread(reference.series, reference.noise)
-        how = {
-            "permuted": "runs with the examples permuted within each batch",
-            "rounded": "runs whose first weights differ in the last digit",
-        }[reference.noise_source]
-        told = (
-            f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in "
-            f"{result.steps}. Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}."
-        )
-        lines = textwrap.wrap(told, _WIDTH)
-    aside = {CANNOT_RUN, NOT_COMPARED}
-    bad = [row for row in result.rows if row.verdict not in aside and row.verdict != EQUAL]
-    differing = [row for row in bad if row.verdict == FAILED or row.verdict == "differs"]
-    compared = [row for row in result.rows if row.verdict not in aside]
-    if differing:
-        lines.append(f"{len(differing)} of {len(compared)} do not give one device's numbers.")
-    elif compared:
-        lines.append(f"All {len(compared)} that were compared give one device's numbers.")
+    lines = [] if result.reference is None else textwrap.wrap(_noise(result.reference, result.steps), _WIDTH)
+    proven = sum(row.proven for row in result.rows)
+    bad = sum(row.verdict in (DIFFERS, FAILED) for row in result.rows)
+    if bad:
+        lines.append(f"{bad} of {bad + proven} do not give one device's numbers.")
+    elif proven:
+        lines.append(f"All {proven} that were compared give one device's numbers.")
     else:
         lines.append("Nothing was compared.")
     return lines
+
+
+def _noise(reference: Record, steps: int) -> str:
+    if reference.noise_source == "none":
+        return f"Noise of one device: not known, since it does not repeat its numbers. Allowed: {TOLERANCE:g}."
+    how = {
+        "permuted": "runs with the examples permuted within each batch",
+        "rounded": "runs whose first weights differ in the last digit",
+    }[reference.noise_source]
+    first, largest = spread(reference.series, reference.noise)
+    return (
+        f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in {steps}. "
+        f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}."
+    )
