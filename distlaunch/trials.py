@@ -59,6 +59,7 @@ class ModelFacts:
 
     Attributes:
         batch_norm: layers that normalise by their replica's rows.
+        own_batch_norm: the same, but not Keras's: classes that are called so.
         random: layers that draw random numbers in training.
         loud: those of them that cannot be switched off.
         own_step: the step function, or the model's method, that trains instead of Keras's.
@@ -68,6 +69,7 @@ class ModelFacts:
     batch_norm: Sequence[str] = ()
     random: Sequence[str] = ()
     loud: Sequence[str] = ()
+    own_batch_norm: Sequence[str] = ()
     own_step: str = ""
     random_ops: Sequence[str] = ()
 
@@ -79,8 +81,8 @@ class Record:
     Attributes:
         rows: examples of each step's batch.
         noise: runs on one device that differ in rounding only.
-        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights by their last digit;
-            `none`: one device does not repeat its own numbers, so there is no telling.
+        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
+            both; `none`: one device does not repeat its own numbers, so there is no telling.
     """
 
     replicas: int

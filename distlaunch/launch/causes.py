@@ -53,6 +53,11 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
             f"{_named('BatchNormalization', facts.batch_norm)}: statistics of each replica's own rows; "
             "BatchNormalization(synchronized=True) takes those of the whole batch, as on one device"
         )
+    if facts.own_batch_norm:
+        causes.append(
+            f"{_named('class', facts.own_batch_norm)}: if it normalises by statistics of the batch, these are of each "
+            "replica's own rows; sum them with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
+        )
     if not causes and facts.own_step:
         causes.append(f"perhaps {facts.own_step}, which is your own: {_remedy(facts.own_step)}")
     return causes
@@ -108,4 +113,5 @@ def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
 
 def _named(what: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"{what}{'s' * (len(names) > 1 and what.islower())} {shown}"
+    plural = {"metric": "metrics", "random layer": "random layers", "class": "classes"}
+    return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

@@ -31,6 +31,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
     random = list(_random_layers(model))
     return ModelFacts(
         batch_norm=[layer.name for layer in _layers(model) if _normalises_alone(layer)],
+        own_batch_norm=sorted({type(part).__name__ for part in _parts(model) if _seems_batch_norm(part)}),
         random=[layer.name for layer in random],
         loud=[layer.name for layer in random if _strength(layer) is None],
         own_step=_own_step(config, model),
@@ -52,6 +53,17 @@ def _layers(model: keras.Model) -> Iterator[Any]:
 
 def _normalises_alone(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
+
+
+def _parts(model: keras.Model) -> Iterator[Any]:
+    """Layers, and the modules of a tf.Module."""
+    yield from _layers(model)
+    yield from getattr(getattr(model, "module", None), "submodules", ())
+
+
+def _seems_batch_norm(part: Any) -> bool:
+    cls = type(part)
+    return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
 
 
 def _random_layers(model: keras.Model) -> Iterator[Any]:

@@ -85,18 +85,28 @@ class Trial:
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
-        """Runs that differ from the reference in rounding only, and how they were made; none if there are none such."""
+        """Runs that differ from the reference in rounding only, and how they were made; none if there are none such.
+
+        Permuting changes sums over the batch only: each example's own values stay bit-equal, so that it does not show
+        what happens where rounding moves an activation over the kink of a ReLU. Rounding the weights does.
+        """
         series, final = reference
-        if facts.random_ops:  # each run reads other data
-            return [], "none"
         seeds = range(1, NOISE_RUNS + 1)
-        drawn = facts.loud if self._order.quiet else facts.random
-        if not drawn:  # random layers would draw other masks for the same example
-            runs = [_compared(*self._train(session, initial, permuted(source, seed)), final) for seed in seeds]
-            if _is_rounding(session.model, runs, series):
-                return runs, "permuted"
-        runs = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
-        return (runs, "rounded") if _is_rounding(session.model, runs, series) else ([], "none")
+        variants: dict[str, list[tuple[State, Source]]] = {
+            "permuted": [(initial, permuted(source, seed)) for seed in seeds],
+            "rounded": [(rounded(initial, seed), source) for seed in seeds],
+        }
+        if facts.random_ops:  # each run reads other data
+            variants = {}
+        if facts.loud if self._order.quiet else facts.random:  # other masks for the same example
+            variants.pop("permuted", None)
+        runs: list[Series] = []
+        names: list[str] = []
+        for name, variant in variants.items():
+            found = [_compared(*self._train(session, *each), final) for each in variant]
+            if _is_rounding(session.model, found, series):
+                runs, names = runs + found, [*names, name]
+        return runs, " and ".join(names) or "none"
 
     def _train(self, session: Session, state: State | None, source: Source) -> tuple[Series, State]:
         """The steps from a state; the chief's counts."""

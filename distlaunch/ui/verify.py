@@ -110,10 +110,11 @@ def _conclusion(result: VerifyResult) -> list[str]:
 def _noise(reference: Record, steps: int) -> str:
     if reference.noise_source == "none":
         return f"Noise of one device: not known, since it does not repeat its numbers. Allowed: {TOLERANCE:g}."
-    how = {
-        "permuted": "runs with the examples permuted within each batch",
-        "rounded": "runs whose first weights differ in the last digit",
-    }[reference.noise_source]
+    words = {
+        "permuted": "examples permuted within each batch",
+        "rounded": "first weights moved in the last digit",
+    }
+    how = ", ".join(words[name] for name in reference.noise_source.split(" and "))
     first, largest = spread(reference.series, reference.noise)
     return (
         f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in {steps}. "

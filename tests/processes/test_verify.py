@@ -1,0 +1,232 @@
+"""`distlaunch verify` on real processes: passes what should pass, catches planted faults, and names them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real import finish, run, start
+from supervised import processes_of, wait_until
+
+MINE = '''
+import keras, numpy as np, tensorflow as tf
+
+layers = keras.layers
+
+
+def mlp():
+    return keras.Sequential([layers.Input((10,)), layers.Dense(16, "relu"), layers.Dense(3)])
+
+
+def residual(synchronized=True, dropout=0.0, outputs=3):
+    inputs = layers.Input((10,))
+    hidden = layers.Dense(16, "relu")(inputs)
+    for number in range(2):
+        inner = layers.Dense(16, use_bias=False)(hidden)
+        inner = layers.BatchNormalization(synchronized=synchronized, name=f"norm_{number}")(inner)
+        inner = layers.Dropout(dropout, name=f"drop_{number}")(layers.ReLU()(inner))
+        hidden = layers.Add()([hidden, layers.Dense(16)(inner)])
+    return keras.Model(inputs, layers.Dense(outputs)(hidden))
+
+
+class Own(keras.Model):
+    """Its own step takes the mean over the local batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predictions = self(x)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, predictions, from_logits=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+class Broken(keras.layers.Layer):
+    """Comes to no number on everything but one device."""
+
+    def call(self, x):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return x if replicas == 1 else x * float("nan")
+
+
+def broken():
+    return keras.Sequential([layers.Input((10,)), layers.Dense(3), Broken()])
+
+
+def mean_over_the_local_batch(context, batch):
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(context.per_example_loss(y, context.model(x, training=True)))
+    context.apply(tape, loss)
+    return {"loss": loss}
+
+
+def wrong_metric(context, batch):
+    x, y = batch
+    with tf.GradientTape() as tape:
+        predictions = context.model(x, training=True)
+        loss = context.average(context.per_example_loss(y, predictions))
+    context.apply(tape, loss)
+    return {"loss": loss, "mean_square": tf.reduce_mean(predictions**2)}
+
+
+def jitter(x, y):
+    return x + tf.random.normal(tf.shape(x)), y
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(89, 10)).astype("float32")
+    return {"train": (x, (x[:, 0] > 0) + (x[:, 1] > 0).astype("int64"))}
+'''
+CONFIG = """
+model: {function: "mine.py:mlp"}
+data: {function: "mine.py:data", global_batch: 24}
+compile:
+  optimizer: {name: SGD, args: {learning_rate: 0.1, momentum: 0.9}}
+  loss: {name: SparseCategoricalCrossentropy, args: {from_logits: true}}
+  metrics: [accuracy]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def verify(project: Path, *settings: str, kinds: str = "mirrored", replicas: str = "2") -> tuple[int, dict[str, Any]]:
+    """Exit code, and the rows by strategy."""
+    sets = [word for setting in settings for word in ("--set", setting)]
+    choice = ("--strategies", kinds, "--replicas", replicas, "--steps", "8")
+    code, out, err = run("verify", "mine.yaml", *choice, *sets, "--json", cwd=project)
+    assert out, err
+    assert "Traceback" not in out + err
+    assert {path.name for path in project.iterdir()} <= {"mine.py", "mine.yaml", "__pycache__"}
+    return code, {row["strategy"]: row for row in json.loads(out)["rows"]}
+
+
+CUSTOM = "train.loop=custom"
+
+
+@pytest.mark.parametrize("model", ["mlp", "residual"])
+def test_equal_on_mirrored_and_dtensor(model: str, project: Path) -> None:
+    code, rows = verify(project, f"model.function=mine.py:{model}", kinds="mirrored,dtensor")
+    assert code == 0, rows
+    assert {row["verdict"] for row in rows.values()} == {"equal"}
+    assert all(0 < row["weights"] < 1e-5 and row["gradients"] < 1e-5 and row["loss"] < 1e-5 for row in rows.values())
+
+
+def test_batch_norm_of_replicas_is_caught_and_named(project: Path) -> None:
+    code, rows = verify(project, "model.function=mine.py:residual", "model.args.synchronized=false")
+    assert code == 1
+    row = rows["mirrored"]
+    assert (row["verdict"], row["first_step"]) == ("differs", 1)
+    assert "norm_0, norm_1" in row["reasons"][0]
+    assert "synchronized=True" in row["reasons"][0]
+
+
+def test_a_mean_over_the_local_batch_is_caught_and_named(project: Path) -> None:
+    code, rows = verify(project, CUSTOM, "train.step=mine.py:mean_over_the_local_batch")
+    assert code == 1
+    row = rows["mirrored"]
+    assert (row["verdict"], row["first_step"]) == ("differs", 1)
+    assert row["gradients"] >= 0.9
+    assert "mean_over_the_local_batch: the first step's gradients and loss are 2 times too large" in row["reasons"][0]
+
+
+@pytest.mark.slow
+def test_the_same_in_a_models_own_step(project: Path) -> None:
+    code, rows = verify(project, "model.function=mine.py:Own", kinds="mirrored,dtensor")
+    assert (code, rows["mirrored"]["verdict"], rows["dtensor"]["verdict"]) == (1, "differs", "equal")
+    assert "Own.train_step: the first step's gradients are 2 times too large" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_a_metric_that_is_no_share_is_named(project: Path) -> None:
+    code, rows = verify(project, CUSTOM, "train.step=mine.py:wrong_metric")
+    assert code == 1
+    assert "metric mean_square: 2 times too large, while loss, gradients" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_dropout_differs_as_documented_and_hides_no_fault(project: Path) -> None:
+    residual = ("model.function=mine.py:residual", "model.args.dropout=0.3")
+    code, rows = verify(project, *residual, kinds="mirrored,dtensor")
+    assert code == 0, rows
+    assert (rows["mirrored"]["verdict"], rows["dtensor"]["verdict"]) == ("differs as documented", "equal")
+    assert "drop_0, drop_1" in rows["mirrored"]["reasons"][0]
+    code, rows = verify(project, *residual, "model.args.synchronized=false")
+    assert code == 1
+    assert rows["mirrored"]["verdict"] == "differs"
+    assert "norm_0" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_random_numbers_in_the_data_pipeline(project: Path) -> None:
+    code, rows = verify(project, "data.map=mine.py:jitter")
+    assert code == 1
+    assert "RandomStandardNormal" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_no_number_never_passes(project: Path) -> None:
+    code, rows = verify(project, "model.function=mine.py:broken")
+    assert (code, rows["mirrored"]["verdict"], rows["mirrored"]["loss"]) == (1, "differs", "inf")
+    code, rows = verify(project, "compile.optimizer.args.learning_rate=1e38", "model.function=mine.py:residual")
+    assert (code, rows["mirrored"]["verdict"]) == (1, "differs")
+    assert "one device itself" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_several_processes(project: Path) -> None:
+    pytest.importorskip("jax")
+    code, rows = verify(project, kinds="multi_worker_mirrored,parameter_server,jax")
+    assert code == 0, rows
+    assert rows["multi_worker_mirrored"]["processes"] == 2
+    assert {row["verdict"] for row in rows.values()} <= {"equal", "not compared"}
+    assert rows["parameter_server"]["verdict"] == "not compared"  # the last of its rows: two workers
+
+
+@pytest.mark.slow
+def test_the_configs_own_mesh_and_what_cannot_run(project: Path) -> None:
+    mesh = "strategy={kind: dtensor, mesh: {batch: 2, model: 2}, layout: {dense/kernel: [~, model]}}"
+    code, rows = verify(project, mesh, kinds="dtensor,mirrored", replicas="5")
+    assert code == 0, rows
+    assert (rows["dtensor"]["label"], rows["dtensor"]["verdict"]) == ("dtensor, batch 2 x model 2", "equal")
+    assert rows["mirrored"]["verdict"] == "cannot run"
+    assert "global_batch" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing(project: Path) -> None:
+    job = start("verify", "mine.yaml", "--keep", "kept", "--steps", "100000", cwd=project)
+    events = project / "kept" / "verify" / "events.jsonl"
+    wait_until(lambda: events.exists() and "StepsDone" in events.read_text(), timeout_s=60)
+    job.send_signal(signal.SIGINT)
+    code, _, err = finish(job)
+    assert code == 130, err
+    assert "Traceback" not in err
+    wait_until(lambda: not processes_of(project / "kept"), timeout_s=10)
+
+
+def test_what_is_asked_for_wrongly(project: Path) -> None:
+    code, _, err = run("verify", "mine.yaml", "--strategies", "mirored", cwd=project)
+    assert (code, "expected some of mirrored" in err) == (2, True)
+    code, _, err = run("verify", "mine.yaml", "--replicas", "1", cwd=project)
+    assert (code, "above 1" in err) == (2, True)
+    code, _, err = run("verify", "mine.yaml", "--keep", ".", cwd=project)
+    assert (code, "new or empty" in err) == (2, True)
+    code, _, err = run("verify", "missing.yaml", cwd=project)
+    assert (code, "missing.yaml" in err) == (2, True)
+    assert "Traceback" not in err

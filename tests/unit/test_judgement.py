@@ -1,0 +1,167 @@
+"""The judgement of `verify` on recorded series: what is noise, and what is a fault."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from distlaunch.launch.causes import explain
+from distlaunch.launch.judgement import Judgement, first_not_a_number, judge
+from distlaunch.launch.trial_plan import PlannedTrial
+from distlaunch.trials import ModelFacts, Record, Series
+
+STEPS = 30
+LOSSES = [1.0 / (1 + 0.1 * step) for step in range(STEPS)]
+
+
+def series(factors: list[float] | None = None, *, weights: float | None = 1e-7, name: str = "loss") -> Series:
+    """Losses that deviate from the reference's by these parts of them; gradients alike."""
+    off = factors or [0.0] * STEPS
+    values = [loss * (1 + factor) for loss, factor in zip(LOSSES, off, strict=True)]
+    return Series([{name: value} for value in values], [[3 * value] for value in values], weights)
+
+
+def chaos(seed: int, start: float = 1e-7, growth: float = 1.5) -> list[float]:
+    """Deviations that grow from step to step, as in a model that amplifies rounding."""
+    generator = random.Random(seed)
+    return [min(0.05, start * growth**step) * generator.uniform(0.3, 1.0) for step in range(STEPS)]
+
+
+REFERENCE = series(weights=None)
+CHAOTIC = [series(chaos(1), weights=1e-2), series(chaos(2), weights=1e-2)]
+CALM = [series([1e-7] * STEPS), series([2e-7] * STEPS)]
+
+
+def with_fault(factors: list[float], step: int, size: float) -> list[float]:
+    return [size if number == step else factor for number, factor in enumerate(factors, 1)]
+
+
+def test_equal() -> None:
+    found = judge(series([3e-7] * STEPS), REFERENCE, CALM)
+    assert found.equal
+    assert found.first_step is None
+    assert found.loss == pytest.approx(3e-7, rel=1e-3)
+
+
+def test_chaos_is_no_fault() -> None:
+    """The numbers are percents apart in the end, and so are two runs of one device."""
+    trial = series(chaos(3), weights=2e-2)
+    assert max(chaos(3)) > 1e-3
+    assert judge(trial, REFERENCE, CHAOTIC).equal
+    assert not judge(trial, REFERENCE, CALM).equal
+
+
+@pytest.mark.parametrize("noise", [CALM, CHAOTIC])
+def test_a_fault_at_step_2_however_large_noise_becomes(noise: list[Series]) -> None:
+    found = judge(series(with_fault(chaos(3), 2, 1e-3), weights=1e-2), REFERENCE, noise)
+    assert found.first_step == 2
+    assert found.losses_differ
+
+
+def test_a_small_early_fault_hides_under_no_later_noise() -> None:
+    """All steps deviate by 1e-4 from the second on: far less than noise at the end, far more than at the beginning."""
+    trial = series([0.0, *[1e-4] * (STEPS - 1)], weights=1e-3)
+    found = judge(trial, REFERENCE, CHAOTIC)
+    assert found.first_step == 2
+    assert max(chaos(1)) > 1e-4
+
+
+def test_a_late_fault_above_the_noise() -> None:
+    found = judge(series(with_fault([1e-7] * STEPS, 25, 1e-2)), REFERENCE, CALM)
+    assert found.first_step == 25
+
+
+def test_weights_alone() -> None:
+    found = judge(series(weights=1e-3), REFERENCE, CALM)
+    assert not found.equal
+    assert found.weights_differ
+    assert found.first_step is None
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize("step", [1, 30])
+def test_what_is_no_number_is_a_fault(value: float, step: int) -> None:
+    found = judge(series(with_fault([0.0] * STEPS, step, value)), REFERENCE, CHAOTIC)
+    assert found.first_step == step
+    assert found.loss == INF
+
+
+def test_no_number_in_the_weights_is_a_fault() -> None:
+    for value in (NAN, INF, None):
+        assert judge(series(weights=value), REFERENCE, CHAOTIC).weights_differ
+
+
+def test_noise_that_is_no_number_allows_nothing() -> None:
+    broken = [series([NAN] * STEPS, weights=NAN), series([INF] * STEPS, weights=INF)]
+    assert judge(series([1e-7] * STEPS), REFERENCE, broken).equal
+    assert not judge(series([1e-3] * STEPS), REFERENCE, broken).equal
+    assert judge(series(weights=1.0), REFERENCE, broken).weights_differ
+
+
+def test_a_reference_that_is_no_number() -> None:
+    """Two runs that are NaN alike prove nothing."""
+    broken = series(with_fault([0.0] * STEPS, 7, NAN))
+    assert first_not_a_number(broken) == 7
+    assert first_not_a_number(REFERENCE) is None
+    assert not judge(broken, broken, [broken]).equal
+
+
+def test_a_trial_that_ended_early_or_has_other_logs() -> None:
+    short = Series(REFERENCE.logs[:20], REFERENCE.gradients[:20], 0.0)
+    assert judge(short, REFERENCE, CALM).first_step == 21
+    assert judge(series(name="other"), REFERENCE, CALM).first_step == 1
+
+
+ROWS = [24] * STEPS
+
+
+def accuracies(flips: dict[int, float] | None = None) -> Series:
+    """Hits of 24, changed in some steps."""
+    hits = [12 + step % 5 for step in range(STEPS)]
+    logs = [
+        {"loss": loss, "accuracy": (hit + (flips or {}).get(step, 0)) / 24}
+        for step, (loss, hit) in enumerate(zip(LOSSES, hits, strict=True), 1)
+    ]
+    return Series(logs, [], 0.0)
+
+
+def test_one_example_on_the_other_side_of_a_threshold_is_rounding() -> None:
+    expected = accuracies()
+    assert judge(accuracies({9: 1}), expected, [expected], ROWS).equal
+    assert not judge(accuracies({9: 2}), expected, [expected], ROWS).equal
+    assert not judge(accuracies({9: 0.3}), expected, [expected], ROWS).equal
+    found = judge(accuracies(dict.fromkeys(range(1, 9), 1)), expected, [expected], ROWS)
+    assert [name for name, _ in found.metrics] == ["accuracy"]
+    assert not found.losses_differ
+
+
+def explained(trial: Series, facts: ModelFacts, kind: str = "mirrored") -> str:
+    from distlaunch.config.run import RunConfig
+
+    strategy = {"kind": kind, "replicas": 2} if kind == "mirrored" else {"kind": kind, "mesh": {"batch": 2}}
+    plain = {"model": {"function": "a:b"}, "data": {"function": "a:c", "global_batch": 8}, "strategy": strategy}
+    planned = PlannedTrial(kind, 2, 1, RunConfig.model_validate(plain))
+    judged: Judgement = judge(trial, REFERENCE, CALM)
+    assert not judged.equal
+    return "; ".join(explain(planned, judged, trial, Record(1, REFERENCE, facts, noise_source="permuted")))
+
+
+def test_causes_are_named_where_the_model_has_them() -> None:
+    facts = ModelFacts(batch_norm=["norm"])
+    off = series([1e-2] * STEPS)
+    assert "norm" in explained(off, facts)
+    assert "synchronized=True" in explained(off, facts)
+    assert "norm" not in explained(off, facts, "dtensor"), "on a mesh statistics are those of the whole batch"
+    assert not explained(off, ModelFacts()), "what is not known is not guessed"
+
+
+def test_a_mean_over_the_local_batch_is_known_by_its_factor() -> None:
+    facts = ModelFacts(own_step="mine.py:step")
+    assert "2 times too large" in explained(series([1.0] * STEPS), facts)
+    assert "2 times" not in explained(series([0.3] * STEPS), facts)
+    assert "2 times" not in explained(series([1.0] * STEPS), ModelFacts()), "Keras's own step forgets nothing"
