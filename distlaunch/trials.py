@@ -60,6 +60,7 @@ class ModelFacts:
     Attributes:
         batch_norm: layers that normalise by their replica's rows.
         own_batch_norm: the same, but not Keras's: classes that are called so.
+        embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
         random: layers that draw random numbers in training.
         loud: those of them that cannot be switched off.
         own_step: the step function, or the model's method, that trains instead of Keras's.
@@ -70,6 +71,7 @@ class ModelFacts:
     random: Sequence[str] = ()
     loud: Sequence[str] = ()
     own_batch_norm: Sequence[str] = ()
+    embeddings: Sequence[str] = ()
     own_step: str = ""
     random_ops: Sequence[str] = ()
 

@@ -56,8 +56,8 @@ def command(
     by ten times the model's own rounding noise up to that step, which is measured first, or by 1e-5. A deviation is
     explained where its cause is known. Trials run one after the other on this machine and leave nothing behind.
 
-    Dropout draws other masks on replicas and on JAX: such models are compared with it switched off ("differs as
-    documented"). Callbacks and validation do not run.
+    Models with dropout are compared with it switched off, since replicas and JAX draw masks of their own (there the
+    verdict is "differs as documented"). Callbacks and validation do not run.
 
     Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, 3 one device failed, 130
     interrupted.

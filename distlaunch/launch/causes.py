@@ -39,6 +39,15 @@ def documented(layers: Sequence[str], *, on_jax: bool) -> str:
     return f"{_named('random layer', layers)}: {who}, as documented; that is no fault"
 
 
+def dense_embeddings(layers: Sequence[str]) -> str:
+    """What to say where embeddings make a mesh differ after a first step that is equal."""
+    return (
+        f"{_named('Embedding', layers)}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow device "
+        "update only the rows that occur, as documented; loss and gradients of the first step are equal, and what "
+        "comes after was not judged"
+    )
+
+
 def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
     causes = []
     if judgement.metrics and not (judgement.losses_differ or judgement.gradients_differ or judgement.weights_differ):

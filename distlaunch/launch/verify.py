@@ -15,7 +15,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.launch.attempt import AttemptResult, run_attempt
-from distlaunch.launch.causes import documented, explain
+from distlaunch.launch.causes import dense_embeddings, documented, explain
 from distlaunch.launch.job import Choice, Request, checked, choose
 from distlaunch.launch.judgement import Judgement, first_not_a_number, judge
 from distlaunch.launch.observer import Silent
@@ -180,8 +180,8 @@ class _Bench:
         """Runs one trial and judges it."""
         if planned.verdict:
             return Row(planned, planned.verdict, (planned.reason,))
-        random = bool(self.group(quiet=False).reference.facts.random)
-        group = self.group(quiet=random and planned.own_masks)
+        # also where masks are one device's: with random layers, examples cannot be permuted to measure noise
+        group = self.group(quiet=bool(self.group(quiet=False).reference.facts.random))
         began = time.monotonic()
         try:
             result = self._attempt(group.run, planned.config, reference=False, quiet=group.quiet)
@@ -225,11 +225,17 @@ def _verdict(planned: PlannedTrial, group: _Group, record: Record, judgement: Ju
     facts = reference.facts
     if (step := first_not_a_number(reference.series)) is not None:
         return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
-    masks = [documented(group.silenced, on_jax=planned.kind == "jax")] if group.quiet else []
+    masks: list[str] = []
+    if group.quiet and planned.own_masks:
+        masks = [documented(group.silenced, on_jax=planned.kind == "jax")]
     if judgement.equal:
-        return (DOCUMENTED, (*masks, "with these switched off, every step is equal")) if masks else (EQUAL, ())
+        if masks:
+            return DOCUMENTED, (*masks, "with these switched off, every step is equal")
+        return EQUAL, (f"compared with {', '.join(group.silenced)} switched off",) if group.quiet else ()
     reasons = explain(planned, judgement, record.series, reference)
-    if group.quiet and facts.loud:
+    if planned.kind in ("dtensor", "jax") and facts.embeddings and (judgement.first_step or 0) > 1:
+        return DOCUMENTED, (dense_embeddings(facts.embeddings), *masks)
+    if masks and facts.loud:
         return DOCUMENTED, (*masks, "they cannot be switched off, so nothing else was compared")
     if judgement.weights_differ and record.series.worst_weight and not reasons:
         reasons = (f"the cause is not known; the weight that deviates most is {record.series.worst_weight}",)

@@ -32,6 +32,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
     return ModelFacts(
         batch_norm=[layer.name for layer in _layers(model) if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in _parts(model) if _seems_batch_norm(part)}),
+        embeddings=[layer.name for layer in _layers(model) if _is_embedding(layer)],
         random=[layer.name for layer in random],
         loud=[layer.name for layer in random if _strength(layer) is None],
         own_step=_own_step(config, model),
@@ -53,6 +54,10 @@ def _layers(model: keras.Model) -> Iterator[Any]:
 
 def _normalises_alone(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
+
+
+def _is_embedding(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Embedding) and layer.trainable
 
 
 def _parts(model: keras.Model) -> Iterator[Any]:

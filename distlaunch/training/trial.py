@@ -31,7 +31,8 @@ from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
 
-NOISE_RUNS = 2
+NOISE_RUNS = 4
+"""Of each kind: an activation crosses a kink in some runs only, and where one can, a trial may too."""
 _SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
 _SANE = {"float32": 1e-3, "float64": 1e-6}
 _SANE_IF_MIXED = 0.1

@@ -166,6 +166,7 @@ def test_dropout_differs_as_documented_and_hides_no_fault(project: Path) -> None
     assert code == 0, rows
     assert (rows["mirrored"]["verdict"], rows["dtensor"]["verdict"]) == ("differs as documented", "equal")
     assert "drop_0, drop_1" in rows["mirrored"]["reasons"][0]
+    assert "drop_0, drop_1 switched off" in rows["dtensor"]["reasons"][0]
     code, rows = verify(project, *residual, "model.args.synchronized=false")
     assert code == 1
     assert rows["mirrored"]["verdict"] == "differs"
