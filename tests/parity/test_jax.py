@@ -35,7 +35,8 @@ MESHES: dict[str, dict[str, Any]] = {
     },
     "2x2": {"mesh": {"batch": 2, "feature": 2}, "input_layout": ["batch", "feature"]},
 }
-ON_TENSORFLOW = ("own step function", "own train_step", "two optimizers", "tf.Module")  # written for TensorFlow; JAX says so
+# written for TensorFlow; JAX says so
+ON_TENSORFLOW = ("own step function", "own train_step", "two optimizers", "tf.Module")
 # Gradients are dense on a mesh; Keras's optimizers on TensorFlow update repeated rows of sparse ones otherwise
 SPARSE = "embeddings, sparse gradients"
 COMPARED = [name for name in CASES if name not in (*ON_TENSORFLOW, SPARSE, "BatchNorm over replicas")]
