@@ -16,9 +16,9 @@ from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.jax_cases import FEATURES, REFERENCE_STEP
 from tests.parity.test_replicas import check
+from tests.parity.workers import DEADLINE_S
 
 pytest.importorskip("jax")
-DEADLINE_S = 900
 
 MESHES: dict[str, dict[str, Any]] = {
     "1": {"mesh": {"batch": 1}},
