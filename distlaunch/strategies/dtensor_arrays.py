@@ -18,20 +18,36 @@ def layout_of(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
     return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
 
 
-def place(value: np.ndarray, layout: dtensor.Layout) -> Any:
-    """A host array on the mesh."""
-    return place_rows(value, 0, value.shape, layout)
+def place(value: Any, layout: dtensor.Layout) -> Any:
+    """An array that every process has, on the mesh."""
+    whole = tf.constant(value)
+    return place_rows(whole, 0, whole.shape.as_list(), layout)
 
 
-def place_rows(rows: np.ndarray, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
+def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
     """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
-    parts = parts_of(shape, layout)
+    cuts = [
+        (dimension, axis, shape[dimension] // layout.mesh.dim_size(axis))
+        for dimension, axis in enumerate(layout.sharding_specs)
+        if axis != dtensor.UNSHARDED
+    ]
+    pieces: Any = rows
+    for dimension, _, size in cuts:
+        pieces = _cut(pieces, dimension, size)
     here = []
-    for device in layout.mesh.local_device_ids():
-        first, *others = parts[device] or (None,)
-        moved = () if first is None else (slice(first.start - start, first.stop - start), *others)
-        here.append(tf.constant(rows[moved]))
+    for place in layout.mesh.local_device_locations():
+        piece = pieces
+        for dimension, axis, size in cuts:
+            piece = piece[place[axis] - (start // size if dimension == 0 else 0)]
+        here.append(piece)
     return dtensor.pack(here, layout)
+
+
+def _cut(pieces: Any, dimension: int, size: int) -> Any:
+    """Cuts each tensor of a nested list into parts of a size, which is faster than to slice one by one."""
+    if isinstance(pieces, list):
+        return [_cut(piece, dimension, size) for piece in pieces]
+    return tf.split(pieces, pieces.shape[dimension] // size, axis=dimension)
 
 
 def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:

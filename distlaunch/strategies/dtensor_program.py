@@ -204,7 +204,7 @@ class DTensorProgram:
             shape = [total, *leaf.shape.as_list()[1:]]
             sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
             chosen = dividing_axes(shape, axes, sizes, whole_rows=True)
-            return place_rows(leaf.numpy(), start, shape, layout_of(self._mesh, tuple(chosen)))
+            return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
 
         return map_batch(pack, batch, self._input_axes)
 

@@ -29,6 +29,7 @@ from distlaunch.strategies.replica_share import (
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
+    loss_trackers,
     metric_results,
     metric_variables,
     named_metrics,
@@ -58,6 +59,8 @@ class ReplicaProgram:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
         self._metrics = metric_variables(self._model)
+        trackers = {id(variable) for variable in loss_trackers(self._model)}
+        self._of_rows = [variable for variable in self._metrics if id(variable) not in trackers]
         self._extras: dict[str, tf.Variable] = {}
         self._extras_made = False
         self._steps_in_epoch = 0
@@ -181,11 +184,11 @@ class ReplicaProgram:
     def _with_share(self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
         if self._replicas.total == 1:
             return step(batch)
-        before = [tf.identity(variable.value) for variable in self._metrics]
+        before = [tf.identity(variable.value) for variable in self._of_rows]
         with replica_share(rows, total):
             returned = step(batch)
-        for variable, value in zip(self._metrics, before, strict=True):
-            # a stand-in row (see replica_input) must leave no trace
+        for variable, value in zip(self._of_rows, before, strict=True):
+            # a stand-in row (see replica_input) must leave no trace; losses of single outputs count replicas, not rows
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 

@@ -30,6 +30,12 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return list(found.values())
 
 
+def loss_trackers(model: keras.Model) -> list[Any]:
+    """Variables of the means that Keras keeps of the losses of single outputs; they do not weight by rows."""
+    compiled = getattr(model, "_compile_loss", None)
+    return [] if compiled is None else list(compiled.variables)
+
+
 def metric_results(model: keras.Model) -> dict[str, Any]:
     """Results of the model's metrics, without compiled ones that no step has updated (a GAN's step may not)."""
     compiled = getattr(model, "_compile_metrics", None)

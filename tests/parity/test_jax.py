@@ -16,9 +16,9 @@ from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.jax_cases import FEATURES, REFERENCE_STEP
 from tests.parity.test_replicas import check
+from tests.parity.workers import DEADLINE_S
 
 pytest.importorskip("jax")
-DEADLINE_S = 900
 
 MESHES: dict[str, dict[str, Any]] = {
     "1": {"mesh": {"batch": 1}},
@@ -35,7 +35,8 @@ MESHES: dict[str, dict[str, Any]] = {
     },
     "2x2": {"mesh": {"batch": 2, "feature": 2}, "input_layout": ["batch", "feature"]},
 }
-ON_TENSORFLOW = ("own step function", "own train_step", "two optimizers", "tf.Module")  # written for TensorFlow; JAX says so
+# written for TensorFlow; JAX says so
+ON_TENSORFLOW = ("own step function", "own train_step", "two optimizers", "tf.Module")
 # Gradients are dense on a mesh; Keras's optimizers on TensorFlow update repeated rows of sparse ones otherwise
 SPARSE = "embeddings, sparse gradients"
 COMPARED = [name for name in CASES if name not in (*ON_TENSORFLOW, SPARSE, "BatchNorm over replicas")]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,10 @@ from tests.parity.cases import ADAMW, CASES, UNEVEN, case
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.test_jax import MESHES, train
 from tests.parity.test_replicas import check
+from tests.parity.workers import run_workers
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
-DEADLINE_S = 300
 WORKERS = 2
 KINDS = ("jax", "dtensor")
 FAST = [("mlp sgd, uneven", "2x2x2")]
@@ -38,25 +35,8 @@ SLOW = [
 
 def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> dict[str, dict]:
     """Records by `case | mesh`, from two processes that share the devices."""
-    import portpicker
-
     listed = [[f"{name} | {mesh}", name, {"kind": kind, **MESHES[mesh]}] for name, mesh in jobs]
-    addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(WORKERS)]
-    processes = []
-    for index in range(WORKERS):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        command = [sys.executable, "-m", "tests.parity.train_jobs", str(folder / "records.json"), json.dumps(listed)]
-        environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "2"}
-        with (folder / f"worker-{index}.log").open("w") as log:
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(DEADLINE_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(WORKERS))
-    assert codes == [0] * WORKERS, logs
+    run_workers(folder, "tests.parity.train_jobs", [str(folder / "records.json"), json.dumps(listed)], WORKERS)
     return json.loads((folder / "records.json").read_text())
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tests.parity.cases import CASES
-from tests.parity.test_replicas import DEADLINE_S, check
+from tests.parity.test_replicas import check
+from tests.parity.workers import DEADLINE_S
 
 WHOLE_NORM = "mlp adamw clipped, skewed"  # clips each variable by its own norm, which split variables refuse
 OPTIMIZERS = ("mlp sgd, uneven", "mlp momentum, last batch of one row", "mlp adam", "subclassed")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,12 +10,12 @@ import numpy as np
 import pytest
 
 from tests.parity.test_jax import MESHES
+from tests.parity.workers import run_workers
 
 pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 NAMES = ("mlp adam", "two inputs, two outputs", "subclassed")  # one array, a dict of arrays, a model that is built late
-DEADLINE_S = 300
 STRATEGIES = {
     "mirrored": {"kind": "mirrored", "replicas": 3},
     "dtensor 4x2": {"kind": "dtensor", **MESHES["4x2"]},
@@ -76,36 +73,15 @@ def test_in_one_process(strategy: str) -> None:
         check(name, predict(name, STRATEGIES[strategy]))
 
 
-def run(folder: Path, names: tuple[str, ...], kind: dict, **environment: str) -> None:
-    """Two processes that predict."""
-    import portpicker
-
-    addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(2)]
-    processes = []
-    for index in range(2):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        own = {**environment, "STRATEGY": json.dumps(kind), "TF_CONFIG": json.dumps(cluster)}
-        command = [sys.executable, "-m", "tests.parity.predict_case", str(folder / "found.npz"), *names]
-        with (folder / f"worker-{index}.log").open("w") as log:
-            everything = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **own}
-            processes.append(subprocess.Popen(command, env=everything, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(DEADLINE_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0, 0], "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(2))
-
-
-@pytest.mark.parametrize("kind", ["multi_worker_mirrored", "jax", "dtensor"])
+@pytest.mark.parametrize("kind", ["multi_worker_mirrored", "jax", pytest.param("dtensor", marks=pytest.mark.slow)])
 def test_in_two_processes(kind: str, tmp_path: Path) -> None:
     """Each has rows, or parts of the weights, that the other has not."""
     if kind == "jax":
         pytest.importorskip("jax")
     names = NAMES[:1] if kind == "dtensor" else NAMES[:2]  # its compiler takes long
-    environment = {"KERAS_BACKEND": "jax" if kind == "jax" else "tensorflow"}
-    run(tmp_path, names, {"kind": kind, **(MESHES["4x2"] if kind != "multi_worker_mirrored" else {})}, **environment)
+    strategy = {"kind": kind, **(MESHES["4x2"] if kind != "multi_worker_mirrored" else {})}
+    environment = {"KERAS_BACKEND": "jax" if kind == "jax" else "tensorflow", "STRATEGY": json.dumps(strategy)}
+    run_workers(tmp_path, "tests.parity.predict_case", [str(tmp_path / "found.npz"), *names], **environment)
     with np.load(tmp_path / "found.npz") as found:
         for name in names:
             check(name, {key.removeprefix(f"{name}/"): found[key] for key in found if key.startswith(f"{name}/")})

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,9 +10,9 @@ import pytest
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.conftest import Reference
+from tests.parity.workers import run_workers
 
 pytest.importorskip("tensorflow")
-DEADLINE_S = 600
 
 
 def check(record: dict, reference: Reference) -> None:
@@ -35,6 +32,8 @@ def check(record: dict, reference: Reference) -> None:
 # each case with at least one number of replicas; 2, 3, 4 and 8 all occur
 REPLICAS = (2, 3, 4, 8)
 PAIRS = [(name, REPLICAS[index % len(REPLICAS)]) for index, name in enumerate(CASES)]
+# the last validation batch has 2 rows, so that replicas of 4 have none: losses of single outputs are the trap
+PAIRS += [pair for pair in [("two inputs, two outputs", 4)] if pair not in PAIRS]
 
 
 @pytest.mark.parametrize(("name", "replicas"), PAIRS)
@@ -69,25 +68,8 @@ def train_mirrored(name: str, replicas: int, **options) -> dict:
 @pytest.fixture(scope="module")
 def multi_worker(tmp_path_factory):
     """All cases, trained by two real worker processes."""
-    import portpicker
-
     folder = tmp_path_factory.mktemp("multi_worker")
-    addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(2)]
-    processes = []
-    for index in range(2):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        command = [sys.executable, "-m", "tests.parity.train_case", str(folder / "results.json"), *CASES]
-        with (folder / f"worker-{index}.log").open("w") as log:
-            environment = {**os.environ, "TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(DEADLINE_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(2))
-    assert codes == [0, 0], logs
+    run_workers(folder, "tests.parity.train_case", [str(folder / "results.json"), *CASES])
     return json.loads((folder / "results.json").read_text())
 
 
