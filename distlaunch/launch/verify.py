@@ -115,7 +115,7 @@ def verify(
         bench = _Bench(request, choice, environ, folder, signals)
         try:
             note(f"one device, {request.steps} steps: the reference and its rounding noise")
-            result.reference = bench.group(quiet=False).reference
+            result.reference = bench.compared_with().reference
             for each in planned:
                 row = bench.try_out(each)
                 result.rows.append(row)
@@ -176,12 +176,16 @@ class _Bench:
             self._groups[quiet] = _Group(run, Record.read(run.record(result.plan.attempt)), silenced)
         return self._groups[quiet]
 
+    def compared_with(self) -> _Group:
+        """The group of all trials. With random layers on, examples could not be permuted to measure noise."""
+        plain = self.group(quiet=False)
+        return self.group(quiet=True) if plain.reference.facts.random else plain
+
     def try_out(self, planned: PlannedTrial) -> Row:
         """Runs one trial and judges it."""
         if planned.verdict:
             return Row(planned, planned.verdict, (planned.reason,))
-        # also where masks are one device's: with random layers, examples cannot be permuted to measure noise
-        group = self.group(quiet=bool(self.group(quiet=False).reference.facts.random))
+        group = self.compared_with()
         began = time.monotonic()
         try:
             result = self._attempt(group.run, planned.config, reference=False, quiet=group.quiet)

@@ -97,9 +97,9 @@ class Trial:
             "permuted": [(initial, permuted(source, seed)) for seed in seeds],
             "rounded": [(rounded(initial, seed), source) for seed in seeds],
         }
-        if facts.random_ops:  # each run reads other data
-            variants = {}
-        if facts.loud if self._order.quiet else facts.random:  # other masks for the same example
+        if facts.random_ops or (facts.random and not self._order.quiet):
+            variants = {}  # each run reads other data; or the quiet reference follows, and is the one to compare with
+        if facts.loud:  # other masks for the same example
             variants.pop("permuted", None)
         runs: list[Series] = []
         names: list[str] = []
