@@ -42,9 +42,9 @@ def documented(layers: Sequence[str], *, on_jax: bool) -> str:
 def dense_embeddings(layers: Sequence[str]) -> str:
     """What to say where embeddings make a mesh differ after a first step that is equal."""
     return (
-        f"{_named('Embedding', layers)}: gradients are dense on a mesh, while Keras's optimizers on one "
-        "TensorFlow device update only the rows that occur, as documented; loss and gradients of the first step are equal, and what "
-        "comes after was not judged"
+        f"{_named('Embedding', layers)}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow "
+        "device update only the rows that occur, as documented; loss and gradients of the first step are equal, and "
+        "what comes after was not judged"
     )
 
 
