@@ -88,6 +88,10 @@ class RunDir:
         """The config that an attempt ran with; `config` is that of the latest."""
         return self._attempts / str(attempt) / "config.yaml"
 
+    def attempt_plan(self, attempt: int) -> Path:
+        """What an attempt started, and for what; `plan` is that of the latest training."""
+        return self._attempts / str(attempt) / "plan.json"
+
     def task(self, attempt: int, task: str) -> TaskDir:
         """Files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))

@@ -66,7 +66,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
-    parser.add_argument("--formats", type=lambda text: text.split(","), default=["keras"])
+    parser.add_argument("--formats", type=lambda text: text.split(","), help="default: those of the config")
     parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
 
@@ -137,7 +137,7 @@ def _run(arguments: argparse.Namespace) -> int:
         elif arguments.mode == "predict":
             session.predict(arguments.split, arguments.checkpoint, arguments.output)
         else:
-            session.export(arguments.formats, arguments.checkpoint, restore=True)
+            session.export(arguments.formats or session.usual_formats(), arguments.checkpoint, restore=True)
         session.leave()
         return ExitCode.DONE
     except ConfigError as error:

@@ -18,7 +18,7 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
     "formats",
     multiple=True,
     type=click.Choice(["keras", "saved_model"]),
-    help="Default: keras. May be repeated.",
+    help="May be repeated. Default: the formats of the config's `export`, or keras.",
 )
 @JSON_EVENTS
 @QUIET
@@ -30,8 +30,8 @@ def command(
     from distlaunch.ui.view import finish_output, make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
-    chosen = ",".join(dict.fromkeys(formats)) or "keras"
-    extra = ["--formats", chosen, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
+    chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
+    extra = [*chosen, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
     result = job.use_run(run, "export", overrides, extra, view, os.environ)
     view.report(result)
     finish_output()

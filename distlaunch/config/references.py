@@ -6,7 +6,7 @@ Nothing is imported, so nothing of the user's runs. What cannot be known without
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from distlaunch.config.modules import ModuleMissingError, find_source
@@ -17,16 +17,22 @@ from distlaunch.config.source_names import ModuleNames, SourceError, read_module
 from distlaunch.config.words import did_you_mean, listed, show
 from distlaunch.errors import Problem
 
-_POSITIONAL = {"map": ("x, y", 2), "step": ("context, batch", 2)}
+_STEP, _FUNCTIONAL_STEP = ("context", "batch"), ("context", "state", "batch")
+_STEPS_OF_MESHES = {"jax": (_FUNCTIONAL_STEP,), "dtensor": (_STEP, _FUNCTIONAL_STEP)}
+_GIVEN = {"preprocessing": 1}
+"""Values that distlaunch gives by position, before the config's arguments."""
+Forms = Mapping[str, tuple[tuple[str, ...], ...]]
+"""Names of the values that a function is called with by position, by role; more than one where it may choose."""
 
 
 def reference_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
-    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known)]
+    forms = {"map": (("x", "y"),), "step": _STEPS_OF_MESHES.get(config.strategy.kind, (_STEP,))}
+    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, forms)]
 
 
-def _check(site: Site, known: dict[Path, ModuleNames]) -> Iterator[Problem]:
+def _check(site: Site, known: dict[Path, ModuleNames], forms: Forms) -> Iterator[Problem]:
     module, _, name = site.name.rpartition(":")
     if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
         yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
@@ -40,7 +46,7 @@ def _check(site: Site, known: dict[Path, ModuleNames]) -> Iterator[Problem]:
     except (ModuleMissingError, SourceError) as error:
         yield Problem(site.key, str(error))
         return
-    yield from _check_name(site, name, module, known[path])
+    yield from _check_name(site, name, module, known[path], forms)
 
 
 def _file(path: Path) -> Path:
@@ -54,7 +60,7 @@ def _file(path: Path) -> Path:
     )
 
 
-def _check_name(site: Site, name: str, module: str, names: ModuleNames) -> Iterator[Problem]:
+def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: Forms) -> Iterator[Problem]:
     where = Path(module).name if module.endswith(".py") else module
     if name not in names.bound:
         if not names.is_open:
@@ -70,18 +76,18 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames) -> Itera
     elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
         yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
     elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
-        yield from _check_call(site, Function(name, node))
+        yield from _check_call(site, Function(name, node), forms)
 
 
-def _check_call(site: Site, function: Function) -> Iterator[Problem]:
-    if site.role in _POSITIONAL:
-        names, number = _POSITIONAL[site.role]
-        message = position_problem(function, names, number)
-        if message:
-            yield Problem(site.key, message)
+def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Problem]:
+    if site.role in forms:
+        messages = [position_problem(function, names) for names in forms[site.role]]
+        if all(messages):
+            yield Problem(site.key, str(messages[0]))
     elif site.args is not None:
         # a loss or metric function (y_true, y_pred) without arguments is used as it is
         complete = site.role not in ("losses", "metrics")
-        for argument, message in argument_problems(function, site.args, complete=complete):
+        given = _GIVEN.get(site.role, 0)
+        for argument, message in argument_problems(function, site.args, complete=complete, by_position=given):
             key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
             yield Problem(key, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distlaunch.config.words import did_you_mean, listed
@@ -39,13 +39,16 @@ class Function:
         return f"{self.name}({ast.unparse(self.node.args)})"
 
 
-def argument_problems(function: Function, given: Iterable[str], *, complete: bool) -> Iterator[tuple[str, str]]:
+def argument_problems(
+    function: Function, given: Iterable[str], *, complete: bool, by_position: int = 0
+) -> Iterator[tuple[str, str]]:
     """Pairs of an argument (or an empty text) and what is wrong with it.
 
     Args:
+        by_position: values that are given before these, by position.
         complete: the function is called with these arguments only, so none may be missing.
     """
-    given = list(given)
+    given = [*function.positional[:by_position], *given]
     if function.node.args.kwarg is None:
         for name in given:
             if name not in function.by_name:
@@ -57,9 +60,9 @@ def argument_problems(function: Function, given: Iterable[str], *, complete: boo
         yield "", f"missing {listed(missing)}, which {function} needs; add `{missing[0]}: ...`"
 
 
-def position_problem(function: Function, names: str, number: int) -> str | None:
-    """What is wrong if the function is called with so many values, by position."""
-    args = function.node.args
+def position_problem(function: Function, values: Sequence[str]) -> str | None:
+    """What is wrong if the function is called with these values, by position."""
+    args, number, names = function.node.args, len(values), ", ".join(values)
     most = None if args.vararg else len(function.positional)
     if len(function.required) > number or (most is not None and most < number):
         return f"it is called with ({names}), which {function} does not take; write `def {function.name}({names})`"

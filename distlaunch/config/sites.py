@@ -10,7 +10,7 @@ from typing import Any, Literal
 from distlaunch.config.run import Component, RunConfig
 from distlaunch.config.tree import Key
 
-Role = Literal["model", "data", "map", "step", "optimizers", "losses", "metrics", "callbacks"]
+Role = Literal["model", "data", "map", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"]
 
 STAND_IN = "unknown:unknown"
 """Stands for a reference that is missing or wrong, so that the rest of a config can be checked."""
@@ -39,6 +39,9 @@ def sites(config: RunConfig) -> Iterator[Site]:
         yield Site(("data", "function"), config.data.function, "data", config.data.args, ("data", "args"))
     if config.data.map is not None:
         yield Site(("data", "map"), config.data.map, "map")
+    if (before := config.data.preprocessing) is not None:
+        key = ("data", "preprocessing")
+        yield Site((*key, "function"), before.function, "preprocessing", before.args, (*key, "args"))
     if config.train.step is not None:
         yield Site(("train", "step"), config.train.step, "step")
     if config.compile is not None:

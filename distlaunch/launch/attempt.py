@@ -51,6 +51,7 @@ def run_attempt(
         plan = plan_launch(config, run, attempt, mode, place.cluster, here=place.here, gpus=place.gpus, extra=extra)
         text = dump_config(config)
         write_atomically(run.attempt_config(attempt), text)
+        run.write_json(run.attempt_plan(attempt), plan.to_plain())
         if mode == "train":
             write_atomically(run.config, text)
             run.write_json(run.plan, plan.to_plain())

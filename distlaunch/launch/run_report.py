@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from distlaunch.events import (
     VariablesPlaced,
     read_events,
 )
+from distlaunch.launch.failures import read_error
 from distlaunch.launch.paths import shown
 from distlaunch.run_dir import RunDir
 
@@ -150,18 +152,16 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
     starts = [event for event in own if isinstance(event, TrainingStarted)]
     steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
-    mode = "train"
-    if not starts and not ends:
-        results = [event for event in own if isinstance(event, Evaluated | Predicted | Exported)]
-        if results:
-            mode = {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
+    mode = _planned_mode(run, number) or _told_mode(own, trained=bool(starts or ends))
+    told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
+    problems = "" if failure or ends or told else _config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
-    if failure is not None:
+    if failure is not None or problems:
         status = "failed"
     elif running:
         status = RUNNING
     else:
-        status = ends[-1].status if ends else "done" if mode != "train" else UNKNOWN
+        status = ends[-1].status if ends else "done" if mode != "train" and told else UNKNOWN
     return AttemptReport(
         attempt=number,
         mode=mode,
@@ -169,12 +169,34 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
         first_step=starts[0].first_step if starts else None,
         last_step=max([*steps, *(event.step for event in ends)]) if steps or ends else None,
         seconds=ends[-1].seconds if ends else None,
-        culprit=failure.failed_task if failure else "",
+        culprit=failure.failed_task if failure else "config" if problems else "",
         host=failure.host if failure else "",
-        reason=failure.reason if failure else "",
+        reason=failure.reason if failure else problems,
         log=failure.log if failure else "",
         restarts=dict(Counter(event.restarted_task for event in own if isinstance(event, TaskRestarted))),
     )
+
+
+def _planned_mode(run: RunDir, number: int) -> str:
+    """What an attempt was started for; empty for attempts of older versions, and of notebooks."""
+    try:
+        return str(json.loads(run.attempt_plan(number).read_text(encoding="utf-8"))["mode"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _told_mode(events: Sequence[Event], *, trained: bool) -> str:
+    results = [event for event in events if isinstance(event, Evaluated | Predicted | Exported)]
+    if trained or not results:
+        return "train"
+    return {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
+
+
+def _config_problems(run: RunDir, number: int) -> str:
+    """What a task found wrong with the config before it did anything."""
+    errors = (read_error(files) for files in run.tasks(number).values())
+    found = next((error.problems for error in errors if error is not None and error.problems), ())
+    return "; ".join(f"{'.'.join(map(str, problem.key))}: {problem.message}" for problem in found)
 
 
 def _evaluator_events(run: RunDir) -> list[Evaluated]:

@@ -21,7 +21,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor_arrays import parts_of_process
 from distlaunch.strategies.dtensor_program import DTensorProgram
-from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes
+from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.peers import Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
@@ -55,6 +55,7 @@ class DTensor(StrategyDefaults):
         here = {name: parts_of_process(self.mesh, name)[1] for name in self._sizes}
         self._notes += notes_of_processes(layouts, lambda name: here[name] == self._sizes[name])
         axis = batch_axis(self._config)
+        self._notes += whole_batch_notes(axis, self._sizes)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return DTensorProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)
 

@@ -51,7 +51,7 @@ class MeshVariable(StandIn):
         Raises:
             UsageError: other processes hold parts of it.
         """
-        whole = joined(dtensor.unpack(self.on_mesh.read_value()), self.shape.as_list(), self.layout)
+        whole = joined(dtensor.unpack(self.on_mesh.read_value()), [int(n or 0) for n in self.shape], self.layout)
         if whole is None:
             message = "a variable is read whole in one process, but others hold parts of it"
             raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")

@@ -22,7 +22,7 @@ from distlaunch.strategies.jax_feed import parts_of_process
 from distlaunch.strategies.jax_processes import connect
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes
+from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 
 
@@ -55,6 +55,7 @@ class Jax(StrategyDefaults):
         here = {name: parts_of_process(self.mesh, name)[1] for name in sizes}
         self._notes += notes_of_processes(layouts, lambda name: here[name] == sizes[name])
         axis = batch_axis(self._config)
+        self._notes += whole_batch_notes(axis, sizes)
         inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
         return JaxProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)
 

@@ -63,6 +63,14 @@ def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
     return {path: axes for path, axes in layouts.items() if any(axes)}
 
 
+def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
+    """A note where no axis splits the examples."""
+    if axis is not None or all(size == 1 for size in mesh.values()):
+        return []
+    named = f"none of the mesh's axes ({', '.join(mesh)}) is called 'batch', and `input_layout` names none for examples"
+    return [f"every device computes the whole batch: {named}"]
+
+
 def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
     """Layout by path, of the weights that a rule matches; the first rule that matches counts.
 
@@ -75,7 +83,8 @@ def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
     problems: dict[str, Problem] = {}
     unused = dict.fromkeys(rules)
     for weight in weights:
-        matching = [pattern for pattern in rules if re.search(pattern, weight.path)]
+        # as Keras names it, and as plans and checkpoints do
+        matching = [p for p in rules if re.search(p, weight.path) or re.search(p, f"model/{weight.path}")]
         for pattern in matching:
             unused.pop(pattern, None)
         if matching:

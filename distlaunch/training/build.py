@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state as keras_state
 
 from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
@@ -27,6 +28,8 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
     Raises:
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
     """
+    # automatic names count from here, whatever layers the data function made: checkpoints know variables by name
+    keras_state.set_global_attribute("object_name_uids", None)
     with strategy.scope():
         model = _model(config, rows)
         if config.compile is not None:

@@ -22,7 +22,6 @@ from distlaunch.training.preprocessing import Preprocessing
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """The model on one device with the values of a snapshot; what was built before keeps working."""
-    keras.utils.clear_session()  # so that layers get the same names as the first time
     with _building():
         model = build_model(config, OneDevice(), rows)
     for name, variable in state_variables(model).items():

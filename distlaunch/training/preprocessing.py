@@ -91,6 +91,9 @@ def _load(path: Path, function: str) -> Any:
 def _cannot_be_kept(function: str) -> Iterator[None]:
     try:
         yield
+    except UnicodeError as error:  # Keras writes a vocabulary in the locale's encoding
+        message = f"the layer that {function} returned holds text that this locale cannot write: {error}"
+        raise ConfigError(Problem((*_KEY, "function"), f"{message}; set LC_ALL=C.UTF-8 or PYTHONUTF8=1")) from error
     except (ValueError, TypeError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         message = f"the layer that {function} returned cannot be saved and loaded: {reason}"

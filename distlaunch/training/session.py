@@ -28,6 +28,7 @@ from distlaunch.events import (
 from distlaunch.run_dir import RunDir
 from distlaunch.strategies import create
 from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
 from distlaunch.training.build import build_model
 from distlaunch.training.callbacks import build_callbacks
@@ -137,6 +138,10 @@ class Session:
             shapes = {name: list(array.shape) for name, array in arrays.items()}
             self._emit(Predicted(step=self._restored_step, split=split, path=str(path), shapes=shapes))
         self.program.agree(Vote())
+
+    def usual_formats(self) -> list[str]:
+        """What to export if nobody says it: as the config does after training, or what the model allows."""
+        return list(self._config.export) or ["saved_model" if isinstance(self.model, ModuleModel) else "keras"]
 
     def export(self, formats: list[str], step: int | None = None, *, restore: bool = False) -> None:
         """Writes the model; the chief does, the others wait for it."""

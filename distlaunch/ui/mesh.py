@@ -32,8 +32,10 @@ def mesh_lines(mesh: Mapping[str, Any], pen: Pen) -> list[str]:
 def _grids(names: Sequence[str], sizes: Sequence[int], devices: Sequence[str], pen: Pen) -> list[str]:
     """One grid of the last two axes for each place on the others."""
     *outer, height, width = (1, *sizes) if len(sizes) == 1 else sizes
-    rows = _labels(names[-2], height) if len(names) > 1 else []
-    columns = _labels(names[-1], width)
+    if len(sizes) == 1 and width > _SHARED_COLUMNS:
+        height, width = width, 1  # downwards: a row of them would not fit a terminal
+    rows = _labels(names[-2], height) if len(names) > 1 else _labels(names[-1], height) if width == 1 else []
+    columns = [] if len(names) == 1 and width == 1 else _labels(names[-1], width)
     places = list(itertools.product(*(range(size) for size in outer)))
     lines: list[str] = []
     for number in kept(len(places), _GRIDS):

@@ -28,12 +28,14 @@ def placement_lines(variables: Variables) -> list[str]:
         name, shape = str(variable["name"]), words.shape(variable["shape"])
         if "layout" in variable:
             devices, each = len(variable["parts"]), variable["parts"][0]["bytes"]
-            rows.append((name, shape, f"{devices} devices", _layout(variable["layout"]), words.size(each)))
+            rows.append((name, shape, f"{devices}", _layout(variable["layout"]), words.size(each)))
             continue
         for number, part in enumerate(variable["parts"]):
             head = ("", "") if number else (name, shape)
             rows.append((*head, str(part["task"]), _rows(part["rows"]), words.size(part["bytes"])))
-    return columns(("variable", "shape", "task", "rows", "size"), rows, right={4})
+    on_mesh = any("layout" in variable for variable in variables)
+    head = ("devices", "layout", "on each") if on_mesh else ("task", "rows", "size")
+    return columns(("variable", "shape", *head), rows, right={4})
 
 
 def task_lines(variables: Variables) -> list[str]:

@@ -43,9 +43,10 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         ("strategy", training_start(report.training) if report.training else report.strategy.replace("_", " "), ""),
         ("status", report.status, STATUS_STYLES.get(report.status, "bold")),
     ]
-    failed = [attempt for attempt in report.attempts if attempt.culprit]
+    failed = [attempt for attempt in report.attempts if attempt.culprit and attempt.mode == "train"]
     if report.status == "failed" and failed:
-        rows += [("failed", f"{failed[-1].culprit} on {failed[-1].host}: {failed[-1].reason}", "")]
+        where = f" on {failed[-1].host}" if failed[-1].host else ""
+        rows += [("failed", f"{failed[-1].culprit}{where}: {failed[-1].reason}", "")]
         rows += [("log", shown(failed[-1].log), "")] if failed[-1].log else []
     if again := _restarts(report.attempts):
         rows.append(("restarts", again, ""))

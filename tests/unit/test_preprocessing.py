@@ -84,6 +84,23 @@ def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -
     assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"
 
 
+def test_layers_made_before_do_not_rename_the_models_variables(config: Any) -> None:
+    """The process that makes the layer makes more of them than the one that loads it; checkpoints know names."""
+    from distlaunch.strategies.one_device import OneDevice
+    from distlaunch.training.build import build_model
+
+    raw = {**config().to_plain(), "model": {"function": f"{__name__}:unnamed"}, "compile": {"loss": "mse"}}
+    rows = (np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32))
+    for _ in range(2):
+        keras.Sequential([keras.layers.Dense(1)])
+        model = build_model(RunConfig.model_validate(raw), OneDevice(), rows)
+        assert [weight.path for weight in model.weights] == ["sequential/dense/kernel", "sequential/dense/bias"]
+
+
+def unnamed() -> Any:
+    return keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+
+
 def test_processes_that_start_together_share_one(config: Any, tmp_path: Path) -> None:
     command = [sys.executable, str(tmp_path / "mine.py"), config().model_dump_json(), str(tmp_path / "run")]
     environment = {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "2", "PATH": ""}

@@ -149,6 +149,24 @@ def test_a_run_that_is_going_on_or_was_lost(run: RunDir) -> None:
         assert json.loads(report("runs/job", "--json"))["status"] == "running"
 
 
+def test_a_failed_evaluation_is_not_the_runs_failure(run: RunDir) -> None:
+    run.task(3, "chief:0").path.mkdir(parents=True)
+    run.write_json(run.attempt_plan(3), {"mode": "evaluate"})
+    write(run.events, 3, "launcher", TaskFailed(failed_task="chief:0", host="a", reason="no checkpoint", log="x"))
+    told = json.loads(report("runs/job", "--json"))
+    assert told["status"] == "done"
+    assert told["attempts"][3]["mode"] == "evaluate"
+    assert "evaluate: failed" in report("runs/job")
+
+
+def test_a_config_that_a_task_found_wrong(run: RunDir) -> None:
+    files = run.task(3, "chief:0")
+    files.path.mkdir(parents=True)
+    problem = {"key": ["strategy", "layout", "x"], "message": "matches no variable"}
+    run.write_json(files.error_json, {"kind": "config", "problems": [problem]})
+    assert "failed     config: strategy.layout.x: matches no variable" in report("runs/job")
+
+
 def test_a_run_that_never_began(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("not: complete\n")
     assert "status     unknown" in report(str(tmp_path))
@@ -189,8 +207,8 @@ def test_placement_on_a_mesh() -> None:
     whole = {"name": "model/d2/bias", "shape": [10], "dtype": "float32", "layout": [None]}
     placed = [{**kernel, "parts": parts}, {**whole, "parts": [{**part, "bytes": 40} for part in parts]}]
     assert placement_lines(placed) == [
-        "variable          shape       task        rows             size",
-        "model/d1/kernel   784 x 128   8 devices   [~, model]   200.7 kB",
-        "model/d2/bias     10          8 devices   all              40 B",
+        "variable          shape       devices   layout        on each",
+        "model/d1/kernel   784 x 128   8         [~, model]   200.7 kB",
+        "model/d2/bias     10          8         all              40 B",
     ]
     assert task_lines(placed)[1] == "device:0           2   200.7 kB         0 B   200.7 kB"
