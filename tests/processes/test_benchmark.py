@@ -23,3 +23,13 @@ def test_quick_run_prints_the_ratios():
     assert header.split()[-3:] == ["fit/distlaunch", "loop/distlaunch", "repeat/distlaunch"]
     assert [row.split()[2] for row in rows] == ["one_device", "mirrored"], done.stdout
     assert all(row.count("x (") == 3 for row in rows), done.stdout
+
+
+def test_quick_run_on_a_mesh():
+    command = [sys.executable, "scripts/benchmark_meshes.py", "--quick", "--rows", "sentiment_spatial_parallel"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    header, row = done.stdout.splitlines()
+    assert header.split()[-1] == "hand"
+    assert row.split()[0] == "sentiment_spatial_parallel"
