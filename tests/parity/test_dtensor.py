@@ -6,6 +6,7 @@ import pytest
 
 from tests.parity.cases import ADAMW, CASES, UNEVEN, case
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
+from tests.parity.jax_cases import FEATURES
 from tests.parity.test_jax import MESHES, SPARSE, meshes_of
 from tests.parity.test_replicas import check
 
@@ -61,6 +62,13 @@ def test_dropout_masks_are_those_of_one_device(mesh: str, one_device, monkeypatc
     record, expected = train_dtensor("dropout", MESHES[mesh]), one_device("dropout").record
     assert float(deviations(record, expected).max()) <= TOLERANCE
     assert weight_deviation(record, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> None:
+    """Gradients accumulated over steps, averages that overwrite weights, schedules: Keras branches, DTensor must not."""
+    monkeypatch.setitem(CASES, name, FEATURES[name])
+    check(train_dtensor(name, MESHES["2x2x2"]), one_device(name))
 
 
 def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeypatch) -> None:
