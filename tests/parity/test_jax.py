@@ -135,7 +135,7 @@ def test_convolutions_on_split_inputs_are_refused_where_jax_gets_them_wrong(tmp_
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("tf.Module", "strategy jax needs a keras.Model"),
+        pytest.param("tf.Module", "strategy jax needs a keras.Model", marks=pytest.mark.slow),
         ("own train_step", r"train_step\(self, state, data\) -> logs, state"),
         ("own step function", r"step\(context, state, batch\) -> \(logs, state\)"),
     ],

@@ -73,7 +73,9 @@ def test_in_one_process(strategy: str) -> None:
         check(name, predict(name, STRATEGIES[strategy]))
 
 
-@pytest.mark.parametrize("kind", ["multi_worker_mirrored", "jax", pytest.param("dtensor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["multi_worker_mirrored", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("jax", "dtensor"))]
+)
 def test_in_two_processes(kind: str, tmp_path: Path) -> None:
     """Each has rows, or parts of the weights, that the other has not."""
     if kind == "jax":
