@@ -190,8 +190,8 @@ def test_my_own_model(tmp_path: Path) -> None:
     assert "mine.py" in err
 
 
-# elsewhere in CI: test_sentiment.py trains these two, tests/parity the model of the third
-ELSEWHERE = ("sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor")
+# elsewhere in CI: test_sentiment.py trains the first two, tests/parity the model of the others
+ELSEWHERE = ("sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor", "transformer_jax")
 SMOKE = [
     pytest.param(path, marks=pytest.mark.slow if path.stem in ELSEWHERE else (), id=path.stem)
     for path in sorted(CONFIGS.glob("*.yaml"))
