@@ -21,28 +21,26 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor_arrays import parts_of_process
 from distlaunch.strategies.dtensor_program import DTensorProgram
-from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes, whole_batch_notes
+from distlaunch.strategies.mesh_strategy import MeshStrategy
 from distlaunch.strategies.peers import Peers, addresses_and_rank
-from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
 _WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Embedding)
 """What DTensor cannot split, or not in every model: it wants whole filters, and loses the shape of some gathers."""
 
 
-class DTensor(StrategyDefaults):
+class DTensor(MeshStrategy):
     kind = "dtensor"
 
     def __init__(self, config: DTensorConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         del cluster  # its size is that in TF_CONFIG
+        super().__init__(config, _WHOLE)
         self.task = task or Task("worker", 0)
-        self._config = config
         self._peers = _peers()
-        self.is_chief = self._peers.is_chief
         self._sizes, devices = _sizes_and_devices(config, self._peers.number)
         self.mesh = _mesh(self._sizes, devices, self._peers)
         self.num_replicas = self._sizes.get(batch_axis(config) or "", 1)
-        self._notes: list[str] = []
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -51,22 +49,8 @@ class DTensor(StrategyDefaults):
             yield
 
     def program(self, steps: Steps) -> DTensorProgram:
-        layouts, self._notes = chosen_layouts(self._config.layout, steps.model, self._sizes, _WHOLE)
-        here = {name: parts_of_process(self.mesh, name)[1] for name in self._sizes}
-        self._notes += notes_of_processes(layouts, lambda name: here[name] == self._sizes[name])
-        axis = batch_axis(self._config)
-        self._notes += whole_batch_notes(axis, self._sizes)
-        inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
-        return DTensorProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)
-
-    def from_chief(self, message: bytes) -> bytes:
-        return self._peers.from_chief(message)
-
-    def leave(self) -> None:
-        self._peers.leave()
-
-    def notes(self) -> list[str]:
-        return self._notes
+        layouts, inputs = self.lay_out(steps.model, self._sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        return DTensorProgram(steps, self.mesh, layouts, inputs, self._peers)
 
 
 @functools.cache

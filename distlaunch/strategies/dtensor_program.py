@@ -26,7 +26,7 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.dtensor_arrays import layout_of, parts_of, parts_of_process, place_rows
 from distlaunch.strategies.dtensor_variable import MeshVariable
 from distlaunch.strategies.functional_optimizer import make_functional
-from distlaunch.strategies.functional_step import known_log_names, predictions_of
+from distlaunch.strategies.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
@@ -60,6 +60,7 @@ class DTensorProgram:
     ) -> None:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
         self._input_axes = input_axes
+        self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
         model = self._model
         for optimizer in optimizers_of(model):
             make_functional(optimizer)
@@ -181,8 +182,7 @@ class DTensorProgram:
             return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
 
         logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
-        known = self._steps.logs == "last" and set(logs) == set(metric_results(self._model))
-        return [] if known else sorted(logs)
+        return extra_log_names(self._steps, logs)
 
     # input
 
@@ -190,7 +190,7 @@ class DTensorProgram:
         """Batches on the mesh; None at the end of a pass whose length was not known."""
         axis = self._input_axes[0] if self._input_axes else None
         first, number = parts_of_process(self._mesh, axis)
-        parts = 1 if axis is None else self._mesh.dim_size(axis)
+        parts = 1 if axis is None else self._sizes[axis]
         for batch, start, total in own_rows(source, first=first, number=number, of=parts):
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
 
@@ -202,8 +202,7 @@ class DTensorProgram:
                 message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
                 raise ConfigError(Problem(("data",), message))
             shape = [total, *leaf.shape.as_list()[1:]]
-            sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
-            chosen = dividing_axes(shape, axes, sizes, whole_rows=True)
+            chosen = dividing_axes(shape, axes, self._sizes, whole_rows=True)
             return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
 
         return map_batch(pack, batch, self._input_axes)
@@ -223,8 +222,7 @@ class DTensorProgram:
     # state
 
     def mesh(self) -> dict[str, Any]:
-        sizes = {axis: self._mesh.dim_size(axis) for axis in self._mesh.dim_names}
-        return described_mesh(sizes, self._input_axes)
+        return described_mesh(self._sizes, self._input_axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]

@@ -11,7 +11,7 @@ model's own `train_step(state, data)` fits in its place.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,7 @@ from keras import ops, tree
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
 from distlaunch.strategies.protocol import Batch, Steps
+from distlaunch.strategies.variables import metric_results
 
 Values = list[Any]
 TrainState = tuple[Values, Values, Values, Values]
@@ -118,6 +119,12 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
         return model.predict_step(batch)
 
 
+def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
+    """Of the scalars that a step returns, those that the model's metrics do not tell."""
+    told = steps.logs == "last" and set(logs) == set(metric_results(steps.model))
+    return [] if told else sorted(logs)
+
+
 def known_log_names(steps: Steps) -> list[str] | None:
     """Scalars that a step returns beside the model's metrics; None for a step that is not from here."""
     if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
@@ -129,14 +136,23 @@ def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -
     """The loss of `loop: custom` without a step: per-example losses over the global batch size, plus regularisation."""
 
     def loss(x: Any, y: Any, predictions: Any, sample_weight: Any) -> Any:
-        losses = per_example(y, predictions)
-        if len(losses.shape) > 1:
-            losses = ops.mean(losses, axis=tuple(range(1, len(losses.shape))))
-        if sample_weight is not None:
-            losses = losses * ops.cast(ops.reshape(sample_weight, losses.shape), losses.dtype)
-        return sum(model.losses, start=ops.sum(losses) / losses.shape[0])
+        return sum(model.losses, start=average(per_example(y, predictions), sample_weight))
 
     return loss
+
+
+def average(per_example: Any, sample_weight: Any = None) -> Any:
+    """The mean over the rows of the global batch.
+
+    Args:
+        per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
+        sample_weight: shape [rows].
+    """
+    if len(per_example.shape) > 1:
+        per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
+    if sample_weight is not None:
+        per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
+    return ops.sum(per_example) / per_example.shape[0]
 
 
 def _apply(

@@ -22,26 +22,24 @@ from distlaunch.strategies.jax_feed import parts_of_process
 from distlaunch.strategies.jax_processes import connect
 from distlaunch.strategies.jax_program import JaxProgram
 from distlaunch.strategies.keras_on_jax import building
-from distlaunch.strategies.mesh_layout import chosen_layouts, notes_of_processes, whole_batch_notes
-from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.mesh_strategy import MeshStrategy
+from distlaunch.strategies.protocol import Steps
 
 
-class Jax(StrategyDefaults):
+class Jax(MeshStrategy):
     kind = "jax"
 
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
         if keras.backend.backend() != "jax":
             message = f"strategy jax needs Keras on JAX, but here it runs on {keras.backend.backend()} already"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
+        super().__init__(config)
         self.task = task or Task("worker", 0)
-        self._config = config
         with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has taken stays taken
             tf.config.set_visible_devices([], "GPU")  # it only reads data here
         self._peers = connect((cluster or Cluster()).start_timeout_s)
-        self.is_chief = self._peers.is_chief
         self.mesh = make_mesh(config, self._peers.number)
         self.num_replicas = int(dict(self.mesh.shape).get(batch_axis(config) or "", 1))
-        self._notes: list[str] = []
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -51,22 +49,8 @@ class Jax(StrategyDefaults):
 
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
-        layouts, self._notes = chosen_layouts(self._config.layout, steps.model, sizes)
-        here = {name: parts_of_process(self.mesh, name)[1] for name in sizes}
-        self._notes += notes_of_processes(layouts, lambda name: here[name] == sizes[name])
-        axis = batch_axis(self._config)
-        self._notes += whole_batch_notes(axis, sizes)
-        inputs = self._config.input_layout if self._config.input_layout is not None else [axis]
-        return JaxProgram(steps, self.mesh, layouts, tuple(inputs), self._peers)
-
-    def from_chief(self, message: bytes) -> bytes:
-        return self._peers.from_chief(message)
-
-    def leave(self) -> None:
-        self._peers.leave()
-
-    def notes(self) -> list[str]:
-        return self._notes
+        layouts, inputs = self.lay_out(steps.model, sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        return JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
 
 
 def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import TrainState, known_log_names, predictions_of
+from distlaunch.strategies.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.jax_feed import Feed, Placement, place
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
@@ -186,9 +186,7 @@ class JaxProgram:
         if (known := known_log_names(self._steps)) is not None:
             return known
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
-        if self._steps.logs == "last" and set(logs) == set(metric_results(self._model)):
-            return []
-        return sorted(logs)
+        return extra_log_names(self._steps, logs)
 
     # metrics
 

@@ -15,6 +15,7 @@ import keras
 from distlaunch.config.checks_strategy import AUTO_AXIS
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.layouts import ATTRIBUTE
+from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.protocol import Batch
 
 Axes = tuple[str | None, ...]
@@ -108,7 +109,7 @@ def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], li
     """
     layouts: dict[str, Axes] = {}
     missing: dict[str, None] = {}
-    for part in [*model._flatten_layers(), *getattr(model, "parts", ())]:
+    for part in parts_of(model):
         for name, axes in getattr(part, ATTRIBUTE, {}).items():
             variable = getattr(part, name, None)
             problem = None

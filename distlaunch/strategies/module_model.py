@@ -35,10 +35,11 @@ class ModuleModel(keras.Model):
     def call(self, inputs: Any, training: bool | None = None) -> Any:
         return self.module(inputs, training=bool(training)) if self._takes_training else self.module(inputs)
 
-    @property
-    def parts(self) -> list[tf.Module]:
-        """The module and those within it."""
-        return [self.module, *self.module.submodules]
+
+def parts_of(model: keras.Model) -> list[Any]:
+    """A model's layers, itself among them, and the modules of a `tf.Module`."""
+    modules = [model.module, *model.module.submodules] if isinstance(model, ModuleModel) else []
+    return [*model._flatten_layers(), *modules]
 
 
 def _replace_variables(module: tf.Module) -> list[keras.Variable]:

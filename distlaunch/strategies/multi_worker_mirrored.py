@@ -11,8 +11,8 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.strategy import Cluster
 from distlaunch.config.strategy import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.peers import Peers, addresses_and_rank
-from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.peers import AmongPeers, Peers, addresses_and_rank
+from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.replica_program import ReplicaProgram, Replicas
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
@@ -23,7 +23,7 @@ _COMMUNICATION = {
 }
 
 
-class MultiWorkerMirrored(StrategyDefaults):
+class MultiWorkerMirrored(AmongPeers):
     kind = "multi_worker_mirrored"
 
     def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
@@ -34,17 +34,10 @@ class MultiWorkerMirrored(StrategyDefaults):
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         addresses, rank = addresses_and_rank()
         self._peers = Peers(len(addresses), rank, TensorFlowStore())
-        self.is_chief = self._peers.is_chief
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()
-
-    def from_chief(self, message: bytes) -> bytes:
-        return self._peers.from_chief(message)
-
-    def leave(self) -> None:
-        self._peers.leave()
 
     def program(self, steps: Steps) -> ReplicaProgram:
         local = self.num_replicas // self._peers.number

@@ -12,7 +12,7 @@ import pickle
 from typing import Any, Protocol
 
 from distlaunch.cluster.spec import from_tf_config
-from distlaunch.strategies.protocol import Vote
+from distlaunch.strategies.protocol import StrategyDefaults, Vote
 
 _TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
 _CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store
@@ -151,3 +151,19 @@ class Peers:
         value = self._get(key)
         self._store.delete(key)
         return value
+
+
+class AmongPeers(StrategyDefaults):
+    """A strategy whose processes train together; a subclass sets `_peers`."""
+
+    _peers: Peers
+
+    @property
+    def is_chief(self) -> bool:
+        return self._peers.is_chief
+
+    def from_chief(self, message: bytes) -> bytes:
+        return self._peers.from_chief(message)
+
+    def leave(self) -> None:
+        self._peers.leave()

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica_input import pack
 from distlaunch.trials import ModelFacts
@@ -30,9 +31,9 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
     """What to know of a model and its training data."""
     random = list(_random_layers(model))
     return ModelFacts(
-        batch_norm=[layer.name for layer in _layers(model) if _normalises_alone(layer)],
-        own_batch_norm=sorted({type(part).__name__ for part in _parts(model) if _seems_batch_norm(part)}),
-        embeddings=[layer.name for layer in _layers(model) if _is_embedding(layer)],
+        batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
+        own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
+        embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
         random=[layer.name for layer in random],
         loud=[layer.name for layer in random if _strength(layer) is None],
         own_step=_own_step(config, model),
@@ -47,11 +48,6 @@ def silence(model: keras.Model) -> None:
             setattr(layer, name, 0.0)
 
 
-def _layers(model: keras.Model) -> Iterator[Any]:
-    flatten = getattr(model, "_flatten_layers", None)
-    yield from flatten() if flatten is not None else ()
-
-
 def _normalises_alone(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
 
@@ -60,19 +56,13 @@ def _is_embedding(layer: Any) -> bool:
     return isinstance(layer, keras.layers.Embedding) and layer.trainable
 
 
-def _parts(model: keras.Model) -> Iterator[Any]:
-    """Layers, and the modules of a tf.Module."""
-    yield from _layers(model)
-    yield from getattr(getattr(model, "module", None), "submodules", ())
-
-
 def _seems_batch_norm(part: Any) -> bool:
     cls = type(part)
     return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
 
 
 def _random_layers(model: keras.Model) -> Iterator[Any]:
-    for layer in _layers(model):
+    for layer in model._flatten_layers():
         own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
         name = _strength(layer)
         if (own or getattr(layer, "_seed_generators", None)) and not (name and getattr(layer, name) == 0):
@@ -90,7 +80,7 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
     if config.train.step is not None:
         return str(config.train.step)
     own = config.train.loop == "fit" and type(model).train_step is not keras.Model.train_step
-    return f"{type(model).__name__}.train_step" if own and type(model).__name__ != "ModuleModel" else ""
+    return f"{type(model).__name__}.train_step" if own else ""
 
 
 def _random_ops(source: Source) -> list[str]:

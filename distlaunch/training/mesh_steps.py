@@ -12,11 +12,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import ops
 
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.functional_step import FunctionalStep, TestState, TrainState, reference_loss
+from distlaunch.strategies.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import Batch, StepFunction, Steps
 from distlaunch.strategies.variables import slot_variables
 from distlaunch.training.references import load_function
@@ -32,25 +31,14 @@ class FunctionalContext:
         model: the Keras model; `model.stateless_call` computes.
         optimizer: its optimizer; `optimizer.stateless_apply` updates.
         per_example_loss: the config's loss, not reduced: (y, predictions) -> shape [rows].
+        average: (per_example, sample_weight=None) -> the mean over the rows of the global batch.
     """
 
     def __init__(self, model: keras.Model) -> None:
         self.model: Any = model
         self.optimizer: Any = model.optimizer
         self.per_example_loss = StepContext(model, per_example(model)).per_example_loss
-
-    def average(self, per_example: Any, sample_weight: Any = None) -> Any:
-        """The mean over the global batch.
-
-        Args:
-            per_example: shape [rows] or [rows, ...]; further dimensions are averaged.
-            sample_weight: shape [rows].
-        """
-        if len(per_example.shape) > 1:
-            per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
-        if sample_weight is not None:
-            per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
-        return ops.sum(per_example) / per_example.shape[0]
+        self.average = average
 
 
 class _DenseGradients(StepContext):
