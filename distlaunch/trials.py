@@ -20,12 +20,10 @@ class TrialOrder:
 
     Attributes:
         reference: draws the weights that all others start from, and measures the model's own rounding noise.
-        quiet: random layers that can be switched off are off.
     """
 
     steps: int
     reference: bool = False
-    quiet: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -62,14 +60,12 @@ class ModelFacts:
         own_batch_norm: the same, but not Keras's: classes that are called so.
         embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
         random: layers that draw random numbers in training.
-        loud: those of them that cannot be switched off.
         own_step: the step function, or the model's method, that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw other numbers in each process.
     """
 
     batch_norm: Sequence[str] = ()
     random: Sequence[str] = ()
-    loud: Sequence[str] = ()
     own_batch_norm: Sequence[str] = ()
     embeddings: Sequence[str] = ()
     own_step: str = ""

@@ -33,12 +33,6 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Series, referenc
     return tuple(causes or _unknown(judgement, facts))
 
 
-def documented(layers: Sequence[str], *, on_jax: bool) -> str:
-    """What to say of random layers that draw other masks than on one device."""
-    who = "JAX draws masks of its own" if on_jax else "each replica draws masks of its own"
-    return f"{_named('random layer', layers)}: {who}, as documented; that is no fault"
-
-
 def dense_embeddings(layers: Sequence[str]) -> str:
     """What to say where embeddings make a mesh differ after a first step that is equal."""
     return (
@@ -117,6 +111,11 @@ def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
         causes.append(f"{_named('metric', [name for name, _ in judgement.metrics])} deviates")
     if facts.own_step:
         causes.append(f"perhaps {facts.own_step}, which is your own")
+    if facts.random:
+        causes.append(
+            f"perhaps {_named('random layer', facts.random)}: what keras.random draws with the rows in the first "
+            "dimension and a seed generator of the layer's own, is the same as on one device; other draws are not"
+        )
     return causes
 
 

@@ -44,12 +44,6 @@ class PlannedTrial:
     def kind(self) -> str:
         return self.config.strategy.kind
 
-    @property
-    def own_masks(self) -> bool:
-        """Whether random layers draw other masks than on one TensorFlow device, as documented."""
-        replicas = self.kind in ("mirrored", "multi_worker_mirrored") and self.replicas != 1
-        return replicas or self.kind == "jax"
-
 
 def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int], num_gpus: int) -> list[PlannedTrial]:
     """The trials, in the order in which they are shown."""

@@ -15,7 +15,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.launch.attempt import AttemptResult, run_attempt
-from distlaunch.launch.causes import dense_embeddings, documented, explain
+from distlaunch.launch.causes import dense_embeddings, explain
 from distlaunch.launch.job import Choice, Request, checked, choose
 from distlaunch.launch.judgement import Judgement, first_not_a_number, judge
 from distlaunch.launch.observer import Silent
@@ -112,10 +112,10 @@ def verify(
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
     with _folder(request.keep) as folder, SignalPipe() as signals:
-        bench = _Bench(request, choice, environ, folder, signals)
         try:
             note(f"one device, {request.steps} steps: the reference and its rounding noise")
-            result.reference = bench.compared_with().reference
+            bench = _Bench(request, choice, environ, folder, signals)
+            result.reference = bench.reference
             for each in planned:
                 row = bench.try_out(each)
                 result.rows.append(row)
@@ -137,64 +137,33 @@ def _folder(keep: str | None) -> Iterator[Path]:
     yield folder
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Trials that are compared with one reference, in one run directory.
-
-    Attributes:
-        silenced: random layers that the trials of this group switch off, as far as they can be.
-    """
-
-    run: RunDir
-    reference: Record
-    silenced: Sequence[str] = ()
-
-    @property
-    def quiet(self) -> bool:
-        return bool(self.silenced)
-
-
 class _Bench:
-    """Makes trials: each an attempt in the run directory of its group."""
+    """Makes trials: each an attempt in one run directory, compared with one reference, which is trained at once."""
 
     def __init__(
         self, request: VerifyRequest, choice: Choice, environ: Mapping[str, str], folder: Path, signals: SignalPipe
     ) -> None:
-        self._request, self._choice, self._environ = request, choice, environ
-        self._folder, self._signals = folder, signals
-        self._groups: dict[bool, _Group] = {}
-
-    def group(self, *, quiet: bool) -> _Group:
-        """The group, with its reference trained the first time."""
-        if quiet not in self._groups:
-            run = RunDir.claim(self._folder, "verify-without-random-layers" if quiet else "verify")
-            result = self._attempt(run, reference_config(self._choice.config), reference=True, quiet=quiet)
-            checked(result, self._choice.locate)
-            if result.outcome.status != "done":
-                raise _Ended(result, None)
-            silenced = self.group(quiet=False).reference.facts.random if quiet else ()
-            self._groups[quiet] = _Group(run, Record.read(run.record(result.plan.attempt)), silenced)
-        return self._groups[quiet]
-
-    def compared_with(self) -> _Group:
-        """The group of all trials. With random layers on, examples could not be permuted to measure noise."""
-        plain = self.group(quiet=False)
-        return self.group(quiet=True) if plain.reference.facts.random else plain
+        self._request, self._environ, self._signals = request, environ, signals
+        self._run = RunDir.claim(folder, "verify")
+        result = self._attempt(reference_config(choice.config), reference=True)
+        checked(result, choice.locate)
+        if result.outcome.status != "done":
+            raise _Ended(result, None)
+        self.reference = Record.read(self._run.record(result.plan.attempt))
 
     def try_out(self, planned: PlannedTrial) -> Row:
         """Runs one trial and judges it."""
         if planned.verdict:
             return Row(planned, planned.verdict, (planned.reason,))
-        group = self.compared_with()
         began = time.monotonic()
         try:
-            result = self._attempt(group.run, planned.config, reference=False, quiet=group.quiet)
+            result = self._attempt(planned.config, reference=False)
         except DistlaunchError as error:  # too few GPUs, no ports
             return Row(planned, CANNOT_RUN, (str(error),))
-        row = self._row(planned, group, result)
+        row = self._row(planned, result)
         return dataclasses.replace(row, seconds=time.monotonic() - began)
 
-    def _row(self, planned: PlannedTrial, group: _Group, result: AttemptResult) -> Row:
+    def _row(self, planned: PlannedTrial, result: AttemptResult) -> Row:
         if result.outcome.problems:
             return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
         failure = result.outcome.failure
@@ -203,17 +172,18 @@ class _Bench:
             last = failure.detail[-1].strip() if failure.detail else ""
             reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
             return Row(planned, FAILED, (f"{failure.task} {reason}{where}",))
-        record, reference = Record.read(group.run.record(result.plan.attempt)), group.reference
+        record, reference = Record.read(self._run.record(result.plan.attempt)), self.reference
         judgement = judge(record.series, reference.series, reference.noise, reference.rows)
-        verdict, reasons = _verdict(planned, group, record, judgement)
+        verdict, reasons = _verdict(planned, reference, record, judgement)
         return Row(dataclasses.replace(planned, replicas=record.replicas), verdict, reasons, judgement)
 
-    def _attempt(self, run: RunDir, config: RunConfig, *, reference: bool, quiet: bool) -> AttemptResult:
+    def _attempt(self, config: RunConfig, *, reference: bool) -> AttemptResult:
         self._stop_if_asked()
-        order = TrialOrder(self._request.steps, reference, quiet)
-        extra = ("--trial", order.to_json())
-        with run.lock():
-            result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+        extra = ("--trial", TrialOrder(self._request.steps, reference).to_json())
+        with self._run.lock():
+            result = run_attempt(
+                config, self._run, "verify", Silent(), self._environ, extra=extra, signals=self._signals
+            )
         if result.outcome.status in ("interrupted", "stopped"):
             raise _Ended(None, result.outcome.exit_code)
         return result
@@ -224,23 +194,17 @@ class _Bench:
             raise _Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)
 
 
-def _verdict(planned: PlannedTrial, group: _Group, record: Record, judgement: Judgement) -> tuple[str, tuple[str, ...]]:
-    reference = group.reference
+def _verdict(
+    planned: PlannedTrial, reference: Record, record: Record, judgement: Judgement
+) -> tuple[str, tuple[str, ...]]:
     facts = reference.facts
     if (step := first_not_a_number(reference.series)) is not None:
         return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
-    masks: list[str] = []
-    if group.quiet and planned.own_masks:
-        masks = [documented(group.silenced, on_jax=planned.kind == "jax")]
     if judgement.equal:
-        if masks:
-            return DOCUMENTED, (*masks, "with these switched off, every step is equal")
-        return EQUAL, (f"compared with {', '.join(group.silenced)} switched off",) if group.quiet else ()
-    reasons = explain(planned, judgement, record.series, reference)
+        return EQUAL, ()
     if planned.kind in ("dtensor", "jax") and facts.embeddings and (judgement.first_step or 0) > 1:
-        return DOCUMENTED, (dense_embeddings(facts.embeddings), *masks)
-    if masks and facts.loud:
-        return DOCUMENTED, (*masks, "they cannot be switched off, so nothing else was compared")
+        return DOCUMENTED, (dense_embeddings(facts.embeddings),)
+    reasons = explain(planned, judgement, record.series, reference)
     if judgement.weights_differ and record.series.worst_weight and not reasons:
         reasons = (f"the cause is not known; the weight that deviates most is {record.series.worst_weight}",)
-    return DIFFERS, (*reasons, *masks)
+    return DIFFERS, reasons

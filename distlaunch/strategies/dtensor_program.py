@@ -252,7 +252,7 @@ class DTensorProgram:
 def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> Iterator[None]:
     """Within it, random tensors are drawn whole on each device: split ones would be other numbers in other layouts."""
     module = stateless_random_ops.gen_stateless_random_ops_v2
-    names = [name for name in vars(module) if name.startswith("stateless_random_") and name.endswith("_v2")]
+    names = [name for name in vars(module) if name.startswith("stateless_") and name.endswith("_v2")]
     kept = {name: getattr(module, name) for name in names}
 
     def whole(draw: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.jax_feed import Feed, Placement, place
+from distlaunch.strategies.keras_on_jax import drawing
 from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
@@ -143,7 +144,7 @@ class JaxProgram:
         return self._peers.agree(vote)
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        step, average, constrain = self._steps.train, self._steps.logs == "mean", self._placement.constrain
+        step, average, constrain = drawing(self._steps.train), self._steps.logs == "mean", self._placement.constrain
         self._check_convolutions(step, state, batch)
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):
@@ -160,8 +161,8 @@ class JaxProgram:
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
 
     def _make_test_call(self) -> Callable[..., Any]:
-        step, constrain = self._steps.test, self._placement.constrain
-        assert step is not None, "the loop asks for evaluation only where there is a test step"
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        step, constrain = drawing(self._steps.test), self._placement.constrain
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
             _, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.replica_input import first_row
 
 _TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum
 
@@ -55,7 +56,7 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, num_replicas: int
     travelling = dtype if dtype in _TRAVELS else tf.float32 if dtype.is_floating else tf.int32
     context = tf.distribute.get_replica_context()
     number, count = tf.cast(total, tf.int32), tf.cast(rows, tf.int32)
-    first = number * context.replica_id_in_sync_group // num_replicas
+    first = first_row(number, context.replica_id_in_sync_group, num_replicas)
     around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
     padded = tf.pad(tf.cast(leaf[:count], travelling), around)
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, padded), dtype)

@@ -23,7 +23,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
     def part(element: Any, replica: tf.Tensor) -> Any:
         total = num_rows(element)
-        start, stop = total * replica // num_replicas, total * (replica + 1) // num_replicas
+        start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
         stand_in = tf.logical_and(start == stop, total > 0)
         start, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
         rows = tf.where(stand_in, tf.zeros_like(stop), stop - start)
@@ -37,6 +37,11 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
     return _loaded(parts, source).prefetch(2 * num_local).with_options(_options())
+
+
+def first_row(total: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """Of a global batch of `total` rows, the first of a replica's."""
+    return total * replica // num_replicas
 
 
 def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:

@@ -27,6 +27,9 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils
 
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies import replica_random
+from distlaunch.strategies.replica_input import first_row
+from distlaunch.strategies.replica_random import Place
 
 _local = threading.local()  # replicas are traced in threads of their own
 
@@ -40,10 +43,19 @@ def replica_share(rows: tf.Tensor, total: tf.Tensor) -> Iterator[None]:
         total: scalar float32, examples of the global batch.
     """
     _local.share, _local.means, _local.rows, _local.total = rows / total, False, rows, total
+    _local.place = _place(rows, total)
     try:
         yield
     finally:
-        del _local.share, _local.rows, _local.total
+        del _local.share, _local.rows, _local.total, _local.place
+
+
+def _place(rows: tf.Tensor, total: tf.Tensor) -> Place:
+    context = tf.distribute.get_replica_context()
+    index = tf.cast(context.replica_id_in_sync_group, tf.int64)
+    whole = tf.cast(total, tf.int64)
+    start = first_row(whole, index, context.num_replicas_in_sync)
+    return Place(start, tf.maximum(tf.cast(rows, tf.int64), 1), whole)
 
 
 def current_share() -> tf.Tensor | None:
@@ -112,6 +124,7 @@ def install() -> None:
     loss_module.unscale_loss_for_distribution = unscale_by_share
     loss_module.reduce_weighted_values = reduce_globally
     compile_utils.CompileLoss.call = call_with_means
+    replica_random.install(lambda: getattr(_local, "place", None))
     loss_module._distlaunch_installed = True
 
 

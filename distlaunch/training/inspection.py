@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,9 +12,6 @@ from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica_input import pack
 from distlaunch.trials import ModelFacts
-
-_STRENGTHS = ("rate", "stddev")
-"""Attributes of Keras's random layers that switch them off when they are 0."""
 
 _RANDOM_OPS = frozenset(
     {
@@ -29,23 +25,14 @@ _RANDOM_OPS = frozenset(
 
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
     """What to know of a model and its training data."""
-    random = list(_random_layers(model))
     return ModelFacts(
         batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
-        random=[layer.name for layer in random],
-        loud=[layer.name for layer in random if _strength(layer) is None],
+        random=[layer.name for layer in model._flatten_layers() if _draws(layer)],
         own_step=_own_step(config, model),
         random_ops=_random_ops(source),
     )
-
-
-def silence(model: keras.Model) -> None:
-    """Switches off the random layers that can be."""
-    for layer in _random_layers(model):
-        if (name := _strength(layer)) is not None:
-            setattr(layer, name, 0.0)
 
 
 def _normalises_alone(layer: Any) -> bool:
@@ -61,19 +48,10 @@ def _seems_batch_norm(part: Any) -> bool:
     return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
 
 
-def _random_layers(model: keras.Model) -> Iterator[Any]:
-    for layer in model._flatten_layers():
-        own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
-        name = _strength(layer)
-        if (own or getattr(layer, "_seed_generators", None)) and not (name and getattr(layer, name) == 0):
-            yield layer
-
-
-def _strength(layer: Any) -> str | None:
-    """The attribute that switches a layer of Keras's own off."""
-    if not type(layer).__module__.startswith("keras."):
-        return None
-    return next((name for name in _STRENGTHS if isinstance(getattr(layer, name, None), int | float)), None)
+def _draws(layer: Any) -> bool:
+    """Whether it draws random numbers in training; a Dropout of rate 0 does not."""
+    own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
+    return bool(own or getattr(layer, "_seed_generators", None)) and getattr(layer, "rate", None) != 0
 
 
 def _own_step(config: RunConfig, model: keras.Model) -> str:

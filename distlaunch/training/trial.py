@@ -26,7 +26,7 @@ from distlaunch.strategies.protocol import Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
-from distlaunch.training.inspection import facts_of, silence
+from distlaunch.training.inspection import facts_of
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
@@ -52,8 +52,6 @@ class Trial:
 
     def prepare(self, model: keras.Model) -> None:
         """To be called when the model is built, before its steps are made."""
-        if self._order.quiet:
-            silence(model)
         watch_gradients(model)
 
     def run(self, session: Session, path: Path) -> None:
@@ -97,9 +95,9 @@ class Trial:
             "permuted": [(initial, permuted(source, seed)) for seed in seeds],
             "rounded": [(rounded(initial, seed), source) for seed in seeds],
         }
-        if facts.random_ops or (facts.random and not self._order.quiet):
-            variants = {}  # each run reads other data; or the quiet reference follows, and is the one to compare with
-        if facts.loud:  # other masks for the same example
+        if facts.random_ops:  # each run reads other data
+            variants = {}
+        if facts.random:  # other masks for the same example
             variants.pop("permuted", None)
         runs: list[Series] = []
         names: list[str] = []

@@ -84,4 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),
     "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM),
+    "random layers": case("random_layers", data_args=UNEVEN, optimizer=ADAMW),
 }
+EXACT = ("random layers",)
+"""Those of which no noise can be measured by permuting examples: each would get another mask."""

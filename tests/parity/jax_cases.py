@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tests.parity.cases import ADAMW, MOMENTUM, UNEVEN, case, optimizer
+from tests.parity.cases import MOMENTUM, UNEVEN, case, optimizer
 
 HERE = "tests.parity.jax_cases"
 layers = keras.layers
@@ -28,8 +28,8 @@ OPTIMIZERS = {
     "schedule": optimizer("SGD", learning_rate=COSINE, momentum=0.9),
 }
 FEATURES = {name: case(optimizer=made, data_args=UNEVEN, args={"l2": 0.01}) for name, made in OPTIMIZERS.items()}
-RANDOM = {"dropout": own("dropout", optimizer=ADAMW), "own train_step of JAX": own("own_train_step")}
-"""Compared with one device of JAX: TensorFlow's random numbers are others, and its steps have another form."""
+OWN_TRAIN_STEP = own("own_train_step")
+"""Compared with one device of JAX: steps of TensorFlow have another form."""
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)
 """What `own_step` below computes."""
 OWN_STEP = {**REFERENCE_STEP, "train": {**REFERENCE_STEP["train"], "step": f"{HERE}:own_step"}}
@@ -42,20 +42,7 @@ EVERY_OPTIMIZER = {
     f"optimizer {name}": case(optimizer=optimizer(name, **(MUON if name == "Muon" else {})), data_args=UNEVEN)
     for name in NAMES
 }
-EXTRA = {**FEATURES, **RANDOM, **EVERY_OPTIMIZER, "own step of JAX": OWN_STEP}
-
-
-def dropout() -> keras.Model:
-    """Dropout and BatchNorm."""
-    return keras.Sequential(
-        [
-            layers.Input((12,)),
-            layers.Dense(32, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            layers.Dense(4),
-        ]
-    )
+EXTRA = {**FEATURES, **EVERY_OPTIMIZER, "own step of JAX": OWN_STEP, "own train_step of JAX": OWN_TRAIN_STEP}
 
 
 class OwnTrainStep(keras.Sequential):

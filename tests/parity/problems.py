@@ -243,14 +243,18 @@ def recommender() -> keras.Model:
     return factorization(users=40, items=30, dim=6)
 
 
-def dropout() -> keras.Model:
-    """Dropout and BatchNorm."""
+def random_layers() -> keras.Model:
+    """Uniform and normal numbers, a mask of its own shape, BatchNorm between."""
     return keras.Sequential(
         [
             layers.Input((FEATURES,)),
+            layers.GaussianNoise(0.1),
             layers.Dense(32, activation="relu"),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(synchronized=True),
             layers.Dropout(0.5),
+            layers.Reshape((4, 8)),
+            layers.SpatialDropout1D(0.2),
+            layers.Flatten(),
             layers.Dense(CLASSES),
         ]
     )

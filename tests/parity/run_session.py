@@ -1,6 +1,9 @@
-"""Goes on with a run from its newest checkpoint, in this process.
+"""Goes on with runs from their newest checkpoints; run as a script, one task of a job does it with them all.
 
-On JAX: python -m tests.parity.run_session RUN_DIR CONFIG_JSON STOP_AFTER
+[TF_CONFIG=...] python -m tests.parity.run_session RESULTS.json JOBS
+
+JOBS is a JSON list of [run directory, config, steps after which to stop], all of one strategy. The results are the logs
+of every step of each.
 """
 
 from __future__ import annotations
@@ -8,36 +11,60 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from distlaunch.backend import choose_backend
+from distlaunch.cluster.spec import Task, from_tf_config
+from tests.parity.train_jobs import prepare_devices
 
-def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, export: bool = False) -> list[dict[str, float]]:
+Steps = list[dict[str, float]]
+
+
+def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, leave: bool = True) -> Steps:
     """The logs of every step.
 
     Args:
         stop_after: steps after which the process is asked to stop.
-        export: write the model in all formats then.
+        leave: no other session of this process follows.
     """
-    from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.events import Event, StepsDone
     from distlaunch.run_dir import RunDir
     from distlaunch.training.session import Session
 
-    steps: list[dict[str, float]] = []
+    steps: Steps = []
 
     def emit(event: Event) -> None:
         if isinstance(event, StepsDone):
             steps.append(event.logs)
 
-    config = RunConfig.model_validate(raw)
-    session = Session(config, RunDir(run_dir), Task("worker", 0), emit, lambda: len(steps) >= stop_after)
+    config, task = RunConfig.model_validate(raw), Task("worker", 0)
+    if "TF_CONFIG" in os.environ:
+        task = from_tf_config(os.environ["TF_CONFIG"])[1]
+    session = Session(config, RunDir(run_dir), task, emit, lambda: len(steps) >= stop_after)
     session.run_training()
-    if export:
-        session.export(["keras", "saved_model"])
+    if leave:
+        session.leave()
     return steps
 
 
+def main() -> None:
+    results, listed = sys.argv[1:]
+    jobs = json.loads(listed)
+    strategy, cluster = jobs[0][1]["strategy"], jobs[0][1].get("cluster", {})
+    choose_backend(strategy["kind"])
+    if "mesh" in strategy:
+        prepare_devices(8 // cluster.get("workers", 1))
+    found = [
+        run_session(run_dir, raw, stop_after, leave=number == len(jobs) - 1)
+        for number, (run_dir, raw, stop_after) in enumerate(jobs)
+    ]
+    if "TF_CONFIG" not in os.environ or from_tf_config(os.environ["TF_CONFIG"])[1].index == 0:
+        Path(results).write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # as a worker: the frameworks' own end waits for peers
+
+
 if __name__ == "__main__":
-    os.environ.update(KERAS_BACKEND="jax", JAX_PLATFORMS="cpu")
-    print(json.dumps(run_session(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), export=True)))
+    main()

@@ -1,0 +1,133 @@
+"""A run that is begun under any strategy goes on under any other as if nothing had happened.
+
+Weights, optimizer slots, the step, the place in the shuffled data, random state, metrics within an epoch and the state
+of callbacks go along. The model has random layers, so a lost or repeated draw shows at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.parity.cases import UNEVEN, case, optimizer
+from tests.parity.compare import TOLERANCE, deviations
+from tests.parity.run_session import Steps, run_session
+from tests.parity.test_jax import MESHES
+from tests.parity.workers import DEADLINE_S, run_workers
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
+SERVERS = {"workers": 1, "ps": 2, "hosting": "in_process"}
+SHARDS = {"kind": "parameter_server", "partitioner": {"kind": "fixed_shards", "num_shards": 2}}
+PLACES: dict[str, dict[str, Any]] = {
+    "one_device": {"strategy": {"kind": "one_device"}},
+    "mirrored": {"strategy": {"kind": "mirrored", "replicas": 3}},
+    "two workers": {"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 2}},
+    "servers": {"strategy": {"kind": "parameter_server"}, "cluster": SERVERS},
+    "servers, split": {"strategy": SHARDS, "cluster": SERVERS},
+    **{f"dtensor {mesh}": {"strategy": {"kind": "dtensor", **MESHES[mesh]}} for mesh in ("8", "4x2", "2x2x2")},
+    **{f"jax {mesh}": {"strategy": {"kind": "jax", **MESHES[mesh]}} for mesh in ("8", "2x2x2")},
+    "dtensor, two workers": {"strategy": {"kind": "dtensor", **MESHES["4x2"]}, "cluster": {"workers": 2}},
+    "jax, two workers": {"strategy": {"kind": "jax", **MESHES["4x2"]}, "cluster": {"workers": 2}},
+}
+HERE = ("one_device", "mirrored", *(name for name in PLACES if name.startswith("dtensor ")))
+"""Run in this process; the others need one of their own, or two."""
+CHAIN = ("servers, split", "dtensor 4x2", "two workers", "jax 2x2x2", "one_device", "servers", "mirrored", "jax 8")
+ALL_STEPS, STOP = 52, 1000
+
+
+def config_of(place: str) -> dict[str, Any]:
+    raw = case("random_layers", data_args=UNEVEN, optimizer=optimizer("AdamW", learning_rate=0.01, weight_decay=0.01))
+    raw["data"]["shuffle"] = True
+    slower = {"name": "ReduceLROnPlateau", "args": {"monitor": "loss", "patience": 0, "min_delta": 10.0}}
+    raw["train"].update(steps_per_call=1, callbacks=[slower])
+    return {**raw, **copy.deepcopy(PLACES[place])}
+
+
+def go_on(place: str, runs: list[Path], stop_after: int, folder: Path) -> list[Steps]:
+    """The logs of every step of each run, continued in a place."""
+    if place in HERE:
+        return [run_session(str(run), config_of(place), stop_after) for run in runs]
+    folder.mkdir(parents=True, exist_ok=True)
+    jobs = json.dumps([[str(run), config_of(place), stop_after] for run in runs])
+    arguments = [str(folder / "steps.json"), jobs]
+    if (workers := config_of(place).get("cluster", {}).get("workers", 1)) > 1:
+        run_workers(folder, "tests.parity.run_session", arguments, workers)
+    else:
+        command = [sys.executable, "-m", "tests.parity.run_session", *arguments]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "steps.json").read_text())
+
+
+def final_state(run: Path) -> dict[str, np.ndarray]:
+    from distlaunch.training.checkpoint import CheckpointStore
+
+    saved = CheckpointStore(run / "checkpoints").newest_good()
+    assert saved is not None
+    assert saved.progress.step == ALL_STEPS
+    return saved.state
+
+
+def check(run: Path, steps: Steps, alone: tuple[Steps, dict[str, np.ndarray]]) -> None:
+    """Every step's values, and everything that the last checkpoint holds, are those of the run without a change."""
+    assert len(steps) == ALL_STEPS
+    assert float(deviations({"steps": steps}, {"steps": alone[0]}).max()) <= TOLERANCE
+    state, expected = final_state(run), alone[1]
+    kept = {name for name in expected if not name.startswith("metric/")}
+    assert kept <= set(state)
+    for name in kept:
+        largest = max(float(np.abs(expected[name]).max(initial=0)), 1e-3)
+        assert np.abs(state[name].astype(float) - expected[name]).max(initial=0) <= TOLERANCE * largest, name
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, virtual_devices) -> tuple[Steps, dict[str, np.ndarray]]:
+    run = tmp_path_factory.mktemp("alone")
+    (steps,) = go_on("one_device", [run], STOP, run)
+    return steps, final_state(run)
+
+
+def test_a_chain_through_every_kind(tmp_path: Path, alone) -> None:
+    """Eight strategies, one run directory: each goes on within an epoch where the one before was stopped."""
+    run, steps = tmp_path / "run", []
+    for number, place in enumerate(CHAIN):
+        stop_after = 5 if number < len(CHAIN) - 1 else STOP
+        (more,) = go_on(place, [run], stop_after, tmp_path / str(number))
+        assert 0 < len(more) <= (6 if stop_after == 5 else ALL_STEPS)
+        steps += more
+    check(run, steps, alone)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, virtual_devices) -> dict[str, tuple[Path, Steps]]:
+    """A run that each place began and was stopped in, within its second epoch."""
+    runs = {}
+    for place in PLACES:
+        folder = tmp_path_factory.mktemp("begun")
+        runs[place] = (folder / "run", go_on(place, [folder / "run"], 16, folder)[0])
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
+def test_every_pair(place: str, begun, alone, tmp_path: Path) -> None:
+    """Copies of all the runs that were begun go on in this place."""
+    copies = []
+    for number, (run, _) in enumerate(begun.values()):
+        copies.append(tmp_path / f"run-{number}")
+        shutil.copytree(run, copies[-1])
+    found = go_on(place, copies, STOP, tmp_path / "work")
+    for run, more, (_, before) in zip(copies, found, begun.values(), strict=True):
+        check(run, before + more, alone)

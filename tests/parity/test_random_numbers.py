@@ -1,0 +1,89 @@
+"""What is drawn in replicas and on JAX are the numbers that one device of TensorFlow draws, to the last bit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from distlaunch.strategies import replica_share
+from distlaunch.strategies.replica_input import split_rows
+
+REPLICAS = 3
+
+
+class Draws(keras.layers.Layer):
+    """Everything that Keras draws by the shape of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(3)
+
+    def call(self, x: tf.Tensor) -> list[tf.Tensor]:
+        rows, seed, random = keras.ops.shape(x)[0], self.seed, keras.random
+        return [
+            random.uniform((rows, 3), seed=seed),
+            random.normal((rows, 5, 7), seed=seed),
+            random.truncated_normal((rows, 3), seed=seed),
+            random.randint((rows, 3), 0, 10, seed=seed),
+            random.dropout(x, 0.5, seed=seed),
+            random.uniform((rows * 2, 3), seed=seed),
+            random.uniform((rows, 3), seed=seed, dtype="float16"),
+            random.uniform((rows, 3), seed=seed, dtype="float64"),
+            random.normal((rows, 3), seed=seed, dtype="bfloat16"),
+            random.dropout(keras.ops.ones((rows, 2, 6)), 0.5, noise_shape=(None, 1, 6), seed=seed),
+            random.uniform((4, 3), seed=seed),
+        ]
+
+
+@pytest.mark.usefixtures("virtual_devices")
+@pytest.mark.parametrize("rows", [12, 7, 2])
+def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
+    """Even and uneven parts, and a replica without rows; the last draw is not one of rows."""
+    x = np.ones((rows, 5), np.float32)
+    *expected, alone = tf.function(Draws(), input_signature=[tf.TensorSpec([None, 5])])(x)
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
+    replica_share.install()
+    with strategy.scope():
+        layer = Draws()
+    elements = tf.data.Dataset.from_tensors(x).repeat()
+    source: Any = SimpleNamespace(elements=elements, load=lambda element: element)
+    parts = split_rows(source, first_replica=0, num_local=REPLICAS, num_replicas=REPLICAS)
+    iterator = iter(strategy.distribute_datasets_from_function(lambda _: parts))
+
+    @tf.function(autograph=False)
+    def call(iterator: Any) -> Any:
+        def step(batch: tf.Tensor, rows: tf.Tensor, total: tf.Tensor) -> Any:
+            with replica_share.replica_share(rows, total):
+                return layer(batch), rows
+
+        return strategy.run(step, args=next(iterator))
+
+    (*drawn, together), counts = call(iterator)
+    for whole, own in zip(expected, drawn, strict=True):
+        merged = whole.shape[0] // rows
+        parts, sizes = map(strategy.experimental_local_results, (own, counts))
+        got = np.concatenate([part.numpy()[: int(n) * merged] for part, n in zip(parts, sizes, strict=True)])
+        np.testing.assert_array_equal(got, whole.numpy())
+    for part in strategy.experimental_local_results(together):
+        np.testing.assert_array_equal(part.numpy(), alone.numpy())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (3,), (5, 8), (7, 5), (3, 4, 12)])
+def test_jax_draws_what_tensorflow_draws(shape: tuple[int, ...], dtype: str) -> None:
+    jax = pytest.importorskip("jax")
+    from distlaunch.strategies import jax_random
+
+    for state in ([5, 0], [906691060, 7], [2**31 - 1, 3]):
+        seed = tf.constant([word % (2**31 - 2) for word in state], tf.int32)
+        uniform = np.asarray(jax.jit(lambda s: jax_random.uniform(s, shape, dtype))(np.array(state, np.uint32)))
+        np.testing.assert_array_equal(uniform, tf.random.stateless_uniform(shape, seed, dtype=dtype).numpy())
+        normal = np.asarray(jax.jit(lambda s: jax_random.normal(s, shape, dtype))(np.array(state, np.uint32)))
+        expected = tf.random.stateless_normal(shape, seed, dtype=dtype).numpy()
+        rounding = float(jax.numpy.finfo(dtype).eps) * 8
+        np.testing.assert_allclose(normal.astype(float), expected.astype(float), rtol=rounding, atol=rounding)
