@@ -62,6 +62,7 @@ class ModelFacts:
         random: layers that draw random numbers in training.
         own_step: the step function, or the model's method, that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw other numbers in each process.
+        own_losses: the sum of the losses that the model adds (regularisation), with the first weights.
     """
 
     batch_norm: Sequence[str] = ()
@@ -70,13 +71,15 @@ class ModelFacts:
     embeddings: Sequence[str] = ()
     own_step: str = ""
     random_ops: Sequence[str] = ()
+    own_losses: float = 0.0
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a trial leaves. All but the first two are the reference's.
+    """What a trial leaves. Facts, rows and noise are the reference's.
 
     Attributes:
+        shards: the data pipeline takes a part of the examples by itself, as for one of several workers.
         rows: examples of each step's batch.
         noise: runs on one device that differ in rounding only.
         noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
@@ -89,6 +92,7 @@ class Record:
     rows: Sequence[int] = ()
     noise: Sequence[Series] = ()
     noise_source: str = ""
+    shards: bool = False
 
     def write(self, path: Path) -> None:
         write_atomically(path, json.dumps(asdict(self)) + "\n")

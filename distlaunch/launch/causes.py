@@ -13,13 +13,17 @@ _CLOSE = 0.02
 _REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
 
 
-def explain(planned: PlannedTrial, judgement: Judgement, trial: Series, reference: Record) -> tuple[str, ...]:
+def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
     """The likely causes of a deviation, each with its remedy; empty if they are not known."""
     facts = reference.facts
-    if planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
-        causes = _of_replicas(planned.replicas or 1, judgement, trial, reference.series, facts)
-    else:
-        causes = []
+    causes = []
+    if trial.shards and planned.processes > 1:
+        causes.append(
+            "the data pipeline takes a shard of the examples for each worker by itself, so that each batch is another "
+            "one, and shards may differ in length; leave it out: every worker gets its rows of the same global batches"
+        )
+    elif planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
+        causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
     if facts.random_ops:
         causes.append(
             f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
@@ -50,6 +54,12 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
         causes.append(
             f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
             f"are summed; {_remedy(facts.own_step)}"
+        )
+    elif facts.own_step and _adds_own_losses(replicas, trial, reference, facts):
+        causes.append(
+            f"{facts.own_step}: the first step's loss is too large by {replicas - 1} times the model's own losses "
+            "(regularisation): each replica adds them whole, and they are summed; "
+            f"{_remedy(facts.own_step)}"
         )
     if facts.batch_norm:
         causes.append(
@@ -85,6 +95,12 @@ def _scaled(replicas: int, trial: Series, reference: Series) -> str:
     if any(_is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0][name], replicas) for name in losses):
         found.append("loss")
     return f"{' and '.join(found)} {'are' if found != ['loss'] else 'is'} {replicas} times too large" if found else ""
+
+
+def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> bool:
+    losses = [name for name in reference.logs[0] if is_loss(name)]
+    surplus = [trial.logs[0].get(name, math.nan) - reference.logs[0][name] for name in losses]
+    return any(_is_multiple(value + facts.own_losses, facts.own_losses, replicas) for value in surplus)
 
 
 def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference: Series) -> str:

@@ -204,7 +204,7 @@ def _verdict(
         return EQUAL, ()
     if planned.kind in ("dtensor", "jax") and facts.embeddings and (judgement.first_step or 0) > 1:
         return DOCUMENTED, (dense_embeddings(facts.embeddings),)
-    reasons = explain(planned, judgement, record.series, reference)
+    reasons = explain(planned, judgement, record, reference)
     if judgement.weights_differ and record.series.worst_weight and not reasons:
         reasons = (f"the cause is not known; the weight that deviates most is {record.series.worst_weight}",)
     return DIFFERS, reasons

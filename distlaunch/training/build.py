@@ -37,7 +37,8 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
         elif not model.compiled and config.train.step is None:
             message = "missing: the model's function returns a model that is not compiled, so the config must say how"
             raise ConfigError(Problem(("compile",), message))
-        _create_variables(model, rows, strategy)
+        own_step = config.train.step is not None or type(model).train_step is not keras.Model.train_step
+        _create_variables(model, rows, strategy, own_step=own_step)
     return model
 
 
@@ -124,7 +125,7 @@ def _takes_predictions(function: Any) -> bool:
     return code is not None and code.co_varnames[:2] in {("y_true", "y_pred"), ("y", "y_pred")}
 
 
-def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> None:
+def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy, *, own_step: bool) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
     on_jax = keras.backend.backend() == "jax"
     if on_jax:
@@ -132,10 +133,9 @@ def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy) -> No
 
         rows = on_host(rows)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
-    own_step = type(model).train_step is not keras.Model.train_step
     predictions = None
     if not model.built or (model.compiled and y is not None):
-        # a model with a train_step of its own may have no forward pass, or one of other inputs (a GAN)
+        # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
             predictions = model(x, training=False)
     strategy.adopt(model)

@@ -23,16 +23,25 @@ _RANDOM_OPS = frozenset(
 """TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
 
 
+_SHARDING_OP = "ShardDataset"
+
+
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
-    """What to know of a model and its training data."""
+    """What to know of a model on one device, which has its first weights, and of its training data."""
     return ModelFacts(
         batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
         random=[layer.name for layer in model._flatten_layers() if _draws(layer)],
         own_step=_own_step(config, model),
-        random_ops=_random_ops(source),
+        random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
+        own_losses=float(sum(float(loss) for loss in model.losses)),
     )
+
+
+def takes_shards(source: Source) -> bool:
+    """Whether a pipeline takes a part of the examples by itself."""
+    return _SHARDING_OP in _pipeline_ops(source)
 
 
 def _normalises_alone(layer: Any) -> bool:
@@ -61,9 +70,9 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
     return f"{type(model).__name__}.train_step" if own else ""
 
 
-def _random_ops(source: Source) -> list[str]:
-    """Names of stateful random operations in the pipeline's graph."""
+def _pipeline_ops(source: Source) -> set[str]:
+    """Names of the operations in the pipeline's graph."""
     loaded: Any = source.elements.map(lambda *element: source.load(pack(element)))
     graph = tf.compat.v1.GraphDef.FromString(loaded._as_serialized_graph().numpy())
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return sorted({node.op for node in nodes} & _RANDOM_OPS)
+    return {node.op for node in nodes}

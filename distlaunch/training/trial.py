@@ -26,7 +26,7 @@ from distlaunch.strategies.protocol import Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
-from distlaunch.training.inspection import facts_of
+from distlaunch.training.inspection import facts_of, takes_shards
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
@@ -64,11 +64,12 @@ class Trial:
         if self._order.reference:
             record = self._reference(session, store)
         else:
-            series, final = self._train(session, store.load(0).state if is_chief else None, _source(session))
+            source = _source(session)
+            series, final = self._train(session, store.load(0).state if is_chief else None, source)
             if not is_chief:
                 return
             series = _compared(series, final, store.load(self._order.steps).state)
-            record = Record(session.strategy.num_replicas, series)
+            record = Record(session.strategy.num_replicas, series, shards=takes_shards(source))
         record.write(path)
 
     def _reference(self, session: Session, store: CheckpointStore) -> Record:

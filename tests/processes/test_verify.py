@@ -80,6 +80,27 @@ def wrong_metric(context, batch):
     return {"loss": loss, "mean_square": tf.reduce_mean(predictions**2)}
 
 
+def regularised():
+    l2 = keras.regularizers.L2(0.05)
+    return keras.Sequential([layers.Input((10,)), layers.Dense(16, "relu", kernel_regularizer=l2), layers.Dense(3)])
+
+
+def adds_losses_whole(context, batch):
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = context.average(context.per_example_loss(y, context.model(x, training=True))) + sum(context.model.losses)
+    context.apply(tape, loss)
+    return {"loss": loss}
+
+
+def sharded():
+    import json, os
+
+    task = json.loads(os.environ.get("TF_CONFIG", '{"cluster": {"worker": [0]}, "task": {"index": 0}}'))
+    whole = tf.data.Dataset.from_tensor_slices(data()["train"])
+    return {"train": whole.shard(len(task["cluster"]["worker"]), task["task"]["index"]).repeat()}
+
+
 def jitter(x, y):
     return x + tf.random.normal(tf.shape(x)), y
 
@@ -150,6 +171,22 @@ def test_the_same_in_a_models_own_step(project: Path) -> None:
     code, rows = verify(project, "model.function=mine.py:Own", kinds="mirrored,dtensor")
     assert (code, rows["mirrored"]["verdict"], rows["dtensor"]["verdict"]) == (1, "differs", "equal")
     assert "Own.train_step: the first step's gradients are 2 times too large" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_regularisation_that_each_replica_adds_is_named(project: Path) -> None:
+    settings = ("model.function=mine.py:regularised", "train.step=mine.py:adds_losses_whole")
+    code, rows = verify(project, CUSTOM, *settings, replicas="4")
+    assert (code, rows["mirrored"]["first_step"]) == (1, 1)
+    assert "too large by 3 times the model's own losses" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+def test_shards_of_ones_own_are_named(project: Path) -> None:
+    settings = ("data.function=mine.py:sharded", "train.steps_per_epoch=3")
+    code, rows = verify(project, *settings, kinds="multi_worker_mirrored")
+    assert code == 1
+    assert "takes a shard of the examples" in rows["multi_worker_mirrored"]["reasons"][0]
 
 
 @pytest.mark.slow
