@@ -106,10 +106,10 @@ def _check_process(config: RunConfig) -> None:
             f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
             f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
         )
-    if kind in ("dtensor", "jax") and config.cluster.workers > 1:
+    if kind in ("dtensor", "jax") and config.cluster.num_workers > 1:
+        message = f"cluster.workers: got {config.cluster.num_workers}, which need processes of their own"
         raise UsageError(
-            f"cluster.workers: got {config.cluster.workers}, which need processes of their own; a mesh in this process "
-            "has its devices alone; remove it, or use `distlaunch train`"
+            f"{message}; a mesh in this process has its devices alone; remove it, or use `distlaunch train`"
         )
     if kind == "parameter_server":
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise

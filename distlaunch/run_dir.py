@@ -41,6 +41,7 @@ class TaskDir:
         self.stderr_log = path / "stderr.log"
         self.error_json = path / "error.json"
         self.events = path / "events.jsonl"
+        self.pulse = path / "pulse"
 
     def set_error_aside(self) -> None:
         """Renames error.json to error-N.json: what the task's next process writes is about that process."""

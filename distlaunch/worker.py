@@ -25,23 +25,31 @@ from distlaunch.config.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
-from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNAL
+from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNALS
+from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir, write_atomically
 from distlaunch.trials import TrialOrder
 
 
 class StopFlag:
-    """Remembers that this process was asked to stop."""
+    """Remembers that this process was asked to stop.
 
-    def __init__(self) -> None:
+    Args:
+        on_look: called whenever somebody looks at it, which is before each graph call.
+    """
+
+    def __init__(self, on_look: Callable[[], None]) -> None:
         self.event = threading.Event()
+        self._on_look = on_look
 
     def __call__(self) -> bool:
+        self._on_look()
         return self.event.is_set()
 
     def install(self) -> None:
-        """Takes the stop signal over, after TensorFlow has installed a handler of its own: the later one counts."""
-        signal.signal(STOP_SIGNAL, lambda *_: self.event.set())
+        """Takes the stop signals over, after TensorFlow has installed a handler of its own: the later one counts."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: self.event.set())
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -91,6 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
     session: Any = None
+    pulse = Pulse(files.pulse)
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
@@ -106,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
         def emit(event: Event) -> None:
             writer.write(event)
 
-        stop = StopFlag()
+        stop = StopFlag(pulse.turn)
         began = time.monotonic()
         if is_server(config, task):
 
@@ -124,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return ExitCode.DONE
         if arguments.mode == "verify":
             return _run_trial(arguments, config, run, emit, stop)
-        session = Session(config, run, task, emit, stop, on_connected=stop.install)
+        session = Session(config, run, task, emit, stop, on_connected=stop.install, on_step=pulse.at_step)
         if arguments.mode == "train":
             outcome = session.run_training()
             at = outcome.progress
@@ -147,7 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except BaseException as error:
         if not isinstance(error, DistlaunchError):  # those are told whole by the launcher
             traceback.print_exc()
-        _write_error(files.error_json, _describe(error))
+        _write_error(files.error_json, {**_describe(error), "step": pulse.step})
         return ExitCode.FAILED
 
 

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 
 from distlaunch.config.replicas import CPU_REPLICAS, mesh_product, num_replicas, shares_work
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import DTensor, Jax, Mirrored, MultiWorkerMirrored, ParameterServer, Partitioner
+from distlaunch.config.strategy import (
+    Cluster,
+    DTensor,
+    Jax,
+    Mirrored,
+    MultiWorkerMirrored,
+    ParameterServer,
+    Partitioner,
+    Span,
+)
 from distlaunch.config.tree import Key
 from distlaunch.config.words import did_you_mean, either, listed, show
 from distlaunch.errors import Problem
@@ -38,7 +47,7 @@ def batch_divides(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 def _parts(config: RunConfig, parts: int) -> str:
     if isinstance(config.strategy, MultiWorkerMirrored):
-        workers = config.cluster.workers
+        workers = config.cluster.num_workers
         return f"{parts} replicas ({workers} workers x {parts // workers} each)" if workers > 1 else f"{parts} replicas"
     if isinstance(config.strategy, DTensor | Jax):
         return f"the batch axis of the mesh, of size {parts},"
@@ -52,9 +61,9 @@ def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         return
     if isinstance(strategy, Mirrored) and strategy.replicas != "auto" and strategy.replicas > num_gpus:
         key, needs = ("strategy", "replicas"), strategy.replicas
-    elif isinstance(strategy, DTensor | Jax) and mesh_product(strategy) // config.cluster.workers > num_gpus:
+    elif isinstance(strategy, DTensor | Jax) and mesh_product(strategy) // config.cluster.num_workers > num_gpus:
         # whether this machine has GPUs for all workers that it starts is told when it is known which these are
-        key, needs = ("strategy", "mesh"), mesh_product(strategy) // config.cluster.workers
+        key, needs = ("strategy", "mesh"), mesh_product(strategy) // config.cluster.num_workers
     else:
         return
     message = f"needs {needs} devices, but this machine has {num_gpus} GPU(s); use at most {num_gpus}"
@@ -118,11 +127,12 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     strategy, cluster = config.strategy, config.cluster
     is_ps = isinstance(strategy, ParameterServer)
     many = is_ps or shares_work(config)
-    if cluster.workers > 1 and not many:
-        message = f"got {cluster.workers}, but {strategy.kind} runs in one process; remove it"
+    if cluster.num_workers > 1 and not many:
+        message = f"got {cluster.num_workers}, but {strategy.kind} runs in one process; remove it"
         yield Problem(
             ("cluster", "workers"), f"{message}, or use strategy.kind: multi_worker_mirrored or parameter_server"
         )
+    yield from _span(cluster, in_step=shares_work(config), kind=strategy.kind)
     yield from mesh_is_shared(config, num_gpus)
     if cluster.ps and not is_ps:
         message = f"got {cluster.ps}, but {strategy.kind} has no parameter servers; remove it"
@@ -133,13 +143,25 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     if cluster.hosting == "in_process" and not is_ps:
         message = f"got 'in_process', which parameter_server alone can do, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)
-    is_mesh_of_one = isinstance(strategy, DTensor | Jax) and cluster.workers == 1
+    is_mesh_of_one = isinstance(strategy, DTensor | Jax) and cluster.num_workers == 1
     yield from _ports(config, many=many and cluster.hosting == "processes" and not is_mesh_of_one)
+
+
+def _span(cluster: Cluster, *, in_step: bool, kind: str) -> Iterator[Problem]:
+    if not isinstance(cluster.workers, Span):
+        return
+    if cluster.workers.min > cluster.workers.max:
+        yield Problem(
+            ("cluster", "workers", "min"), f"got {cluster.workers.min}, which is more than max, {cluster.workers.max}"
+        )
+    if not in_step:
+        key = ("cluster", "workers")
+        yield Problem(key, f"a span, but the number of workers of {kind} does not change; write one number")
 
 
 def mesh_is_shared(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Each worker has equally many of the mesh's devices."""
-    strategy, workers = config.strategy, config.cluster.workers
+    strategy, workers = config.strategy, config.cluster.num_workers
     if not isinstance(strategy, DTensor | Jax) or any(size < 1 and size != -1 for size in strategy.mesh.values()):
         return
     devices = mesh_product(strategy)
@@ -163,9 +185,10 @@ def _ports(config: RunConfig, *, many: bool) -> Iterator[Problem]:
         )
         return
     coordinators = int(isinstance(config.strategy, ParameterServer))
-    tasks = config.cluster.workers + config.cluster.ps + coordinators
+    workers = config.cluster.num_workers
+    tasks = workers + config.cluster.ps + coordinators
     if len(ports) != tasks:
-        what = f"{config.cluster.workers} workers" + (f", {config.cluster.ps} ps and the chief" if coordinators else "")
+        what = f"{workers} workers" + (f", {config.cluster.ps} ps and the chief" if coordinators else "")
         yield Problem(key, f"got {len(ports)}; expected {tasks}, one for each of {what}; or write `ports: auto`")
     for port, times in Counter(ports).items():
         if times > 1:

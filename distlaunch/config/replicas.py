@@ -20,8 +20,13 @@ def devices_per_worker(config: RunConfig) -> int | None:
     if isinstance(strategy, MultiWorkerMirrored) and isinstance(strategy.replicas_per_worker, int):
         return strategy.replicas_per_worker
     if isinstance(strategy, DTensor | Jax) and -1 not in strategy.mesh.values():
-        return mesh_product(strategy) // config.cluster.workers
+        return mesh_product(strategy) // config.cluster.num_workers
     return None
+
+
+def with_workers(config: RunConfig, number: int) -> RunConfig:
+    """The config with another number of workers."""
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"workers": number})})
 
 
 def num_replicas(config: RunConfig, num_gpus: int | None) -> int | None:
@@ -35,7 +40,7 @@ def num_replicas(config: RunConfig, num_gpus: int | None) -> int | None:
             return strategy.replicas
         return None if num_gpus is None else num_gpus or CPU_REPLICAS
     if isinstance(strategy, MultiWorkerMirrored):
-        workers = config.cluster.workers
+        workers = config.cluster.num_workers
         if strategy.replicas_per_worker != "auto":
             return workers * strategy.replicas_per_worker
         return None if num_gpus is None else workers * max(1, num_gpus // workers)
@@ -75,7 +80,7 @@ def summary(config: RunConfig, num_gpus: int | None) -> str:
     """`strategy mirrored, 2 replicas, global batch 64`."""
     strategy = config.strategy
     parts = [f"strategy {strategy.kind}"]
-    workers = config.cluster.workers
+    workers = config.cluster.num_workers
     if isinstance(strategy, MultiWorkerMirrored | ParameterServer) or workers > 1:
         parts.append(_count(workers, "worker"))
     if isinstance(strategy, ParameterServer):

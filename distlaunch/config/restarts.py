@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Span
 
-AUTO_RESTARTS = {"parameter_server": 3}
-"""`restarts.max: auto`. Where a job has more tasks, and those not meant to be killed, it is more likely to lose one."""
+AUTO_RESTARTS = 3
+"""`restarts.max: auto`, for jobs that are meant to lose tasks: with parameter servers, or with a span of workers."""
 
 
 def max_restarts(config: RunConfig) -> int:
     """How often a job is started again from its last checkpoint, at most."""
-    wanted = config.restarts.max
-    return AUTO_RESTARTS.get(config.strategy.kind, 0) if wanted == "auto" else wanted
+    if config.restarts.max != "auto":
+        return config.restarts.max
+    expects_losses = config.strategy.kind == "parameter_server" or isinstance(config.cluster.workers, Span)
+    return AUTO_RESTARTS if expects_losses else 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, Section, Words
+from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, PositiveSeconds, Section, Words
 from distlaunch.config.strategy import Cluster, OneDevice, Strategy
 
 
@@ -147,7 +147,12 @@ class Restarts(Section):
     """What happens when a run's tasks fail for a reason that need not come again (a killed process, a lost peer)."""
 
     max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, 0 for the others."""
+    """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, and where
+    `cluster.workers` is a span; 0 for the others."""
+    window_s: PositiveSeconds | None = None
+    """Only starts within so many seconds count; null: all."""
+    backoff_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """How long to wait before the first restart; each further one in a row waits twice as long, up to 5 minutes."""
 
 
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

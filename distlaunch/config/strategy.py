@@ -101,11 +101,19 @@ Strategy = Annotated[
 ]
 
 
+class Span(Section):
+    """How many workers a job may have: it begins with `max`, and goes on with fewer after it has lost one."""
+
+    min: Positive = 1
+    max: Positive
+
+
 class Cluster(Section):
     """The processes of a run."""
 
-    workers: Positive = 1
-    """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax)."""
+    workers: Annotated[Positive | Span, Words("a whole number of at least 1, or {min: ..., max: ...}")] = 1
+    """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax); `{min: 1, max: 4}` for a job that may
+    go on with fewer after it has lost one, at the same global batch size."""
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""
     hosting: Literal["processes", "in_process"] = "processes"
@@ -118,3 +126,10 @@ class Cluster(Section):
     """How long the processes may take from their start to the first step."""
     stop_timeout_s: PositiveSeconds = 30.0
     """How long a task may take to stop cleanly before it is killed."""
+    stall_timeout_s: PositiveSeconds | None = 1800.0
+    """How long training may go without any progress before the job counts as hung; null: for ever."""
+
+    @property
+    def num_workers(self) -> int:
+        """The workers that a job begins with."""
+        return self.workers.max if isinstance(self.workers, Span) else self.workers

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from distlaunch.config.replicas import with_workers
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Span
 from distlaunch.launch.engines import ENGINES
 from distlaunch.launch.environment import describe_environment
 from distlaunch.launch.observer import Observer
@@ -40,10 +42,18 @@ def run_attempt(
     engine: str = "local",
     extra: Sequence[str] = (),
     signals: SignalPipe | None = None,
+    workers: int | None = None,
 ) -> AttemptResult:
-    """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already."""
+    """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already.
+
+    Args:
+        workers: how many this attempt has, of a config that gives a span.
+    """
     from distlaunch.config.load import dump_config
 
+    whole = config
+    if workers is not None or isinstance(config.cluster.workers, Span):
+        config = with_workers(config, workers or config.cluster.num_workers)
     place = ENGINES[engine].find(config, environ)
     try:
         config = fit_config(config, place.cluster)
@@ -53,7 +63,9 @@ def run_attempt(
         write_atomically(run.attempt_config(attempt), text)
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         if mode == "train":
-            write_atomically(run.config, text)
+            # a run that is resumed may have all of its workers again
+            is_span = isinstance(whole.cluster.workers, Span)
+            write_atomically(run.config, dump_config(whole) if is_span else text)
             run.write_json(run.plan, plan.to_plain())
             run.write_json(run.environment, describe_environment(place.gpus))
         for task in plan.tasks:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
-from distlaunch.launch.failures import Failure, explain_exit, last_lines, need_not_repeat, read_error
+from distlaunch.launch.failures import Failure, TaskError, explain_exit, is_outside, last_lines, may_pass, read_error
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
 from distlaunch.launch.standing import TRIES, Why
 from distlaunch.launch.verdict import Verdict
@@ -21,6 +21,7 @@ class Traces:
     Attributes:
         states: the kernel's letter for each process that still ran when the first failure was settled.
         hosts: where each task said that it runs.
+        steps: where each task was when the run stalled.
         oom: whether the kernel killed for memory meanwhile; None: not known.
     """
 
@@ -28,13 +29,13 @@ class Traces:
     states: dict[str, str] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     spawn_errors: dict[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
     oom: bool | None = None
 
 
 def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
     """Mistakes in the config that the tasks found, each once; empty if the culprit failed by something else."""
-    culprit = next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
-    error = read_error(culprit.files) if culprit else None
+    error = _error_of(plan, verdict)
     if error is None or not error.problems:
         return ()
     found: dict[Problem, None] = {}
@@ -45,14 +46,33 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
 
 
 def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
-    """Whether a failed attempt is worth another, by its culprit: a process that was killed, or that lost a peer."""
+    """Whether a failed attempt is worth another: it lost a task, hung, or met an exception in the midst of training."""
     # the tasks of other launchers would have to start anew at the same moment
-    if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.in_vain or plan.elsewhere:
+    if verdict.in_vain or plan.elsewhere:
         return False
-    culprit = next(task for task in plan.tasks if str(task.task) == verdict.culprit)
-    if verdict.culprit in traces.spawn_errors:
+    if verdict.why in (Why.STALLED, Why.OVERDUE):
+        return True
+    if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
         return False
-    return need_not_repeat(traces.codes.get(verdict.culprit), read_error(culprit.files))
+    return is_lost(plan, verdict, traces) or may_pass(_error_of(plan, verdict))
+
+
+def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether an attempt failed by something outside its programs."""
+    if verdict.culprit is None:
+        return False
+    return verdict.why is Why.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
+
+
+def mark_of(plan: LaunchPlan, verdict: Verdict) -> str:
+    """What tells a failure by an exception from another; empty for one of another kind."""
+    error = _error_of(plan, verdict) if verdict.why is Why.FAILURE else None
+    return error.mark if error is not None else ""
+
+
+def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
+    culprit = next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
+    return None if culprit is None else read_error(culprit.files)
 
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
@@ -60,6 +80,8 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     tasks = {str(task.task): task for task in plan.tasks}
     if verdict.why is Why.OVERDUE:
         return _overdue(plan, verdict, traces, tasks)
+    if verdict.why is Why.STALLED:
+        return _stalled(plan, verdict, traces, tasks)
     assert verdict.culprit is not None
     culprit = tasks[verdict.culprit]
     if verdict.culprit in verdict.late:
@@ -101,6 +123,23 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
         reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
     # the end of the log is the stacks that were asked for: too much for the screen
     return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
+
+
+def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    limit = f"for {plan.stall_timeout_s:g} s (cluster.stall_timeout_s)"
+    if verdict.culprit is None:
+        reason = f"no task made progress {limit}; all wait for each other, and their logs have the stacks"
+        return dataclasses.replace(_finding(plan.tasks[0], reason, traces), task="", detail=())
+    culprit = tasks[verdict.culprit]
+    step = traces.steps.get(verdict.culprit)
+    where = "" if step is None else f" after step {step}"
+    if verdict.frozen:
+        stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(verdict.culprit) == "T" else ""
+        reason = f"gave no sign of life{stopped} {limit}{where}"
+    else:
+        others = " while the others waited for it" if len(plan.tasks) > 1 else ""
+        reason = f"made no progress {limit}{where}{others}; its log has the stacks"
+    return dataclasses.replace(_finding(culprit, reason, traces), detail=())
 
 
 def _gone(elsewhere: Mapping[str, str]) -> str:

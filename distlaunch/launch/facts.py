@@ -83,6 +83,19 @@ class Blamed(Fact):
 
 
 @dataclass(frozen=True)
+class Stalled(Fact):
+    """Nothing goes on any more.
+
+    Attributes:
+        task: who holds the others up; empty if all wait for each other.
+        frozen: its process shows no sign of life at all.
+    """
+
+    task: str
+    frozen: bool
+
+
+@dataclass(frozen=True)
 class Asked(Fact):
     """The launcher was signalled."""
 

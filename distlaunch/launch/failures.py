@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import time
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.launch.facts import Blame
 from distlaunch.launch.noise import is_noise
-from distlaunch.run_dir import TaskDir
+from distlaunch.run_dir import TaskDir, write_atomically
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
@@ -40,6 +42,8 @@ class TaskError:
     Attributes:
         summary: the last line of the exception, e.g. `ValueError: no`.
         problems: mistakes in the config that show only when things are built.
+        consequence: it tells that another task is gone.
+        step: global batches done then; None before the first step.
     """
 
     summary: str
@@ -48,6 +52,12 @@ class TaskError:
     user_error: bool = False
     problems: tuple[Problem, ...] = ()
     consequence: bool = False
+    step: int | None = None
+
+    @property
+    def mark(self) -> str:
+        """What the exception was, and where; empty for one that is another task's fault."""
+        return "" if self.consequence else f"{self.summary} at step {self.step}"
 
     @property
     def blame(self) -> Blame:
@@ -92,6 +102,7 @@ def read_error(files: TaskDir) -> TaskError | None:
         host=str(data.get("host") or ""),
         user_error=bool(data.get("user_error")),
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
+        step=data.get("step"),
     )
 
 
@@ -140,11 +151,35 @@ def briefly(code: int, error: TaskError | None) -> str:
     return f"ended with exit code {code} ({told})"
 
 
-def need_not_repeat(code: int | None, error: TaskError | None) -> bool:
+_IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
+
+
+def is_outside(code: int | None, error: TaskError | None) -> bool:
     """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption."""
     if error is not None:
         return error.blame is Blame.CONSEQUENCE
     return code is not None and (code < 0 or code == PREEMPTION_CODE or code >= 128)
+
+
+def may_pass(error: TaskError | None) -> bool:
+    """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
+    if error is None or error.user_error or error.blame is Blame.CONFIG or error.step is None:
+        return False
+    return not error.summary.startswith(_IMPORTS)
+
+
+def record_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:
+    """Writes error.json for a task that was killed, and so could not."""
+    data = {
+        "kind": "signal",
+        "signal": signal.Signals(-code).name if -code in set(signal.Signals) else str(-code),
+        "out_of_memory": oom if -code == signal.SIGKILL else False,
+        "step": step,
+        "host": host,
+        "time": time.time(),
+    }
+    with contextlib.suppress(OSError):  # a full disk
+        write_atomically(files.error_json, json.dumps(data, indent=2) + "\n")
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:

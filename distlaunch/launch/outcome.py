@@ -21,6 +21,8 @@ class Outcome:
         problems: mistakes in the config that tasks found while building; then `failure` is None.
         warnings: what went wrong without making the attempt fail.
         retryable: it failed for a reason that need not come again, and nobody asked to stop.
+        mark: of an exception: what it was, and at which step. The same twice in a row will come again.
+        lost: it failed since a task was killed, lost or frozen, not by an exception of its own.
     """
 
     status: str
@@ -29,6 +31,8 @@ class Outcome:
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     retryable: bool = False
+    mark: str = ""
+    lost: bool = False
 
 
 def rules_of(plan: LaunchPlan) -> Rules:

@@ -13,7 +13,7 @@ from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
 from distlaunch.config.checks_strategy import mesh_is_shared
-from distlaunch.config.replicas import devices_per_worker, shares_work
+from distlaunch.config.replicas import devices_per_worker, shares_work, with_workers
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem
@@ -71,6 +71,7 @@ class LaunchPlan:
     tasks: tuple[TaskPlan, ...]
     start_timeout_s: float
     stop_timeout_s: float
+    stall_timeout_s: float | None = None
     chief: Task = Task("worker", 0)  # noqa: RUF009 (frozen)
     elsewhere: Mapping[str, str] | None = None
 
@@ -93,6 +94,7 @@ class LaunchPlan:
             "chief": str(self.chief),
             "start_timeout_s": self.start_timeout_s,
             "stop_timeout_s": self.stop_timeout_s,
+            "stall_timeout_s": self.stall_timeout_s,
             "tasks": [task.to_plain() for task in self.tasks],
             **({"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}),
         }
@@ -106,10 +108,10 @@ def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequ
 
 def local_tasks(config: RunConfig) -> dict[str, int]:
     """How many tasks of each job run on this machine, in the order of `cluster.ports`; empty for a single process."""
-    if isinstance(config.strategy, MultiWorkerMirrored) or (shares_work(config) and config.cluster.workers > 1):
-        return {"worker": config.cluster.workers}
+    if isinstance(config.strategy, MultiWorkerMirrored) or (shares_work(config) and config.cluster.num_workers > 1):
+        return {"worker": config.cluster.num_workers}
     if isinstance(config.strategy, ParameterServer) and config.cluster.hosting == "processes":
-        return {"worker": config.cluster.workers, "ps": config.cluster.ps, "chief": 1}
+        return {"worker": config.cluster.num_workers, "ps": config.cluster.ps, "chief": 1}
     return {}
 
 
@@ -136,9 +138,9 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
     Raises ConfigError if they cannot share the global batch, or the mesh.
     """
     workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
-    if not workers or not shares_work(config) or workers == config.cluster.workers:
+    if not workers or not shares_work(config) or workers == config.cluster.num_workers:
         return config
-    fitted = config.model_copy(update={"cluster": config.cluster.model_copy(update={"workers": workers})})
+    fitted = with_workers(config, workers)
     strategy, batch = config.strategy, config.data.global_batch
     if isinstance(strategy, MultiWorkerMirrored):
         replicas = workers * (devices_per_worker(config) or 1)
@@ -199,6 +201,7 @@ def plan_launch(
         *(run.path, attempt, mode, tasks),
         start_timeout_s=config.cluster.start_timeout_s,
         stop_timeout_s=config.cluster.stop_timeout_s,
+        stall_timeout_s=config.cluster.stall_timeout_s,
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
     )
@@ -255,10 +258,11 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
 
 def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     """The plan as text that people read and copy commands from."""
+    stall = "" if plan.stall_timeout_s is None else f", {plan.stall_timeout_s:g} s without progress"
     lines = [
         f"run       {plan.run_dir}, attempt {plan.attempt}",
         f"strategy  {config.strategy.kind}, global batch {config.data.global_batch}",
-        f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop",
+        f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
     ]
     for number, task in enumerate(plan.tasks, 1):
         role = " (chief)" if task.task == plan.chief and len(plan.tasks) > 1 else ""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import select
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.checks import cross_check
+from distlaunch.config.replicas import with_workers
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Span
 from distlaunch.errors import ExitCode
 from distlaunch.launch.attempt import AttemptResult, run_attempt
 from distlaunch.launch.observer import Observer, Sturdy
@@ -16,28 +21,68 @@ from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.signals import SignalPipe
 from distlaunch.run_dir import RunDir
 
+_LONGEST_BACKOFF_S = 300.0
+
 
 def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
-    most = max_restarts(config)
+    most, told = max_restarts(config), Sturdy(observer)
+    starts: list[float] = []  # when it was started again
+    workers, mark = config.cluster.num_workers, ""
     # held over all attempts: a signal between two of them must end the job as well
     with SignalPipe() as signals:
-        for number in itertools.count(1):
-            result = run_attempt(config, run, "train", observer, environ, signals=signals)
-            failure = result.outcome.failure
-            if number > most or failure is None or not result.outcome.retryable:
+        while True:
+            result = run_attempt(config, run, "train", observer, environ, signals=signals, workers=workers)
+            outcome, failure = result.outcome, result.outcome.failure
+            recent = _recent(starts, config.restarts.window_s)
+            if failure is None or not outcome.retryable or len(recent) >= most:
                 return result
-            if stopped := _stopped_between(signals):
+            if outcome.mark and outcome.mark == mark:
+                told.note("the same exception at the same step twice in a row: it would come again")
+                return result
+            mark = outcome.mark
+            workers_next = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
+            backoff_s = min(config.restarts.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
+            after = f" in {backoff_s:g} s" if backoff_s else ""
+            change = f", with {_workers(workers_next)} instead of {workers}" if workers_next != workers else ""
+            who = f"{failure.task} " if failure.task else ""
+            told.note(f"restart {len(recent) + 1} of {most}{after}{change}: {who}{failure.reason}")
+            workers = workers_next
+            if stopped := _stopped_within(signals, backoff_s):
                 return dataclasses.replace(result, outcome=stopped)
-            Sturdy(observer).note(f"restart {number} of {most}: {failure.task} {failure.reason}")
-    raise AssertionError("unreachable")
+            starts.append(time.monotonic())
 
 
-def _stopped_between(signals: SignalPipe) -> Outcome | None:
-    """How the job ends if it was asked to after the last attempt."""
-    asked = [number for number in signals.read() if number != signal.SIGCHLD]
-    if not asked:
-        return None
-    if signal.SIGINT in asked:
-        return Outcome("interrupted", ExitCode.INTERRUPTED)
-    return Outcome("stopped", ExitCode.PREEMPTED)
+def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:
+    now = time.monotonic()
+    return [at for at in starts if window_s is None or now - at <= window_s]
+
+
+def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
+    """How many workers the next attempt has: fewer after one was lost, all of them again the time after."""
+    span = config.cluster.workers
+    if not isinstance(span, Span):
+        return workers
+    if not lost or workers < span.max:
+        return span.max
+    fewer = range(workers - 1, span.min - 1, -1)
+    # those that can share the batch, or the mesh
+    return next((number for number in fewer if not cross_check(with_workers(config, number), num_gpus)), workers)
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' * (number != 1)}"
+
+
+def _stopped_within(signals: SignalPipe, seconds: float) -> Outcome | None:
+    """How the job ends if it was asked to since the last attempt, or is within so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        asked = [number for number in signals.read() if number != signal.SIGCHLD]
+        if signal.SIGINT in asked:
+            return Outcome("interrupted", ExitCode.INTERRUPTED)
+        if asked:
+            return Outcome("stopped", ExitCode.PREEMPTED)
+        if (left := until - time.monotonic()) <= 0:
+            return None
+        select.select([signals.fd], [], [], left)

@@ -7,7 +7,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD)
 
 
 class SignalPipe:

@@ -22,6 +22,7 @@ from distlaunch.launch.facts import (
     Rules,
     Sent,
     Spawned,
+    Stalled,
     Training,
 )
 
@@ -35,6 +36,7 @@ class Why(enum.Enum):
     NOTHING = "nothing"
     FAILURE = "failure"
     OVERDUE = "overdue"
+    STALLED = "stalled"
     INTERRUPT = "interrupt"
     TERMINATE = "terminate"
     STOPPED = "stopped"  # a task stopped cleanly, asked by someone else
@@ -53,6 +55,7 @@ class Standing:
         spawned: when each task was started first.
         vain: how often in a row each task has ended before it had come up.
         heard: when each task told something the last time.
+        stalled: tasks that hold the others up, or one without a name.
         closed: tasks that have told the end of their part, planned or not; `finished`: those that were done.
         sent: when each signal was sent first; `termed` and `killed`: SIGTERM and SIGKILL, to each task.
     """
@@ -67,6 +70,7 @@ class Standing:
     finished: dict[str, float] = field(default_factory=dict)
     exits: dict[str, Exited] = field(default_factory=dict)
     blames: dict[str, Blamed] = field(default_factory=dict)
+    stalled: dict[str, Stalled] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     asked: list[Asked] = field(default_factory=list)
     sent: dict[signal.Signals, float] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class Standing:
                 self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
             case Blamed(_, task, _):
                 self.blames.setdefault(task, fact)
+            case Stalled(_, task, _):
+                self.stalled.setdefault(task, fact)
             case GivenUp(_, task):
                 self.given_up.add(task)
             case Asked():
@@ -119,7 +125,8 @@ class Standing:
         self.spawned.setdefault(task, at)
         self.came.discard(task)
         self.exits.pop(task, None)
-        self.blames.pop(task, None)
+        for told in (self.blames, self.stalled, self.termed, self.killed):
+            told.pop(task, None)
 
     def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
         self.sent.setdefault(number, at)
@@ -170,6 +177,7 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
     if has_ended_well(standing, rules):
         lingering = [linger_until(task, standing, rules) for task in standing.alive]
         found.append((min(lingering, default=float("inf")), Why.LINGERING))
+    found += [(fact.at, Why.STALLED) for fact in standing.stalled.values() if fact.task not in rules.replaceable]
     if standing.spawned:
         deadline = min(standing.spawned.values()) + rules.start_timeout_s
         if standing.training_at is None or standing.training_at > deadline:

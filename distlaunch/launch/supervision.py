@@ -73,6 +73,8 @@ def decide(history: Sequence[Fact], now: float, rules: Rules) -> Decision:
     due = [reason for reason in found if reason[0] <= now]
     if not due and (decision := _replace(standing, rules)) is not None:
         return decision
+    if not due and (frozen := [task for task in standing.stalled if task not in {*standing.exits, *standing.killed}]):
+        return Decision(Why.STALLED, send=signal.SIGKILL, to=tuple(frozen))
     if not standing.alive:
         return Decision(due[0][1] if due else Why.NOTHING, over=True)
     awaits = _awaited(standing, rules) if not standing.asked else ()
@@ -108,7 +110,7 @@ def _stop(standing: Standing, now: float, why: Why, times: dict[str, _Times], aw
     term = [task for task, at in times.items() if task not in termed and task not in killed and now >= at.term_at]
     if term:
         return Decision(why, send=signal.SIGTERM, to=_whom(term, standing))
-    if why is Why.OVERDUE and not standing.sent:
+    if why in (Why.OVERDUE, Why.STALLED) and DUMP_SIGNAL not in standing.sent:
         return Decision(why, send=DUMP_SIGNAL)
     wakes = [
         killed[task] + GIVE_UP_S if task in killed else at.kill_at if task in termed else min(at.term_at, at.kill_at)
@@ -138,7 +140,7 @@ def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[s
             if other in (Why.INTERRUPT, Why.TERMINATE):
                 kill_at = _stop_times(other_at, other, standing, rules).kill_at
                 times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
-        if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE):
+        if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
             times = _after_chief(times, standing, rules)
         schedule[task] = times
     return schedule
@@ -148,7 +150,7 @@ def _stop_times(at: float, why: Why, standing: Standing, rules: Rules) -> _Times
     quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
     if why is Why.FAILURE:
         return _Times(at + SETTLE_S, at + SETTLE_S + quick_s)
-    if why is Why.OVERDUE:
+    if why in (Why.OVERDUE, Why.STALLED):
         return _Times(at + DUMP_S, at + DUMP_S + quick_s)
     trained = standing.training_at is not None and standing.training_at <= at
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted
-from distlaunch.launch.blame import Traces, config_problems, find_failure, is_retryable
+from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
 from distlaunch.launch.facts import Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
-from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error
+from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error, record_signal
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.outcome import Outcome, rules_of, warnings_of
@@ -24,7 +25,9 @@ from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.streams import Pump
 from distlaunch.launch.supervision import Decision, decide
 from distlaunch.launch.verdict import conclude
+from distlaunch.launch.vitality import Vitality
 from distlaunch.protocol import DUMP_SIGNAL
+from distlaunch.pulse import BEAT_S, read_signs
 from distlaunch.run_dir import RunDir
 
 _TURN_S = 0.1
@@ -63,10 +66,13 @@ class Supervisor:
         self._pump = Pump(self._screen.line, clock)
         self._began = clock()
         self._told_waiting = False
+        together = self._names() - self._rules.servers - self._rules.aside
+        self._vitality = None if plan.stall_timeout_s is None else Vitality(plan.stall_timeout_s, together)
+        self._looked_at, self._heard = float("-inf"), False
 
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
-        oom_before = oom_kills()
+        self._oom_before = oom_kills()
         self._observer.started(self._plan)
         taken = SignalPipe() if self._signals is None else contextlib.nullcontext(self._signals)
         with taken as signals, Lifeline() as lifeline:
@@ -81,9 +87,7 @@ class Supervisor:
                     self._pump.finish(name)
                 self._pump.close()
                 self._screen.close()
-            oom_after = oom_kills()
-            if oom_before is not None and oom_after is not None:
-                self._traces.oom = oom_after > oom_before
+            self._traces.oom = self._out_of_memory()
             # signals are still held back: nothing may keep the finding from being written
             try:
                 return self._finish()
@@ -139,8 +143,9 @@ class Supervisor:
                 self._hear(signals.read(), self._clock())
             self._reap()
             self._look_for_errors()
+            self._look_for_stalls()
             decision = decide(self._history, self._clock(), self._rules)
-            if decision.why in (Why.FAILURE, Why.OVERDUE):
+            if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
                 self._screen.fail()
             if decision.send is not None:
                 self._send(decision.send, decision.to, decision.why)
@@ -167,6 +172,7 @@ class Supervisor:
     def _read_events(self) -> None:
         for event in self._follower.read():
             facts = facts_of(event, self._clock())
+            self._heard = True
             self._progress.add(event)
             for fact in facts:
                 if isinstance(fact, Training):
@@ -197,10 +203,19 @@ class Supervisor:
             self._pump.finish(name)
         if ended:
             self._read_events()
+        files = {str(task.task): task.files for task in self._plan.tasks}
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
+            if child.code < 0 and not files[name].error_json.exists():
+                step, host = read_signs(files[name].pulse).step, self._progress.hosts.get(name, socket.gethostname())
+                record_signal(files[name], child.code, step, host, oom=self._out_of_memory())
             self._history.append(Exited(self._clock(), name, child.code))
+
+    def _out_of_memory(self) -> bool | None:
+        """Whether the kernel has killed for memory in this attempt; None: not known."""
+        now = oom_kills()
+        return None if self._oom_before is None or now is None else now > self._oom_before
 
     def _look_for_errors(self) -> None:
         """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
@@ -212,6 +227,25 @@ class Supervisor:
             name = str(task.task)
             if name not in known and (error := read_error(task.files)) is not None:
                 self._history.append(Blamed(self._clock(), name, error.blame))
+
+    def _look_for_stalls(self) -> None:
+        """Adds who shows nothing any more, once for each process."""
+        now = self._clock()
+        if self._vitality is None or now < self._looked_at + BEAT_S:
+            return
+        self._looked_at = now
+        standing = Standing.of(self._history)
+        up = [task for task in self._plan.tasks if str(task.task) in standing.came - set(standing.exits)]
+        training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
+        signs = {str(task.task): read_signs(task.files.pulse) for task in up}
+        stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
+        self._heard = False
+        if standing.asked:  # the time to stop has a limit of its own
+            return
+        for stall in stalls:
+            if stall.task not in standing.stalled:
+                self._history.append(stall)
+                self._traces.steps = self._vitality.steps()
 
     def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
         alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}
@@ -230,7 +264,10 @@ class Supervisor:
         names = ", ".join(alive)
         if number == signal.SIGKILL:
             # after a failure, or before the first step, nobody expects a clean end
-            if why not in (Why.FAILURE, Why.OVERDUE):
+            if why is Why.STALLED and set(alive) <= self._rules.replaceable:
+                silence = f"for {self._plan.stall_timeout_s:g} s"
+                self._observer.note(f"{names} gave no sign of life {silence}: killed, to be started again")
+            elif why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
                 self._observer.note(f"killing {names}")
         elif why is Why.FAILURE:
             culprit = conclude(self._history, self._clock(), self._rules).culprit
@@ -256,6 +293,8 @@ class Supervisor:
             problems,
             warnings_of(self._plan, verdict, given_up),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
+            mark=mark_of(self._plan, verdict),
+            lost=is_lost(self._plan, verdict, self._traces),
         )
 
     def _write_end(self, status: str, failure: Failure | None) -> None:

@@ -52,8 +52,8 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
         for strategy, cluster in _strategies(kinds, replicas, num_gpus)
     ]
     own = trial_config(config, config.strategy.model_dump(), config.cluster.model_dump())
-    known = [(each.config.strategy, each.config.cluster.workers) for each in planned]
-    if config.strategy.kind in kinds and (own.strategy, own.cluster.workers) not in known:
+    known = [(each.config.strategy, each.config.cluster.num_workers) for each in planned]
+    if config.strategy.kind in kinds and (own.strategy, own.cluster.num_workers) not in known:
         planned.append(_planned(own, num_gpus))
     return planned
 
@@ -114,13 +114,13 @@ def _label(config: RunConfig) -> str:
         mesh = " x ".join(f"{axis} {size}" for axis, size in strategy.mesh.items())
         return f"{strategy.kind}, {mesh}"
     if isinstance(strategy, ParameterServer):
-        return f"{strategy.kind}, {config.cluster.workers} worker{'s' * (config.cluster.workers > 1)}"
+        return f"{strategy.kind}, {config.cluster.num_workers} worker{'s' * (config.cluster.num_workers > 1)}"
     return strategy.kind
 
 
 def _refusal(config: RunConfig, num_gpus: int) -> tuple[str, str]:
     """Verdict and reason of a trial that is not run."""
-    if isinstance(config.strategy, ParameterServer) and config.cluster.workers > 1:
+    if isinstance(config.strategy, ParameterServer) and config.cluster.num_workers > 1:
         return "not compared", "several workers update asynchronously, in an order that no two runs share"
     if isinstance(config.strategy, Jax) and importlib.util.find_spec("jax") is None:
         return "cannot run", "JAX is not installed: pip install 'distlaunch[jax]'"

@@ -18,6 +18,7 @@ class Verdict:
     Attributes:
         status: as in RunEnded.
         culprit: the task that failed first.
+        frozen: the culprit showed no sign of life.
         in_vain: the culprit has ended several times in a row before it had come up.
         silent: tasks that neither failed nor answered when the culprit's error says that a peer is gone.
         late: tasks that had to be killed because they did not stop in time.
@@ -29,6 +30,7 @@ class Verdict:
     exit_code: ExitCode
     why: Why
     culprit: str | None = None
+    frozen: bool = False
     in_vain: bool = False
     silent: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
@@ -50,6 +52,9 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
         culprit, silent = _culprit(standing, rules)
         in_vain = culprit in rules.replaceable and standing.vain.get(str(culprit), 0) >= TRIES
         return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, silent=silent)
+    if why is Why.STALLED:
+        held_up = next(fact for fact in standing.stalled.values() if fact.task not in rules.replaceable)
+        return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
     if why is Why.OVERDUE:
         late_comers = standing.restarted | rules.aside | standing.came
         missing = tuple(task for task in standing.spawned if task not in late_comers)

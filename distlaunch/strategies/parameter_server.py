@@ -146,16 +146,16 @@ def _resolver(cluster: Cluster) -> Any:
 
 def _in_process_cluster(cluster: Cluster) -> Any:
     """Servers for all workers and ps in this process."""
-    key = (cluster.workers, cluster.ps)
+    key = (cluster.num_workers, cluster.ps)
     if key not in _in_process:
         held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()
-        jobs = {"worker": numbers[: cluster.workers], "ps": numbers[cluster.workers :]}
+        jobs = {"worker": numbers[: cluster.num_workers], "ps": numbers[cluster.num_workers :]}
         spec = tf.train.ClusterSpec({job: [f"127.0.0.1:{port}" for port in ports] for job, ports in jobs.items()})
         for job in spec.jobs:
             for index in range(spec.num_tasks(job)):
-                start_server(spec, Task(job, index), num_workers=cluster.workers)
+                start_server(spec, Task(job, index), num_workers=cluster.num_workers)
         _in_process[key] = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
     return _in_process[key]
 

@@ -1,7 +1,7 @@
 """Checkpoints: committed atomically, checksummed, the same for every strategy.
 
 A checkpoint is a directory `step-00000123` with `state.npz` (arrays by name) and `meta.json` (step, epoch, config,
-checksum of the state). It is written under another name and renamed when complete, so a directory of that name is whole
+checksums of both). It is written under another name and renamed when complete, so a directory of that name is whole
 unless the disk damaged it, which the checksum tells.
 """
 
@@ -89,7 +89,8 @@ class CheckpointStore:
             temporary.mkdir()
             digest, num_bytes = _write_state(temporary / "state.npz", state)
             meta = {"sha256": digest, "saved_at": time.time(), "progress": asdict(progress), "config": config}
-            _write_synced(temporary / "meta.json", json.dumps(meta, indent=1).encode())
+            signed = {**meta, "meta_sha256": _digest_of(meta)}
+            _write_synced(temporary / "meta.json", json.dumps(signed, indent=1).encode())
             if final.exists():  # the same step again, after a resume
                 shutil.rmtree(final)
             temporary.rename(final)
@@ -97,7 +98,7 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        self._prune()
+        self._prune(progress.step)
         return final, num_bytes
 
     def steps(self) -> list[int]:
@@ -116,7 +117,8 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: there is no checkpoint of step {step}; those there are: {have}") from None
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
-        if hashlib.sha256(data).hexdigest() != meta.get("sha256"):
+        own = meta.pop("meta_sha256", None) if isinstance(meta, dict) else None
+        if own != _digest_of(meta) or hashlib.sha256(data).hexdigest() != meta["sha256"]:
             raise CheckpointError(f"{path}: damaged: its content does not match its checksum")
         del data
         return Saved(path, Progress(**meta["progress"]), meta["config"], _read_state(path / "state.npz"))
@@ -131,14 +133,27 @@ class CheckpointStore:
                     on_damaged(step, str(error))
         return None
 
-    def _prune(self) -> None:
-        for step in self.steps()[: -self._keep]:
+    def set_aside(self, step: int) -> None:
+        """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
+        damaged = self.directory / f"damaged-step-{step:08d}"
+        with contextlib.suppress(OSError):
+            shutil.rmtree(damaged, ignore_errors=True)
+            (self.directory / f"step-{step:08d}").rename(damaged)
+
+    def _prune(self, newest: int) -> None:
+        """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
+        earlier = [step for step in self.steps() if step < newest]
+        for step in earlier[: len(earlier) - (self._keep - 1)]:
             shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
 
     def _remove_leftovers(self) -> None:
         """Half-written checkpoints of processes that were killed."""
         for path in self.directory.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _digest_of(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
 def _write_state(path: Path, state: State) -> tuple[str, int]:

@@ -43,6 +43,7 @@ class Surroundings:
     should_stop: Callable[[], bool]
     store: CheckpointStore
     is_chief: bool
+    on_step: Callable[[int], None] = lambda step: None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -73,6 +74,7 @@ class TrainingLoop:
             state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
         """
         self._progress = start
+        self._around.on_step(start.step)
         self._program.set_train_data(self._source(start))
         if start.step > 0:
             self._program.restore(state)
@@ -156,6 +158,7 @@ class TrainingLoop:
     def _advance(self, result: CallResult, seconds: float) -> None:
         at = self._progress
         self._progress = replace(at, step=at.step + result.steps, step_in_epoch=at.step_in_epoch + result.steps)
+        self._around.on_step(self._progress.step)
         self._next_steps = self._call.proposal(result, seconds)
         self._call.accept(result.vote.next_steps)
         self._pending_steps += result.steps

@@ -56,13 +56,15 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
+        on_step: called with the number of global batches done, whenever it has changed.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
     def __init__(self, config: RunConfig, run: RunDir, task: Task, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None,
-                 on_built: Callable[[keras.Model], None] = lambda model: None) -> None:  # fmt: skip
-        self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
+                 on_built: Callable[[keras.Model], None] = lambda model: None,
+                 on_step: Callable[[int], None] = lambda step: None) -> None:  # fmt: skip
+        self._config, self._run, self._emit, self._should_stop, self._on_step = config, run, emit, should_stop, on_step
         seed_process(config)
         grow_gpu_memory()
         self.strategy: Strategy = create(config, task)
@@ -81,12 +83,12 @@ class Session:
     def run_training(self) -> Outcome:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
-        saved = self._newest() if is_chief else None
+        saved = self._newest(set_aside=True) if is_chief else None
         start = self._progress_of(saved)
         callbacks = build_callbacks(
             config.train.callbacks, is_chief=is_chief, tensorboard_dir=str(self._run.tensorboard)
         )
-        around = Surroundings(self._emit, self._should_stop, self.store, is_chief)
+        around = Surroundings(self._emit, self._should_stop, self.store, is_chief, self._on_step)
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
@@ -215,13 +217,15 @@ class Session:
     def _num_tasks(self) -> int:
         cluster = self._config.cluster
         coordinator = self._config.strategy.kind == "parameter_server"
-        return cluster.workers + cluster.ps + coordinator
+        return cluster.num_workers + cluster.ps + coordinator
 
     # checkpoints
 
-    def _newest(self) -> Saved | None:
+    def _newest(self, *, set_aside: bool = False) -> Saved | None:
         def damaged(step: int, reason: str) -> None:
             self._emit(CheckpointFailed(step=step, reason=f"{reason}; the one before it is used"))
+            if set_aside:
+                self.store.set_aside(step)
 
         return self.store.newest_good(damaged)
 

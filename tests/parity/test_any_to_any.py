@@ -54,14 +54,14 @@ def config_of(place: str) -> dict[str, Any]:
     return {**raw, **copy.deepcopy(PLACES[place])}
 
 
-def go_on(place: str, runs: list[Path], stop_after: int, folder: Path) -> list[Steps]:
+def go_on(place: str, runs: list[Path], stop_after: int, folder: Path, **settings: Any) -> list[Steps]:
     """The logs of every step of each run, continued in a place."""
+    config = {**config_of(place), **settings}
     if place in HERE:
-        return [run_session(str(run), config_of(place), stop_after) for run in runs]
+        return [run_session(str(run), config, stop_after) for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = json.dumps([[str(run), config_of(place), stop_after] for run in runs])
-    arguments = [str(folder / "steps.json"), jobs]
-    if (workers := config_of(place).get("cluster", {}).get("workers", 1)) > 1:
+    arguments = [str(folder / "steps.json"), json.dumps([[str(run), config, stop_after] for run in runs])]
+    if (workers := config.get("cluster", {}).get("workers", 1)) > 1:
         run_workers(folder, "tests.parity.run_session", arguments, workers)
     else:
         command = [sys.executable, "-m", "tests.parity.run_session", *arguments]
@@ -131,3 +131,16 @@ def test_every_pair(place: str, begun, alone, tmp_path: Path) -> None:
     found = go_on(place, copies, STOP, tmp_path / "work")
     for run, more, (_, before) in zip(copies, found, begun.values(), strict=True):
         check(run, before + more, alone)
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param(name, marks=pytest.mark.slow if name != "two workers" else ()) for name in PLACES]
+)
+def test_a_repetition_is_bit_equal(place: str, tmp_path: Path, monkeypatch) -> None:
+    """With `determinism: true`: every step, and all that the last checkpoint holds, random layers included."""
+    monkeypatch.setattr("tests.parity.test_any_to_any.HERE", ())  # determinism is for whole processes
+    runs = [tmp_path / "first", tmp_path / "second"]
+    first, second = go_on(place, runs, STOP, tmp_path / "work", determinism=True)
+    assert first == second
+    states = [final_state(run) for run in runs]
+    assert all(np.array_equal(states[0][name], states[1][name]) for name in states[0])

@@ -41,7 +41,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert store.steps() == [3, 100_000_000]
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta", "no state"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta", "flipped meta", "no state"])
 def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     store = CheckpointStore(tmp_path)
     for step in (1, 2):
@@ -56,6 +56,8 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
         meta.unlink()
     elif damage == "torn meta":
         meta.write_text(meta.read_text()[:20])
+    elif damage == "flipped meta":
+        meta.write_text(meta.read_text().replace('"step": 2', '"step": 3'))
     else:
         state.unlink()
     heard = []
@@ -65,6 +67,26 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     assert [step for step, _ in heard] == [2]
     with pytest.raises(CheckpointError):
         store.load(2)
+
+
+def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (10, 20):
+        store.save(STATE, Progress(step=step), {})
+    (tmp_path / "step-00000020" / "state.npz").write_bytes(b"torn")
+    store.newest_good(lambda step, reason: store.set_aside(step))
+    assert store.steps() == [10]
+    store.save(STATE, Progress(step=15), {})
+    store.save(STATE, Progress(step=18), {})
+    assert store.steps() == [15, 18]
+    assert (tmp_path / "damaged-step-00000020").is_dir()
+
+
+def test_the_one_just_written_is_never_deleted(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(STATE, Progress(step=20), {})
+    store.save(STATE, Progress(step=10), {})
+    assert 10 in store.steps()
 
 
 def test_a_full_disk_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

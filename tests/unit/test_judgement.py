@@ -148,7 +148,7 @@ def explained(trial: Series, facts: ModelFacts, kind: str = "mirrored") -> str:
     planned = PlannedTrial(kind, 2, 1, RunConfig.model_validate(plain))
     judged: Judgement = judge(trial, REFERENCE, CALM)
     assert not judged.equal
-    return "; ".join(explain(planned, judged, trial, Record(1, REFERENCE, facts, noise_source="permuted")))
+    return "; ".join(explain(planned, judged, Record(2, trial), Record(1, REFERENCE, facts, noise_source="permuted")))
 
 
 def test_causes_are_named_where_the_model_has_them() -> None:

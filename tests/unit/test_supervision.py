@@ -7,7 +7,20 @@ import signal
 import pytest
 
 from distlaunch.errors import ExitCode
-from distlaunch.launch.facts import Asked, Blame, Blamed, Came, Exited, Fact, Finished, Rules, Sent, Spawned, Training
+from distlaunch.launch.facts import (
+    Asked,
+    Blame,
+    Blamed,
+    Came,
+    Exited,
+    Fact,
+    Finished,
+    Rules,
+    Sent,
+    Spawned,
+    Stalled,
+    Training,
+)
 from distlaunch.launch.standing import Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import conclude
@@ -28,6 +41,22 @@ DECISIONS = {
     "start deadline, stop": ([*START, DUMPED], 100.5, Decision(Why.OVERDUE, send=TERM)),
     "start deadline, told": ([*START, DUMPED, Sent(100.5, TERM)], 101, Decision(Why.OVERDUE, wake_at=105.5)),
     "start deadline, kill": ([*START, DUMPED, Sent(100.5, TERM)], 105.5, Decision(Why.OVERDUE, send=KILL)),
+    "stalled": ([*TRAINING, Stalled(50, B, frozen=False)], 50, Decision(Why.STALLED, send=DUMP_SIGNAL)),
+    "stalled, dumped": (
+        [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP_SIGNAL)],
+        50.1,
+        Decision(Why.STALLED, wake_at=50.5),
+    ),
+    "stalled, stop": (
+        [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP_SIGNAL)],
+        50.5,
+        Decision(Why.STALLED, send=TERM),
+    ),
+    "stalled, kill": (
+        [*TRAINING, Stalled(50, B, frozen=True), Sent(50, DUMP_SIGNAL), Sent(50.5, TERM)],
+        50.5 + FAILURE_STOP_S,
+        Decision(Why.STALLED, send=KILL),
+    ),
     "training has no deadline": (TRAINING, 5000, Decision(Why.NOTHING)),
     "failure settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
     "failure, stop": ([*TRAINING, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=TERM)),
@@ -224,3 +253,12 @@ def test_servers_end_with_the_chief() -> None:
     history += [Sent(10, TERM), Exited(10.1, "ps:0", -15)]
     assert conclude(history, 10.1, rules).status == "done"
     assert conclude(history, 10.1, rules).odd == ()
+
+
+@pytest.mark.parametrize(("task", "culprit"), [(B, B), ("", None)])
+def test_who_stalled_is_the_culprit(task: str, culprit: str | None) -> None:
+    """Whatever the others say when they are stopped."""
+    history: list[Fact] = [*TRAINING, Stalled(50, task, frozen=True), Sent(50, DUMP_SIGNAL), Sent(50.5, TERM)]
+    history += [Blamed(51, A, Blame.CAUSE), Exited(51, A, 3), Sent(55.5, KILL), Exited(55.6, B, -9)]
+    verdict = conclude(history, 56, RULES)
+    assert (verdict.status, verdict.why, verdict.culprit, verdict.frozen) == ("failed", Why.STALLED, culprit, True)

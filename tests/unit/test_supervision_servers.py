@@ -22,6 +22,7 @@ from distlaunch.launch.facts import (
     Rules,
     Sent,
     Spawned,
+    Stalled,
     Training,
 )
 from distlaunch.launch.standing import Why
@@ -185,6 +186,21 @@ DECISIONS = {
     "it takes too long": ([*SERVERS_GONE, Heard(90, EV)], 190, Decision(Why.LINGERING, send=TERM)),
     "it ignores that": ([*SERVERS_GONE, Sent(110, TERM)], 110 + FAILURE_STOP_S, Decision(Why.LINGERING, send=KILL)),
     "Ctrl-C while it is waited for": ([*SERVERS_GONE, Asked(20, INT)], 20, Decision(Why.INTERRUPT, send=TERM)),
+    "a worker is frozen": (
+        [*TRAINING, Stalled(50, W1, frozen=True)],
+        50,
+        Decision(Why.STALLED, send=KILL, to=(W1,)),
+    ),
+    "a frozen worker is killed": (
+        [*TRAINING, Stalled(50, W1, frozen=True), Sent(50, KILL, (W1,))],
+        51,
+        Decision(Why.NOTHING),
+    ),
+    "a frozen worker is replaced": (
+        [*TRAINING, Stalled(50, W1, frozen=True), Sent(50, KILL, (W1,)), Exited(50.1, W1, -9)],
+        51,
+        AGAIN,
+    ),
     "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
 }
 

@@ -1,0 +1,82 @@
+"""Signs of life of a task, in a small file that it rewrites in place and the launcher reads.
+
+Counters only: who reads notes by its own clock when they changed, so that clocks of two machines need not agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+BEAT_S = 0.25
+_FORMAT = struct.Struct("<QQq")
+_NO_STEP = -1
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What a task last told.
+
+    Attributes:
+        beats: grows while the process runs, also while a step takes long.
+        turns: looks at the wish to stop, one before each graph call. Tasks that work in lockstep have equally many, but
+            for one that the others wait for.
+        step: global batches done; None before the first is begun.
+    """
+
+    beats: int = 0
+    turns: int = 0
+    step: int | None = None
+
+
+class Pulse:
+    """Told by a task; a thread beats. A disk that cannot be written is no reason to fail."""
+
+    def __init__(self, path: Path) -> None:
+        self._signs = Signs()
+        self._memory: mmap.mmap | None = None
+        self._lock = threading.Lock()
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb+") as file:
+                os.ftruncate(file.fileno(), _FORMAT.size)
+                self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+
+    @property
+    def step(self) -> int | None:
+        return self._signs.step
+
+    def turn(self) -> None:
+        """Training goes on: another graph call is about to be made."""
+        self._change(turns=1)
+
+    def at_step(self, step: int) -> None:
+        self._change(step=step)
+
+    def _beat(self) -> None:
+        never = threading.Event()
+        while not never.wait(BEAT_S):
+            self._change(beats=1)
+
+    def _change(self, beats: int = 0, turns: int = 0, step: int | None = None) -> None:
+        with self._lock:
+            at = self._signs
+            at = Signs(at.beats + beats, at.turns + turns, at.step if step is None else step)
+            self._signs = at
+            if self._memory is not None:
+                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, _NO_STEP if at.step is None else at.step)
+
+
+def read_signs(path: Path) -> Signs:
+    """The signs in a file; those of a task that has not begun if there is none."""
+    try:
+        beats, turns, step = _FORMAT.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return Signs()
+    return Signs(beats, turns, None if step == _NO_STEP else step)

@@ -1,0 +1,97 @@
+"""Signs of life in; who stalls out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from distlaunch.launch.facts import Stalled
+from distlaunch.launch.vitality import Vitality
+from distlaunch.pulse import BEAT_S, Pulse, Signs, read_signs
+
+A, B, SERVER = "worker:0", "worker:1", "ps:0"
+
+
+class Watch:
+    """Looks each second, as long as a function of the second tells."""
+
+    def __init__(self, *, training: bool = True, heard: tuple[int, ...] = ()) -> None:
+        self.vitality, self.training, self.heard = Vitality(10, {A, B}), training, heard
+
+    def follow(self, signs, until: int) -> list[Stalled]:
+        for now in range(until):
+            if found := self.vitality.look(now, signs(now), training=self.training, heard=now in self.heard):
+                return found
+        return []
+
+
+def alive(now: int, turns: int) -> Signs:
+    return Signs(beats=4 * now + 1, turns=turns, step=turns)
+
+
+def test_who_goes_on_is_left_alone() -> None:
+    assert not Watch().follow(lambda now: {A: alive(now, now // 8), B: alive(now, now // 8)}, 100)
+
+
+def test_who_holds_the_others_up_is_named() -> None:
+    """B is in a callback; A has looked once more, and waits for it."""
+    found = Watch().follow(lambda now: {A: alive(now, min(now, 6)), B: alive(now, min(now, 5))}, 100)
+    assert found == [Stalled(16, B, frozen=False)]
+
+
+def test_nobody_is_named_if_all_wait() -> None:
+    found = Watch().follow(lambda now: {A: alive(now, min(now, 5)), B: alive(now, min(now, 5))}, 100)
+    assert found == [Stalled(15, "", frozen=False)]
+
+
+def test_a_task_alone_is_named() -> None:
+    assert Watch().follow(lambda now: {A: alive(now, min(now, 5))}, 100) == [Stalled(15, A, frozen=False)]
+
+
+def test_a_frozen_one_is_the_culprit_when_the_others_stop() -> None:
+    found = Watch().follow(lambda now: {A: alive(now, min(now, 5)), B: alive(min(now, 5), min(now, 5))}, 100)
+    assert found == [Stalled(15, B, frozen=True)]
+
+
+def test_a_server_that_is_frozen_is_found_while_the_others_go_on() -> None:
+    found = Watch().follow(lambda now: {A: alive(now, now), SERVER: alive(min(now, 5), 0)}, 100)
+    assert found == [Stalled(15, SERVER, frozen=True)]
+
+
+def test_what_the_run_tells_is_progress() -> None:
+    def signs(now: int) -> dict[str, Signs]:
+        return {A: alive(now, 3)}
+
+    assert not Watch(heard=(9, 18, 27)).follow(signs, 30)
+    assert Watch(heard=(9, 18)).follow(signs, 30)
+
+
+def test_before_the_first_step_only_frozen_ones_count() -> None:
+    assert not Watch(training=False).follow(lambda now: {A: alive(now, 0)}, 100)
+    assert Watch(training=False).follow(lambda now: {A: alive(min(now, 3), 0)}, 100)
+
+
+def test_a_new_process_begins_anew() -> None:
+    assert not Watch().follow(lambda now: {A: alive(now % 8, now % 8)}, 100)
+
+
+def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "task" / "pulse"
+    assert read_signs(path) == Signs()
+    pulse = Pulse(path)
+    pulse.turn()
+    pulse.at_step(7)
+    deadline = time.monotonic() + 20 * BEAT_S
+    while not read_signs(path).beats and time.monotonic() < deadline:
+        time.sleep(BEAT_S / 10)
+    found = read_signs(path)
+    assert (found.turns, found.step, pulse.step) == (1, 7, 7)
+    assert found.beats > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"torn"])
+def test_a_torn_file_is_no_sign(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "pulse").write_bytes(content)
+    assert read_signs(tmp_path / "pulse") == Signs()
