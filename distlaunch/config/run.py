@@ -150,6 +150,8 @@ class Restarts(Section):
     """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, 0 for the others."""
 
 
+ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
+
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -178,8 +180,8 @@ class RunConfig(Section):
     cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
-    export: list[Literal["keras", "saved_model"]] = Field(default_factory=list)
-    """What to write when training is done."""
+    export: list[ExportFormat] = Field(default_factory=list)
+    """What to write when training is done, each checked by loading it in a clean process."""
 
     def to_plain(self) -> dict[str, Any]:
         """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""
