@@ -8,6 +8,7 @@ Imports nothing of distlaunch's: `clean_check.py` runs it where only TensorFlow 
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ ENDPOINT = "serve"
 ANY = "any"
 """The type of inputs of subclassed Keras models, whose files do not tell it."""
 _LINE = 240
+_FREE = "export it as saved_model, which needs no code"
 
 
 class NeedsFlexError(RuntimeError):
@@ -144,8 +146,12 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
         model = keras.saving.load_model(path, compile=False, **options)
     except ValueError as error:
         if "safe_mode" in str(error) and "safe_mode" not in options:
-            message = "holds Python code (a Lambda layer), which is not run from a file; export it as saved_model"
+            message = f"holds Python code (a Lambda layer), which is not run from a file; {_FREE}"
             raise NotAnExportError(message) from error
+        raise
+    except TypeError as error:
+        if found := re.search(r"Could not locate (?:class|function) '(\w+)'", str(error)):
+            raise TypeError(f"it needs your own '{found[1]}', which is not in the file; {_FREE}") from error
         raise
     return of_keras_model(model)
 

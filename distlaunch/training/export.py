@@ -20,14 +20,6 @@ from distlaunch.strategies.variables import state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.preprocessing import Preprocessing
 
-FILES: dict[str, str] = {
-    "saved_model": "saved_model",
-    "keras": "model.keras",
-    "weights": "model.weights.h5",
-    "tflite": "model.tflite",
-}
-"""What each format is called in the folder of exports."""
-
 _STAGING = ".new_"
 
 

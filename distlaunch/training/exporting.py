@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import DistlaunchError
+from distlaunch.run_dir import EXPORTS
 from distlaunch.serving.exported import named_outputs
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.training.export import (
-    FILES,
     on_host,
     put_in_place,
     rebuild,
@@ -79,14 +79,14 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
     before, notes = trained.preprocessing, []
     alone = before is not None and takes_text(before)
     with staging(directory) as folder:
-        files: dict[str, Path] = {name: folder / FILES[name] for name in dict.fromkeys(formats)}
+        files: dict[str, Path] = {name: folder / EXPORTS[name] for name in dict.fromkeys(formats)}
         for name, save in (("keras", save_keras), ("weights", save_weights)):
             if name in files:
                 save(model, files[name])
         wanted = {"saved_model": before} if "saved_model" in files or ("tflite" in files and not alone) else {}
         if "tflite" in files and alone:
             wanted[_PLAIN] = None
-            notes.append(f"{FILES['tflite']} takes what data.preprocessing gives: TFLite has no texts")
+            notes.append(f"{EXPORTS['tflite']} takes what data.preprocessing gives: TFLite has no texts")
         if keras.backend.backend() == "tensorflow":
             for name, layer in wanted.items():
                 save_saved_model(model, folder / name, trained.rows, layer)
@@ -115,7 +115,7 @@ def _put_in_place(
 ) -> list[Written]:
     written, problems = [], []
     for name, path in files.items():
-        finding, final = findings[name], directory / FILES[name]
+        finding, final = findings[name], directory / EXPORTS[name]
         if finding.problem is not None:
             kept = "; the one that was there is kept" if final.exists() else ""
             problems.append(f"the export as {name} failed its check and is not kept: {finding.problem}{kept}")
@@ -125,7 +125,7 @@ def _put_in_place(
         written.append(Written(name, final, finding.signature, (*own, *finding.notes)))
     if problems:
         raise ExportError("; ".join(problems), written)
-    shared = tuple(note for note in notes if not note.startswith(tuple(FILES.values())))
+    shared = tuple(note for note in notes if not note.startswith(tuple(EXPORTS.values())))
     if shared and written:
         last = written[-1]
         written[-1] = Written(last.format, last.path, last.signature, (*last.notes, *shared))
@@ -137,7 +137,7 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
     x = keras.utils.unpack_x_y_sample_weight(trained.rows)[0]
     prepared, raw = _plain(x), _plain(trained.raw)
     first = ("saved_model", *with_preprocessing)
-    rows = {name: raw if name in first else prepared for name in FILES}
+    rows = {name: raw if name in first else prepared for name in EXPORTS}
     if prepared is None:
         return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are no plain arrays")]
     try:
