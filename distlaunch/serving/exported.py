@@ -126,14 +126,13 @@ def open_saved_model(path: Path) -> ExportedModel:
     served = signatures[name]
     specs: dict[str, Any] = served.structured_input_signature[1]
     structure = _trained_structure(getattr(loaded, name, None), specs)
-    names = _leaves(structure)
 
     def call(values: Any) -> dict[str, np.ndarray]:
         assert loaded is not None  # it owns the variables, and must live as long as this function
         tensors = {name: tf.constant(values[name], spec.dtype) for name, spec in specs.items()}
         return {name: value.numpy() for name, value in sorted(served(**tensors).items())}
 
-    inputs = tuple(_tensor_spec(name, specs[name]) for name in names)
+    inputs = _ordered([_tensor_spec(name, specs[name]) for name in _leaves(structure)], structure)
     outputs = tuple(_tensor_spec(name, spec) for name, spec in sorted(served.structured_outputs.items()))
     return ExportedModel("saved_model", inputs, outputs, structure, call)
 
@@ -301,14 +300,21 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
         of_tensor = {id(tensor): name for tensor, name in zip(tensors, names, strict=True)}
         nested = getattr(model, "_inputs_struct", None)
         structure = names[0] if nested is None else map_structure(lambda tensor: of_tensor[id(tensor)], nested)
-        specs = zip(names, tensors, strict=True)
-        return tuple(Spec(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in specs), structure
+        specs = [
+            Spec(name, str(tensor.dtype), tuple(tensor.shape)) for tensor, name in zip(tensors, names, strict=True)
+        ]
+        return _ordered(specs, structure), structure
     shapes = getattr(model, "_build_shapes_dict", None) or {}
     if len(shapes) == 1:
         ((_, shape),) = shapes.items()
         if isinstance(shape, (list, tuple)) and all(size is None or isinstance(size, int) for size in shape):
             return (Spec("inputs", ANY, (None, *shape[1:])),), "inputs"
     return None, None
+
+
+def _ordered(specs: list[Spec], structure: Any) -> tuple[Spec, ...]:
+    """Inputs that are known by name alone come in the order of their names, whatever the file gives."""
+    return tuple(sorted(specs, key=lambda spec: spec.name) if isinstance(structure, Mapping) else specs)
 
 
 def _tensor_spec(name: str, spec: Any) -> Spec:

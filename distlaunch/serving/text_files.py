@@ -116,7 +116,7 @@ def _columns(header: list[str], inputs: Sequence[Spec], path: Path) -> dict[str,
     found: dict[str, list[str]] = {}
     for spec in inputs:
         parts = [f"{spec.name}_{index}" for index in range(_num_values(spec))]
-        if spec.name in header:
+        if spec.name in header and len(parts) == 1:
             found[spec.name] = [spec.name]
         elif all(part in header for part in parts):
             found[spec.name] = parts

@@ -117,8 +117,8 @@ def _put_in_place(
     for name, path in files.items():
         finding, final = findings[name], directory / EXPORTS[name]
         if finding.problem is not None:
-            kept = "; the one that was there is kept" if final.exists() else ""
-            problems.append(f"the export as {name} failed its check and is not kept: {finding.problem}{kept}")
+            kept = "; the one that was there stays" if final.exists() else ""
+            problems.append(f"the export as {name} failed its check and is not kept{kept}: {finding.problem}")
             continue
         put_in_place(path, final)
         own = tuple(note for note in notes if note.startswith(path.name))
