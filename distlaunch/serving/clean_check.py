@@ -6,6 +6,7 @@ Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import json
@@ -66,7 +67,9 @@ def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], ex
     if name == "saved_model":
         return exported.open_saved_model(path)
     if name == "tflite":
-        return exported.open_tflite(path)
+        # the file knows its inputs by name alone, where the model may take a list
+        structure = exported.open_saved_model(Path(parcel["to_convert"])).structure
+        return dataclasses.replace(exported.open_tflite(path), structure=structure)
     if name == "weights":
         return _with_weights(path, parcel, exported)
     return _open_keras(path, parcel, notes, exported)
