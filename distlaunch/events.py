@@ -147,15 +147,22 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(Event):
+    """An export is written; `signature` tells its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`."""
+
     format: str
     path: str
+    signature: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predicted(Event):
-    """Predictions are written; `shapes` are those of the arrays in the file, by name."""
+    """Predictions are written; `shapes` are those of the arrays in the file, by name.
 
-    step: int
+    Attributes:
+        step: of the checkpoint; None: an export has predicted, and `split` names what it was given.
+    """
+
+    step: int | None
     split: str
     path: str
     shapes: dict[str, list[int]]

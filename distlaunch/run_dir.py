@@ -14,6 +14,14 @@ from typing import Any
 from distlaunch.errors import RunBusyError, UsageError
 from distlaunch.events import RunEnded, read_events
 
+EXPORTS = {
+    "saved_model": "saved_model",
+    "keras": "model.keras",
+    "weights": "model.weights.h5",
+    "tflite": "model.tflite",
+}
+"""What each format is called in the folder of exports."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
@@ -77,6 +85,10 @@ class RunDir:
     def predictions(self, split: str, step: int) -> Path:
         """What the model of a checkpoint predicts for a split."""
         return self.path / "predictions" / f"{split}-{step:08d}.npz"
+
+    def exported(self, kind: str) -> Path:
+        """The export in one format."""
+        return self.export / EXPORTS[kind]
 
     @property
     def name(self) -> str:

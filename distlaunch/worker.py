@@ -75,6 +75,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
     parser.add_argument("--formats", type=lambda text: text.split(","), help="default: those of the config")
+    parser.add_argument("--unchecked", action="store_true", help="do not load what is exported after training")
     parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
 
@@ -135,7 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
             return _run_trial(arguments, config, run, emit, stop)
         session = Session(config, run, task, emit, stop, on_connected=stop.install, on_step=pulse.at_step)
         if arguments.mode == "train":
-            outcome = session.run_training()
+            outcome = session.run_training(check_exports=not arguments.unchecked)
             at = outcome.progress
             seconds = time.monotonic() - began
             emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
@@ -146,7 +147,7 @@ def _run(arguments: argparse.Namespace) -> int:
         elif arguments.mode == "predict":
             session.predict(arguments.split, arguments.checkpoint, arguments.output)
         else:
-            session.export(arguments.formats or session.usual_formats(), arguments.checkpoint, restore=True)
+            session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
         session.leave()
         return ExitCode.DONE
     except ConfigError as error:

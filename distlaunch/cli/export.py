@@ -17,7 +17,7 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(["keras", "saved_model"]),
+    type=click.Choice(["saved_model", "keras", "weights", "tflite"]),
     help="May be repeated. Default: the formats of the config's `export`, or keras.",
 )
 @JSON_EVENTS
@@ -25,7 +25,17 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | None, formats: tuple[str, ...], as_json: bool, quiet: bool
 ) -> int:
-    """Write the model of a run's checkpoint as .keras or SavedModel, below the run directory."""
+    """Write the model of a run's checkpoint below the run directory, whatever strategy has trained it.
+
+    \b
+    saved_model  a folder with the signature `serve`, which includes data.preprocessing (text in, scores out)
+    keras        model.keras, for keras.saving.load_model
+    weights      model.weights.h5, for load_weights of the model that the config's function makes
+    tflite       model.tflite, of any batch size; without data.preprocessing where that takes text
+
+    Each is loaded in a clean process, and must give what the trained model gives for some rows of the training data,
+    within 1e-4 of the largest value; only then it takes the place of an older one.
+    """
     from distlaunch.launch import job
     from distlaunch.ui.view import finish_output, make_view
 

@@ -18,7 +18,7 @@ COMMANDS = {
     "validate": "Check a config completely.",
     "evaluate": "Evaluate a run's checkpoint, every example once.",
     "predict": "Write what a run's model predicts for a split.",
-    "export": "Write a run's model as .keras or SavedModel.",
+    "export": "Write a run's model as SavedModel, .keras, weights or TFLite.",
     "report": "Tell how a run went: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",
     "init": "Write a commented starter config.",

@@ -1,4 +1,4 @@
-"""`distlaunch predict`: what a run's model predicts, as a file of arrays."""
+"""`distlaunch predict`: what a model predicts, for a split of its run, or for any file or dataset."""
 
 from __future__ import annotations
 
@@ -10,40 +10,94 @@ import click
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.errors import UsageError
 
+_BATCH = 32
+
 
 @click.command("predict")
-@click.argument("run", metavar="RUN")
+@click.argument("target", metavar="RUN|EXPORT")
+@click.option("--input", "input_file", metavar="FILE", help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl.")
+@click.option("--data", metavar="FUNCTION", help="Or a data function, module:name or file.py:name; or tfds:NAME.")
 @OVERRIDES
 @click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint; default: the newest.")
-@click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
-@click.option("--output", metavar="FILE", help="An .npz file, or .npy for one array; default: below the run directory.")
+@click.option(
+    "--split",
+    type=click.Choice(["validation", "train"]),
+    help="Default: validation; of --data train if it has no other.",
+)
+@click.option("--output", metavar="FILE", help="An .npz file, or .npy for one array; - for JSON lines (of an export).")
+@click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows at a time, of an export; default: {_BATCH}.")
 @JSON_EVENTS
 @QUIET
 def command(
-    run: str,
+    target: str,
+    input_file: str | None,
+    data: str | None,
     overrides: tuple[str, ...],
     checkpoint: int | None,
-    split: str,
+    split: str | None,
     output: str | None,
+    batch_size: int | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Write what the model of a run's checkpoint predicts for every example of a split, in their order.
+    """Write what a model predicts, one row for each row in, in their order.
+
+    \b
+    predict RUN                      for every example of a split of the run, by a checkpoint
+    predict EXPORT --input FILE      for the rows of a file, by an export: a SavedModel, .keras or .tflite,
+                                     or a run directory that has one; needs nothing else of the run
+    predict EXPORT --data FUNCTION   for the examples of a dataset
 
     Of a split that repeats for ever: of one epoch, or one validation. The file has one array, `predictions`, or one for
-    each output of the model by its name. Runs under the run's own strategy (those of parameter servers on one device).
+    each output of the model by its name. A RUN predicts under its own strategy (of parameter servers on one device).
+
+    Input files: .npy for one input, .npz by name, .csv and .tsv with a line of column names (the name of an input, or
+    NAME_0, NAME_1 ... for one of several values), .txt with one text a line, .jsonl.
     """
-    from distlaunch.launch import job
     from distlaunch.ui.view import finish_output, make_view
 
-    extra = ["--split", split, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
-    if output is not None:
-        extra += ["--output", str(_writable(output))]
+    to_stdout = output == "-"
+    path = None if output is None or to_stdout else _writable(output)
+    if input_file is not None or data is not None:
+        from distlaunch.launch.predict_export import PredictRequest, predict_export
+
+        _check_words(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
+        view = make_view(as_json=as_json, quiet=quiet or to_stdout)
+        where = "-" if to_stdout else None if path is None else str(path)
+        request = PredictRequest(target, input_file, data, split, where, batch_size or _BATCH)
+        view.event(predict_export(request, os.environ))
+        finish_output()
+        return 0
+    from distlaunch.launch import job
+    from distlaunch.launch.predict_export import is_export
+
+    if is_export(target):
+        raise UsageError(f"{target}: an export predicts for what it is given: add --input FILE or --data FUNCTION")
+    if batch_size is not None or to_stdout:
+        name = "--output -" if to_stdout else "--batch-size"
+        raise UsageError(f"{name}: is for an export's predictions; add --input FILE or --data FUNCTION")
+    extra = ["--split", split or "validation"]
+    extra += ["--checkpoint", str(checkpoint)] if checkpoint is not None else []
+    extra += ["--output", str(path)] if path is not None else []
     view = make_view(as_json=as_json, quiet=quiet)
-    result = job.use_run(run, "predict", overrides, extra, view, os.environ)
+    result = job.use_run(target, "predict", overrides, extra, view, os.environ)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)
+
+
+def _check_words(overrides: tuple[str, ...], checkpoint: int | None, input_file: str | None, data: str | None,
+                 split: str | None, *, to_stdout: bool, as_json: bool) -> None:  # fmt: skip
+    """Options that do not go together. Raises UsageError."""
+    if input_file is not None and data is not None:
+        raise UsageError("got both --input and --data; give one of them")
+    if overrides or checkpoint is not None:
+        name = "--set" if overrides else "--checkpoint"
+        raise UsageError(f"{name}: an export has no config and no checkpoints; `distlaunch export` writes one of those")
+    if split is not None and data is None:
+        raise UsageError("--split: a file has no splits; remove it")
+    if to_stdout and as_json:
+        raise UsageError("--json: --output - prints JSON lines already, those of the predictions")
 
 
 def _writable(output: str) -> Path:

@@ -155,6 +155,8 @@ class Restarts(Section):
     """How long to wait before the first restart; each further one in a row waits twice as long, up to 5 minutes."""
 
 
+ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
+
 RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 
 
@@ -183,8 +185,8 @@ class RunConfig(Section):
     cluster: Cluster = Field(default_factory=Cluster)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
-    export: list[Literal["keras", "saved_model"]] = Field(default_factory=list)
-    """What to write when training is done."""
+    export: list[ExportFormat] = Field(default_factory=list)
+    """What to write when training is done, each checked by loading it in a clean process."""
 
     def to_plain(self) -> dict[str, Any]:
         """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""

@@ -47,5 +47,5 @@ checkpoint:
   keep: 3
 
 seed: 0
-# export: [keras]         # what to write at the end: keras, saved_model
+# export: [keras]         # what to write at the end: saved_model, keras, weights, tflite
 """

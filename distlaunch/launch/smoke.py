@@ -87,7 +87,9 @@ def _attempt(
 ) -> AttemptResult:
     overrides = (*request.overrides, *smoke_overrides(config, epochs=epochs))
     choice = choose(replace(request, name=name, overrides=overrides, resume=False), environ)
-    return checked(run_attempt(choice.config, run, "train", observer, environ), choice.locate)
+    # loading it takes seconds, which only an export that the config asks for is worth
+    extra = () if config.export else ("--unchecked",)
+    return checked(run_attempt(choice.config, run, "train", observer, environ, extra=extra), choice.locate)
 
 
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -54,11 +55,17 @@ def _model(config: RunConfig, rows: Batch) -> keras.Model:
         message = f"{config.model.function} returned a tf.Module, which computes with TensorFlow"
         hint = f"strategy {config.strategy.kind} needs a keras.Model; use dtensor, or another strategy"
         raise ConfigError(Problem(("model", "function"), f"{message}; {hint}"))
-    if "keras" in config.export:
-        message = "got 'keras', but the model is a tf.Module, which a .keras file cannot hold; use saved_model"
-        raise ConfigError(Problem(("export",), message))
+    check_formats_of_module(config.export)
     made(keras.utils.unpack_x_y_sample_weight(rows)[0])  # some modules make their variables now
     return ModuleModel(made)
+
+
+def check_formats_of_module(formats: Sequence[str]) -> None:
+    """Raises ConfigError for formats that only a Keras model can have: nobody could load them into a `tf.Module`."""
+    for name, what in (("keras", "which a .keras file cannot hold"), ("weights", "which has no load_weights")):
+        if name in formats:
+            message = f"got '{name}', but the model is a tf.Module, {what}; use saved_model or tflite"
+            raise ConfigError(Problem(("export",), message))
 
 
 def _compile(model: keras.Model, config: Compile) -> None:

@@ -46,6 +46,7 @@ class Split:
         endless: the pipeline repeats for ever, so that a pass has no end.
         name: `train` or `validation`.
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
+        load_raw: as `load`, without the preprocessing.
     """
 
     num_examples: int | None
@@ -56,6 +57,7 @@ class Split:
     endless: bool = False
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
+    load_raw: Callable[[Any], Batch] | None = None
 
     def training_source(self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0) -> Source:
         """Pass after pass without end.
@@ -81,10 +83,11 @@ class Split:
         elements = self.batches(_ZERO, _ZERO).concatenate(end)
         return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches)
 
-    def first_rows(self, rows: int) -> Batch:
-        """The batch of the first few examples, to build the model with."""
+    def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
+        """The batch of the first few examples; `raw`: before the preprocessing."""
+        load = self.load_raw if raw and self.load_raw is not None else self.load
         for element in self.batches(_ZERO, _ZERO).take(1):
-            return self.load(tf.nest.map_structure(lambda leaf: leaf[:rows], element))
+            return load(tf.nest.map_structure(lambda leaf: leaf[:rows], element))
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
 
@@ -108,11 +111,9 @@ def make_split(
         split = _from_dataset(data, config, limit, example_map, order_seed, drop=drop)
     else:
         split = _from_arrays(data, config, limit, example_map, order_seed, drop=drop)
-    load = split.load
-    for action in (weigh, preprocessing):
-        if action is not None:
-            load = _after(load, action)
-    return replace(split, load=load, name="train" if training else "validation")
+    load = split.load if weigh is None else _after(split.load, weigh)
+    prepared = load if preprocessing is None else _after(load, preprocessing)
+    return replace(split, load=prepared, load_raw=load, name="train" if training else "validation")
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

@@ -1,4 +1,4 @@
-"""Writes a SavedModel of a model trained on JAX: rebuilt on TensorFlow from its values, in a process of its own.
+"""Writes SavedModels of a model trained on JAX: rebuilt on TensorFlow from its values, in a process of its own.
 
 Keras on JAX can export too, but what it writes holds compiled XLA instead of TensorFlow operations, only for the
 platforms it was compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,41 +26,44 @@ _LAST_LINES = 20
 
 
 def export_on_tensorflow(
-    config: RunConfig, state: State, rows: Batch, directory: Path, preprocessing: Preprocessing | None = None
-) -> Path:
-    """Waits until the folder is complete, and returns it.
+    config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, Preprocessing | None]
+) -> None:
+    """Waits until the SavedModels are complete.
+
+    Args:
+        folder: where they are made.
+        wanted: name of each SavedModel -> the preprocessing that is part of it.
 
     Raises:
         DistlaunchError: the model's function does not work on TensorFlow; tells what it said.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()}).to_plain()
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".to_tensorflow_") as folder:
-        parcel = Path(folder) / "model.pickle"
-        before = None if preprocessing is None else (str(preprocessing.path), preprocessing.raw)
-        parcel.write_bytes(pickle.dumps((plain, state, tf.nest.map_structure(np.asarray, rows), before)))
-        command = [sys.executable, "-m", "distlaunch.training.export_on_tensorflow", str(parcel), str(directory)]
-        environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
+    before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
+    parcel = folder / "model.pickle"
+    parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
+    command = [sys.executable, "-m", "distlaunch.training.export_on_tensorflow", str(parcel), str(folder)]
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    parcel.unlink()
     if done.returncode != 0:
         said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
         message = "the SavedModel could not be written: the model was rebuilt on TensorFlow for it, which failed"
-        raise DistlaunchError(f"{message} (`export: [keras]` needs no TensorFlow):\n{said}")
-    return directory / "saved_model"
+        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):\n{said}")
 
 
 def main() -> None:
-    from distlaunch.training.export import export_model, rebuild
+    from distlaunch.training.export import rebuild, save_saved_model
     from distlaunch.training.preprocessing import restore
 
-    parcel, directory = map(Path, sys.argv[1:])
+    parcel, folder = map(Path, sys.argv[1:])
     # written by the process that waits for this one
-    plain, state, rows, before = pickle.loads(parcel.read_bytes())
+    plain, state, rows, wanted = pickle.loads(parcel.read_bytes())
     config = RunConfig.model_validate(plain)
     model = rebuild(config, state, rows)
     section = config.data.preprocessing
-    preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
-    export_model(model, directory, ["saved_model"], preprocessing)
+    for name, before in wanted.items():
+        preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
+        save_saved_model(model, folder / name, rows, preprocessing)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from distlaunch.cluster.spec import Task
-from distlaunch.config.run import RunConfig
+from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.errors import CheckpointError, ConfigError, Problem
 from distlaunch.events import (
     CheckpointFailed,
@@ -30,12 +30,12 @@ from distlaunch.strategies import create
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
-from distlaunch.training.build import build_model
+from distlaunch.training.build import build_model, check_formats_of_module
 from distlaunch.training.callbacks import build_callbacks
 from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
 from distlaunch.training.data import Split, open_splits
-from distlaunch.training.export import export_model, rebuild
-from distlaunch.training.export_on_tensorflow import export_on_tensorflow
+from distlaunch.training.export import rebuild
+from distlaunch.training.exporting import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.preprocessing import Preprocessing
@@ -80,7 +80,7 @@ class Session:
             emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
 
-    def run_training(self) -> Outcome:
+    def run_training(self, *, check_exports: bool = True) -> Outcome:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
         saved = self._newest(set_aside=True) if is_chief else None
@@ -95,7 +95,7 @@ class Session:
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
         if outcome.status == "done":
-            self.export(list(config.export))
+            self.export(config.export, checked=check_exports)
         return outcome
 
     def trained_model(self) -> keras.Model:
@@ -141,32 +141,39 @@ class Session:
             self._emit(Predicted(step=self._restored_step, split=split, path=str(path), shapes=shapes))
         self.program.agree(Vote())
 
-    def usual_formats(self) -> list[str]:
+    def usual_formats(self) -> list[ExportFormat]:
         """What to export if nobody says it: as the config does after training, or what the model allows."""
         return list(self._config.export) or ["saved_model" if isinstance(self.model, ModuleModel) else "keras"]
 
-    def export(self, formats: list[str], step: int | None = None, *, restore: bool = False) -> None:
-        """Writes the model; the chief does, the others wait for it."""
-        if restore:
-            self._restore(step)
+    def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | None) -> None:
+        """Writes the model of a checkpoint. Raises ConfigError, before it writes, for formats that it cannot have."""
+        formats = formats or self.usual_formats()
+        if isinstance(self.model, ModuleModel):
+            check_formats_of_module(formats)
+        self._restore(step)
+        self.export(formats)
+
+    def export(self, formats: Sequence[ExportFormat], *, checked: bool = True) -> None:
+        """Writes the model as it is; the chief does, the others wait for it."""
         if not formats:
             return
         state = self.program.snapshot()
         if self.strategy.is_chief:
-            for name, path in self._write(state, formats).items():
-                self._emit(Exported(format=name, path=str(path)))
+            rows, raw = self.train.first_rows(CHECKED_ROWS), self.train.first_rows(CHECKED_ROWS, raw=True)
+            x = keras.utils.unpack_x_y_sample_weight(raw)[0]
+            try:
+                trained = Trained(self._config, state, rows, x, self._preprocessing)
+                self._tell_exports(export_all(trained, self._run.export, formats, checked=checked))
+            except ExportError as error:
+                self._tell_exports(error.written)
+                raise
         self.program.agree(Vote())
 
-    def _write(self, state: State, formats: list[str]) -> dict[str, Path]:
-        folder, elsewhere = self._run.export, []
-        if keras.backend.backend() != "tensorflow":
-            formats, elsewhere = [f for f in formats if f == "keras"], [f for f in formats if f == "saved_model"]
-        before, written = self._preprocessing, {}
-        if formats:
-            written = export_model(rebuild(self._config, state, self._rows), folder, formats, before)
-        for name in elsewhere:
-            written[name] = export_on_tensorflow(self._config, state, self._rows, folder, before)
-        return written
+    def _tell_exports(self, exports: list[Written]) -> None:
+        for written in exports:
+            self._emit(Exported(format=written.format, path=str(written.path), signature=written.signature))
+            for note in written.notes:
+                self._emit(Notice(level="warning", message=note))
 
     def leave(self) -> None:
         """The last call of a task that has not failed: no other task needs it afterwards."""

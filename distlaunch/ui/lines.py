@@ -43,10 +43,12 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case TaskRestarted():
             return note_line(f"{event.restarted_task} {event.reason}; started again")
         case Exported():
-            return _pair("exported", f"{event.format} to {shown(event.path)}")
+            signature = f"   {event.signature}" if event.signature else ""
+            return _pair("exported", f"{event.format}  {shown(event.path)}{signature}")
         case Predicted():
             arrays = ", ".join(f"{name} {words.shape(shape)}" for name, shape in event.shapes.items())
-            return _pair("predicted", f"{event.split} at step {event.step:,} to {shown(event.path)}: {arrays}")
+            at = "" if event.step is None else f" at step {event.step:,}"
+            return _pair("predicted", f"{event.split}{at} to {shown(event.path)}: {arrays}")
         case CheckpointFailed():
             return _warning(f"checkpoint of step {event.step:,}: {event.reason}")
         case Notice(level="warning"):

@@ -15,7 +15,8 @@ from distlaunch.config.load import load_resolved
 from distlaunch.run_dir import RunDir
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--wait-for-chief", action="store_true")
+for flag in ("--wait-for-chief", "--unchecked"):
+    parser.add_argument(flag, action="store_true")
 for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--split", "--formats", "--output"):
     parser.add_argument(name)
 ARGS = parser.parse_args()

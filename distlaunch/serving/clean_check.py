@@ -1,0 +1,220 @@
+"""Converts to TFLite, and loads and calls new exports, in a process that knows no distlaunch and no strategy.
+
+Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The parcel is a pickled dict, see
+`distlaunch.training.export_check`; the findings are JSON: `{format: {signature, problem, notes}}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import pickle
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ORDER = ("tflite", "saved_model", "keras", "weights")
+"""Those that need nothing of the user's come before those that may import the user's code."""
+
+
+def main() -> None:
+    parcel_path, findings_path = map(Path, sys.argv[1:])
+    parcel = pickle.loads(parcel_path.read_bytes())  # written by the process that waits for this one
+    exported = _sibling("exported")
+    findings = {name: _check(name, parcel, exported) for name in ORDER if name in parcel["files"]}
+    findings_path.write_text(json.dumps(findings))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # interpreters of TFLite and compiled functions take their time to be destroyed
+
+
+def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any]:
+    notes: list[str] = []
+    try:
+        path = Path(parcel["files"][name])
+        if name == "tflite":
+            to_tflite(Path(parcel["to_convert"]), path, notes)
+        model = _open(name, path, parcel, notes, exported)
+        rows = parcel["rows"][name]
+        if parcel["expected"] is None or rows is None:
+            return {"signature": model.signature(), "problem": None, "notes": notes}
+        try:
+            outputs = model.on_structure(rows)
+        except exported.NeedsFlexError:
+            notes[-1] += ", which the tensorflow package has not since 2.20, so this file was not called"
+            return {"signature": model.signature(), "problem": None, "notes": notes}
+        problem = difference(parcel["expected"], outputs, parcel["tolerance"])
+        return {"signature": model.signature(outputs), "problem": problem, "notes": notes}
+    except Unusable as error:
+        return {"signature": "", "problem": str(error), "notes": notes}
+    except Exception as error:  # of many kinds, and each means that the export is of no use
+        problem = f"it cannot be loaded and called: {type(error).__name__}: {exported.first_line(error)}"
+        return {"signature": "", "problem": problem, "notes": notes}
+
+
+class Unusable(Exception):  # noqa: N818 (told to users, who see no name)
+    """The export cannot be made, or not used; the message says why."""
+
+
+def _open(name: str, path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
+    if name == "saved_model":
+        return exported.open_saved_model(path)
+    if name == "tflite":
+        # the file knows its inputs by name alone, where the model may take a list
+        structure = exported.open_saved_model(Path(parcel["to_convert"])).structure
+        return dataclasses.replace(exported.open_tflite(path), structure=structure)
+    if name == "weights":
+        return _with_weights(path, parcel, exported)
+    return _open_keras(path, parcel, notes, exported)
+
+
+def _open_keras(path: Path, parcel: Mapping[str, Any], notes: list[str], exported: Any) -> Any:
+    """Without the user's code if that works, else with it; the notes say what it took."""
+    try:
+        return exported.open_keras(path)
+    except exported.NotAnExportError:
+        notes.append(f"{path.name} holds Python code (a Lambda layer): it loads with safe_mode=False")
+        options: dict[str, Any] = {"safe_mode": False}
+    except (TypeError, ValueError):
+        options = {}
+    try:
+        if options:
+            return exported.open_keras(path, **options)
+    except (TypeError, ValueError):
+        pass
+    module = _user_module(parcel)
+    source = parcel["function"].rpartition(":")[0]
+    source = Path(source).name if source.endswith(".py") else source
+    need = f"{path.name} holds classes or functions of your own: import {source} before it is loaded"
+    try:
+        model = exported.open_keras(path, **options)
+        notes.append(need)
+    except (TypeError, ValueError):
+        objects = {name: value for name, value in vars(module).items() if callable(value) and not name.startswith("_")}
+        model = exported.open_keras(path, custom_objects=objects, **options)
+        hint = "and give them as custom_objects, or register them with @keras.saving.register_keras_serializable()"
+        notes.append(f"{need}, {hint}")
+    return model
+
+
+def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
+    module = _user_module(parcel)
+    model = getattr(module, parcel["function"].rpartition(":")[2])(**parcel["args"])
+    rows = parcel["rows"]["weights"]
+    if not model.built:
+        model(exported.map_structure(np.asarray, rows), training=False)
+    model.load_weights(path)
+    return exported.of_keras_model(model, "weights")
+
+
+def _user_module(parcel: Mapping[str, Any]) -> Any:
+    """The module of the model's function; with it the user's paths come in."""
+    sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
+    source = parcel["function"].rpartition(":")[0]
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source)
+    if path.stem not in sys.modules:
+        sys.path.insert(0, str(path.parent))
+    return _load(path.stem, path)
+
+
+def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
+    """Converts the signature `serve`; TensorFlow's own operations come in only where TFLite has none.
+
+    Raises:
+        Unusable: it cannot be converted; names the operations.
+    """
+    import tensorflow as tf
+
+    def convert(*, select: bool) -> bytes:
+        converter = tf.lite.TFLiteConverter.from_saved_model(str(saved_model), signature_keys=["serve"])
+        if select:
+            lite: Any = tf.lite.OpsSet
+            converter.target_spec.supported_ops = [lite.TFLITE_BUILTINS, lite.SELECT_TF_OPS]
+            converter._experimental_lower_tensor_list_ops = False  # recurrent layers of any batch size need them
+        return converter.convert()
+
+    try:
+        content = convert(select=False)
+    except Exception:  # ConverterError is not public
+        try:
+            content = convert(select=True)
+        except Exception as error:
+            raise Unusable(_inconvertible(str(error))) from error
+        operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
+        told = ", ".join(operations) or "some"
+        notes.append(
+            f"{target.name} holds operations that TFLite has not ({told}): "
+            "it needs an interpreter with the Flex delegate"
+        )
+    target.write_bytes(content)
+
+
+def _inconvertible(message: str) -> str:
+    named = re.findall(r"(?:TF Select|Custom|Flex) ops: (.*)", message)
+    operations = sorted({name.strip() for names in named for name in names.split(",") if name.strip()})
+    if not operations:
+        found = {*re.findall(r"'(?:tf|tfl)\.(\w+)' op", message), *re.findall(r'\["(\w+):', message)}
+        operations = [name for name in sorted(found) if not name.endswith("PartitionedCall")]
+    what = f"the operations {', '.join(operations)}" if operations else "this model"
+    reason = "" if operations else f" ({message.strip().splitlines()[0]})"
+    return f"TFLite cannot express {what}, not even with TensorFlow Select{reason}; saved_model can"
+
+
+def difference(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray], tolerance: float) -> str | None:
+    """Where outputs differ from what the trained model gave; None if they do not.
+
+    Args:
+        tolerance: relative to the largest value of an output.
+    """
+    if sorted(expected) != sorted(got):
+        return f"its outputs are {', '.join(sorted(got))}; the model's are {', '.join(sorted(expected))}"
+    for name, wanted in expected.items():
+        value = np.asarray(got[name])
+        if value.shape != wanted.shape:
+            return f"{name} has the shape {list(value.shape)}; the model's has {list(wanted.shape)}"
+        if wanted.dtype.kind not in "fcV":
+            if not np.array_equal(wanted, value):
+                return f"{name} differs from the model's: {_sample(wanted != value, value, wanted)}"
+            continue
+        ours, theirs = wanted.astype(np.float64), value.astype(np.float64)
+        scale = np.abs(ours[np.isfinite(ours)]).max(initial=0.0)
+        close = np.isclose(theirs, ours, rtol=0.0, atol=tolerance * scale + 1e-6, equal_nan=True)
+        if not close.all():
+            return f"{name} differs from the model's: {_sample(~close, theirs, ours)}; allowed: {tolerance:g} of the " \
+                   "largest value"  # fmt: skip
+    return None
+
+
+def _sample(different: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> str:
+    first = tuple(int(index) for index in np.argwhere(different)[0])
+    return f"{got[first]} instead of {wanted[first]} at {list(first)}"
+
+
+def _sibling(name: str) -> Any:
+    return _load(f"_distlaunch_{name}", Path(__file__).with_name(f"{name}.py"))
+
+
+def _load(name: str, path: Path) -> Any:
+    """By its file: the folder is not put on the path, where its names could hide others."""
+    if name in sys.modules and sys.modules[name].__file__ == str(path):
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

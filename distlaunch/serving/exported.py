@@ -1,0 +1,337 @@
+"""Opens an exported model, tells its signature and calls it.
+
+Imports nothing of distlaunch's: `clean_check.py` runs it where only TensorFlow and Keras are known.
+"""
+
+# pyright: reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ENDPOINT = "serve"
+ANY = "any"
+"""The type of inputs of subclassed Keras models, whose files do not tell it."""
+_LINE = 240
+_FREE = "export it as saved_model, which needs no code"
+
+
+class NeedsFlexError(RuntimeError):
+    """A TFLite file holds operations of TensorFlow, which take a delegate that TensorFlow's package has not."""
+
+
+class NotAnExportError(ValueError):
+    """The file or folder is no model that can be called; the message says why, without the path."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An input or output: its type as NumPy names it, or `string`; a size of None may be any, the first is the rows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def kind(self) -> str:
+        """`float32[?,28,28]`."""
+        sizes = "..." if self.shape is None else ",".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]"
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model by the names of its inputs and outputs.
+
+    Attributes:
+        format: `saved_model`, `keras`, `weights` or `tflite`.
+        inputs: None if the file does not tell them (a subclassed Keras model that was built in its own way).
+        outputs: None if they are known only after a call.
+        structure: the names of the inputs, in the structure in which the model was trained on them.
+        call: arrays by input -> arrays by output; of a model without `inputs`: what the model takes -> the same.
+    """
+
+    format: str
+    inputs: tuple[Spec, ...] | None
+    outputs: tuple[Spec, ...] | None
+    structure: Any
+    call: Callable[[Any], dict[str, np.ndarray]]
+
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Arrays by name in, arrays by name out; values become of the types and ranks of the inputs."""
+        assert self.inputs is not None
+        return self.call({spec.name: adapted(values[spec.name], spec) for spec in self.inputs})
+
+    def on_structure(self, x: Any) -> dict[str, np.ndarray]:
+        """Calls it on inputs as training gave them: an array, or a list, tuple or dict of arrays."""
+        return self.call(x) if self.inputs is None else self(by_name(x, self.structure))
+
+    def signature(self, called: Mapping[str, np.ndarray] | None = None) -> str:
+        """`serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, where these are not known."""
+        takes = "..." if self.inputs is None else ", ".join(f"{spec.name}: {spec.kind}" for spec in self.inputs)
+        outputs = self.outputs or tuple(
+            Spec(name, dtype_name(array), (None, *array.shape[1:])) for name, array in (called or {}).items()
+        )
+        alone = len(outputs) == 1 and outputs[0].name == "output_0"
+        gives = outputs[0].kind if alone else ", ".join(f"{spec.name}: {spec.kind}" for spec in outputs)
+        return f"{ENDPOINT}({takes}) -> {gives if alone else f'({gives})' if gives else '...'}"
+
+
+def format_of(path: Path) -> str | None:
+    """The format of an export by its looks; None if it is none."""
+    if (path / "saved_model.pb").is_file():
+        return "saved_model"
+    if path.name.endswith(".weights.h5"):
+        return "weights"
+    return {".keras": "keras", ".tflite": "tflite"}.get(path.suffix) if path.is_file() else None
+
+
+def open_export(path: Path) -> ExportedModel:
+    """Loads a SavedModel folder, a .keras file or a .tflite file.
+
+    Raises:
+        NotAnExportError: it is none, or it is damaged.
+    """
+    kind = format_of(path)
+    if kind == "weights":
+        raise NotAnExportError("holds weights only, and no model; export it as saved_model, keras or tflite")
+    if kind is None:
+        raise NotAnExportError("expected a SavedModel folder, a .keras file or a .tflite file")
+    opened = {"saved_model": open_saved_model, "keras": open_keras, "tflite": open_tflite}[kind]
+    try:
+        return opened(path)
+    except NotAnExportError:
+        raise
+    except Exception as error:  # of many kinds: of zip files, protocol buffers, checkpoints
+        raise NotAnExportError(f"cannot be loaded: {first_line(error)}") from error
+
+
+def open_saved_model(path: Path) -> ExportedModel:
+    """Raises what TensorFlow raises."""
+    import tensorflow as tf
+
+    loaded: Any = tf.saved_model.load(str(path))
+    signatures = dict(loaded.signatures)
+    name = next((name for name in (ENDPOINT, "serving_default", *signatures) if name in signatures), None)
+    if name is None:
+        raise NotAnExportError("the SavedModel has no signature that could be called")
+    served = signatures[name]
+    specs: dict[str, Any] = served.structured_input_signature[1]
+    structure = _trained_structure(getattr(loaded, name, None), specs)
+
+    def call(values: Any) -> dict[str, np.ndarray]:
+        assert loaded is not None  # it owns the variables, and must live as long as this function
+        tensors = {name: tf.constant(values[name], spec.dtype) for name, spec in specs.items()}
+        return {name: value.numpy() for name, value in sorted(served(**tensors).items())}
+
+    inputs = _ordered([_tensor_spec(name, specs[name]) for name in _leaves(structure)], structure)
+    outputs = tuple(_tensor_spec(name, spec) for name, spec in sorted(served.structured_outputs.items()))
+    return ExportedModel("saved_model", inputs, outputs, structure, call)
+
+
+def open_keras(path: Path, **options: Any) -> ExportedModel:
+    """Raises what Keras raises."""
+    import keras
+
+    try:
+        model = keras.saving.load_model(path, compile=False, **options)
+    except ValueError as error:
+        if "safe_mode" in str(error) and "safe_mode" not in options:
+            message = f"holds Python code (a Lambda layer), which is not run from a file; {_FREE}"
+            raise NotAnExportError(message) from error
+        raise
+    except TypeError as error:
+        if found := re.search(r"Could not locate (?:class|function) '(\w+)'", str(error)):
+            raise TypeError(f"it needs your own '{found[1]}', which is not in the file; {_FREE}") from error
+        raise
+    return of_keras_model(model)
+
+
+def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:
+    """A model that is in memory."""
+    import keras
+
+    inputs, structure = _keras_inputs(model)
+
+    def call(values: Any) -> dict[str, np.ndarray]:
+        x = values if inputs is None else map_structure(lambda name: values[name], structure)
+        if any(array.dtype.kind in "OSU" for array in _leaves(x)):
+            import tensorflow as tf
+
+            x = map_structure(tf.constant, x)
+        return named_outputs(model(x, training=False), keras.ops.convert_to_numpy)
+
+    outputs = None
+    tensors = getattr(model, "outputs", None)
+    if tensors and inputs is not None:
+        named = named_outputs(getattr(model, "_outputs_struct", tensors[0]), lambda tensor: tensor)
+        outputs = tuple(Spec(name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in sorted(named.items()))
+    return ExportedModel(kind, inputs, outputs, structure, call)
+
+
+def open_tflite(path: Path) -> ExportedModel:
+    """Raises what TensorFlow raises; a call NeedsFlexError."""
+    import tensorflow as tf
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that tf.lite moves to a package of its own
+        interpreter = tf.lite.Interpreter(model_path=str(path))
+    names = list(interpreter.get_signature_list())
+    if not names:
+        raise NotAnExportError("the .tflite file has no signature that could be called")
+    runner: Any = interpreter.get_signature_runner(ENDPOINT if ENDPOINT in names else names[0])
+    inputs, outputs = (
+        tuple(_lite_spec(name, detail) for name, detail in sorted(details.items()))
+        for details in (runner.get_input_details(), runner.get_output_details())
+    )
+
+    def call(values: Any) -> dict[str, np.ndarray]:
+        # the runner's arrays are the interpreter's memory, which the next call overwrites
+        with _flex_told():
+            return {name: np.array(value) for name, value in sorted(runner(**values).items())}
+
+    structure = inputs[0].name if len(inputs) == 1 else {spec.name: spec.name for spec in inputs}
+    return ExportedModel("tflite", inputs, outputs, structure, call)
+
+
+def by_name(x: Any, structure: Any) -> dict[str, Any]:
+    """The arrays of a structure by the names of the inputs.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if isinstance(structure, str):
+        values = _leaves(x)
+        if len(values) != 1:
+            raise ValueError(f"{len(values)} inputs, but the model takes one: {structure}")
+        return {structure: values[0]}
+    names = _leaves(structure)
+    if isinstance(x, Mapping):
+        keys = structure if isinstance(structure, Mapping) else {name: name for name in names}
+        if not all(key in x or name in x for key, name in keys.items()):
+            raise ValueError(f"inputs {', '.join(map(str, x))}, but the model takes {', '.join(names)}")
+        return {name: x[key] if key in x else x[name] for key, name in keys.items()}
+    values = _leaves(x)
+    if isinstance(structure, Mapping) or len(values) != len(names):
+        raise ValueError(f"{len(values)} inputs without names, but the model takes {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def adapted(value: Any, spec: Spec) -> np.ndarray:
+    """In the type of an input; rows of single values get, or lose, a dimension of size 1."""
+    array = np.asarray(value)
+    rank = array.ndim if spec.shape is None else len(spec.shape)
+    if array.ndim == 1 and rank == 2:
+        array = array[:, None]
+    elif array.ndim == 2 and rank == 1 and array.shape[1] == 1:
+        array = array[:, 0]
+    return array if spec.dtype in ("string", ANY) else array.astype(_numpy_type(spec.dtype), copy=False)
+
+
+def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """A model's outputs by the names that a SavedModel gives them."""
+    if isinstance(outputs, Mapping):
+        return {str(name): convert(outputs[name]) for name in sorted(outputs)}
+    parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return {f"output_{index}": convert(part) for index, part in enumerate(parts)}
+
+
+def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
+    """Of dicts, lists and tuples."""
+    if isinstance(value, Mapping):
+        return {key: map_structure(function, part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_structure(function, part) for part in value]
+    return function(value)
+
+
+def dtype_name(array: np.ndarray) -> str:
+    return "string" if array.dtype.kind in "OSU" else array.dtype.name
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in short; with the reason that Keras gives below."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    told = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
+    return told if len(told) <= _LINE else f"{told[:_LINE]} ..."
+
+
+@contextlib.contextmanager
+def _flex_told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "Flex delegate" not in str(error):
+            raise
+        message = "it holds operations of TensorFlow, which need an interpreter with the Flex delegate"
+        raise NeedsFlexError(f"{message}; the tensorflow package has none since 2.20") from error
+
+
+def _leaves(value: Any) -> list[Any]:
+    found: list[Any] = []
+    map_structure(found.append, value)
+    return found
+
+
+def _trained_structure(function: Any, specs: Mapping[str, Any]) -> Any:
+    """The names of a signature's inputs as the function behind it takes them: Keras passes one structure on."""
+    for concrete in getattr(function, "concrete_functions", []):
+        given, named = concrete.structured_input_signature
+        if len(given) == 1 and not named:
+            names = map_structure(lambda spec: getattr(spec, "name", None), given[0])
+            if sorted(map(str, _leaves(names))) == sorted(specs):
+                return names
+    names = sorted(specs)
+    return names[0] if len(names) == 1 else {name: name for name in names}
+
+
+def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
+    tensors = getattr(model, "inputs", None)
+    if tensors:
+        names = [str(tensor.name) for tensor in tensors]
+        of_tensor = {id(tensor): name for tensor, name in zip(tensors, names, strict=True)}
+        nested = getattr(model, "_inputs_struct", None)
+        structure = names[0] if nested is None else map_structure(lambda tensor: of_tensor[id(tensor)], nested)
+        specs = [
+            Spec(name, str(tensor.dtype), tuple(tensor.shape)) for tensor, name in zip(tensors, names, strict=True)
+        ]
+        return _ordered(specs, structure), structure
+    shapes = getattr(model, "_build_shapes_dict", None) or {}
+    if len(shapes) == 1:
+        ((_, shape),) = shapes.items()
+        if isinstance(shape, (list, tuple)) and all(size is None or isinstance(size, int) for size in shape):
+            return (Spec("inputs", ANY, (None, *shape[1:])),), "inputs"
+    return None, None
+
+
+def _ordered(specs: list[Spec], structure: Any) -> tuple[Spec, ...]:
+    """Inputs that are known by name alone come in the order of their names, whatever the file gives."""
+    return tuple(sorted(specs, key=lambda spec: spec.name) if isinstance(structure, Mapping) else specs)
+
+
+def _tensor_spec(name: str, spec: Any) -> Spec:
+    shape = None if spec.shape.rank is None else tuple(spec.shape.as_list())
+    return Spec(name, spec.dtype.name, shape)
+
+
+def _lite_spec(name: str, detail: Mapping[str, Any]) -> Spec:
+    shape = detail.get("shape_signature", detail["shape"])
+    sizes = tuple(None if size < 0 else int(size) for size in shape)
+    dtype = np.dtype(detail["dtype"])
+    return Spec(name, "string" if dtype.kind in "OSU" else dtype.name, sizes)
+
+
+def _numpy_type(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16

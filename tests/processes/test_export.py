@@ -1,0 +1,226 @@
+"""Exports of all strategies in all formats, loaded in a process without distlaunch, and `predict` from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real import json_lines, run
+
+MINE = """
+import keras, numpy as np
+L = keras.layers
+
+def model():
+    user, item = keras.Input((), dtype="int32", name="user"), keras.Input((3,), name="item")
+    x = L.Concatenate()([L.Embedding(10, 4)(user), item])
+    x = L.Dropout(0.5)(L.BatchNormalization()(L.Dense(8, "tanh")(x)))
+    return keras.Model({"user": user, "item": item}, {"rating": L.Dense(1)(x), "kind": L.Dense(2)(x)})
+
+def data():
+    x = {"user": np.arange(100) % 10, "item": np.random.default_rng(0).normal(size=(100, 3))}
+    y = {"rating": x["item"].sum(1, keepdims=True), "kind": x["item"][:, :2]}
+    split = lambda rows: tuple({name: part[rows] for name, part in of.items()} for of in (x, y))
+    return {"train": split(slice(64)), "validation": split(slice(64, 100))}
+
+class Scale(L.Layer):
+    def __init__(self, factor=1.0, forget=False):
+        super().__init__()
+        self.factor, self.forget = factor, forget
+
+    def call(self, x):
+        return x * self.factor
+
+    def get_config(self):
+        return {} if self.forget else {"factor": self.factor}
+
+def scaled(forget):
+    return keras.Sequential([keras.Input((3,)), L.Dense(2), Scale(3.0, forget)])
+
+def plain():
+    x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+    return x, x[:, :2]
+"""
+CONFIG = """
+model: {function: "mine.py:model"}
+data: {function: "mine.py:data", global_batch: 32}
+compile: {optimizer: sgd, loss: {rating: mse, kind: mse}}
+export: [saved_model, keras, weights, tflite]
+"""
+STRATEGIES = {
+    "one_device": "{kind: one_device}",
+    "mirrored": "{kind: mirrored, replicas: 2}",
+    "servers": "{kind: parameter_server}",
+    "dtensor": "{kind: dtensor, mesh: {batch: 2}}",
+    "jax": "{kind: jax, mesh: {batch: 2}}",
+}
+ELSEWHERE = ("mirrored", "dtensor")  # of these, test_sentiment.py and the smoke tests export too
+SIGNATURE = "serve(item: float32[?,3], user: int32[?]) -> (kind: float32[?,2], rating: float32[?,1])"
+
+LOAD = """
+import json, sys
+import numpy as np
+import keras, tensorflow as tf
+folder, out = sys.argv[1:]
+with np.load("rows.npz") as rows:
+    x = {"user": rows["user"].astype("int32"), "item": rows["item"].astype("float32")}
+plain = lambda outputs: {name: np.asarray(value) for name, value in outputs.items()}
+served = tf.saved_model.load(f"{folder}/saved_model").signatures["serving_default"]
+found = {"saved_model": plain(served(**{name: tf.constant(part) for name, part in x.items()}))}
+model = keras.saving.load_model(f"{folder}/model.keras")
+found["keras"] = plain(model(x))
+for variable in model.variables:
+    variable.assign(tf.zeros_like(variable))
+model.load_weights(f"{folder}/model.weights.h5")
+found["weights"] = plain(model(x))
+lite = tf.lite.Interpreter(f"{folder}/model.tflite").get_signature_runner("serve")
+found["tflite"] = plain(lite(**x))
+assert not any(name.startswith("distlaunch") for name in sys.modules)
+np.savez(out, **{f"{kind}/{name}": value for kind, parts in found.items() for name, value in parts.items()})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the run `one_device` and its predictions."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "mine.yaml").write_text(CONFIG)
+    train("one_device", folder)
+    return folder
+
+
+def train(name: str, folder: Path) -> None:
+    servers = ("--set", "cluster={workers: 1, ps: 1, hosting: in_process}") if name == "servers" else ()
+    strategy = ("--set", f"strategy={STRATEGIES[name]}")
+    code, out, err = run("train", "mine.yaml", "--name", name, *strategy, *servers, "--json", cwd=folder)
+    assert code == 0, err
+    exported = {event["format"]: event["signature"] for event in json_lines(out) if event["event"] == "Exported"}
+    assert exported == dict.fromkeys(("saved_model", "keras", "weights", "tflite"), SIGNATURE)
+    assert not list((folder / "runs" / name / "export").glob(".*"))
+    code, _, err = run("predict", f"runs/{name}", "--output", f"{name}.npz", cwd=folder)
+    assert code == 0, err
+
+
+def expected(folder: Path, name: str = "one_device") -> dict[str, np.ndarray]:
+    """What the run predicts under its strategy."""
+    with np.load(folder / f"{name}.npz") as arrays:
+        return dict(arrays)
+
+
+def validation(folder: Path) -> dict[str, np.ndarray]:
+    space: dict = {}
+    exec(MINE, space)
+    return space["data"]()["validation"][0]
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else ()) for name in STRATEGIES]
+)
+def test_exports_predict_as_their_run_does(folder: Path, strategy: str) -> None:
+    """All formats, loaded without distlaunch, give what `predict RUN` gives under the strategy, dropout or not."""
+    if strategy != "one_device":
+        train(strategy, folder)
+    np.savez(folder / "rows.npz", **validation(folder))
+    (folder / "load.py").write_text(LOAD)
+    command = [sys.executable, "-P", "load.py", f"runs/{strategy}/export", "found.npz"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=folder, env={**env, "CUDA_VISIBLE_DEVICES": "-1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    with np.load(folder / "found.npz") as found:
+        for name, wanted in expected(folder, strategy).items():
+            for kind in ("saved_model", "keras", "weights", "tflite"):
+                np.testing.assert_allclose(found[f"{kind}/{name}"], wanted, rtol=1e-4, atol=1e-5, err_msg=kind)
+
+
+def test_predict_from_a_copy_for_files_and_functions(folder: Path, tmp_path: Path) -> None:
+    """By name from an .npz, a .csv and a data function, by each format, in order, with a smaller last batch."""
+    export, rows, wanted = folder / "runs/one_device/export", validation(folder), expected(folder)
+    for name in ("saved_model", "model.tflite", "model.keras"):
+        copy = shutil.copytree if (export / name).is_dir() else shutil.copy
+        copy(export / name, tmp_path / name)
+    np.savez(tmp_path / "rows.npz", **rows)
+    table = [",".join(["rating", "item_0", "item_1", "item_2", "user"])]
+    table += [",".join(map(repr, [0, *map(float, x), int(u)])) for x, u in zip(rows["item"], rows["user"], strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(table) + "\n")
+    (tmp_path / "mine.py").write_text(MINE)
+    for words in (
+        ("saved_model", "--input", "rows.npz", "--batch-size", "7"),
+        ("model.tflite", "--input", "rows.csv", "--batch-size", "7"),
+        ("model.keras", "--data", "mine.py:data"),
+    ):
+        code, out, err = run("predict", *words, "--output", "found.npz", cwd=tmp_path)
+        assert (code, err) == (0, ""), err
+        assert "found.npz: kind 36 x 2, rating 36 x 1" in out
+        with np.load(tmp_path / "found.npz") as found:
+            for name, values in wanted.items():
+                np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5, err_msg=words[0])
+
+
+def test_a_run_predicts_json_lines_by_its_export(folder: Path) -> None:
+    np.savez(folder / "one.npz", **{name: part[:3] for name, part in validation(folder).items()})
+    code, out, err = run("predict", "runs/one_device", "--input", "one.npz", "--output", "-", cwd=folder)
+    assert (code, err) == (0, "")
+    kinds = [json.loads(line)["kind"] for line in out.splitlines()]
+    np.testing.assert_allclose(kinds, expected(folder)["kind"][:3], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("runs/one_device", "--input", "wrong.csv"),
+         "wrong.csv:1: got the columns 'user', 'item'; expected 'item_0 to item_2'; the model takes item"),
+        (("cut.tflite", "--input", "rows.npz"), "cut.tflite: "),
+        (("runs/one_device/export/saved_model",), "add --input FILE or --data FUNCTION"),
+        (("runs/one_device", "--input", "none.npz"), "--input none.npz: there is no such file"),
+        (("runs/one_device", "--input", "mine.py"), "--input mine.py: expected a file that ends in .npy"),
+        (("runs", "--input", "rows.npz"), "runs: it is no export; expected a run directory, a SavedModel folder"),
+        (("runs/one_device/export/model.weights.h5", "--input", "rows.npz"), "holds weights only"),
+        (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: an export has no config"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted(folder: Path, words: tuple[str, ...], message: str) -> None:
+    if words[-1] in ("wrong.csv", "rows.npz"):
+        (folder / "wrong.csv").write_text("user,item\n1,2\n")
+        np.savez(folder / "rows.npz", **validation(folder))
+        lite = (folder / "runs/one_device/export/model.tflite").read_bytes()
+        (folder / "cut.tflite").write_bytes(lite[: len(lite) // 2])
+    code, out, err = run("predict", *words, cwd=folder)
+    assert code in (2, 3)
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+def test_a_bad_export_takes_no_good_one_s_place(folder: Path) -> None:
+    """A layer that forgets an argument when it is saved: the file loads, and predicts something else."""
+    own = (
+        "--set",
+        "data.function=mine.py:plain",
+        "--set",
+        "compile.loss=mse",
+        "--set",
+        "model.function=mine.py:scaled",
+    )
+    code, _, err = run("train", "mine.yaml", "--name", "own", *own, "--set", "model.args.forget=false",
+                       "--set", "export=[]", "--set", "validation=null", cwd=folder)  # fmt: skip
+    assert code == 0, err
+    (folder / "runs/own/export").mkdir()
+    (folder / "runs/own/export/model.keras").write_text("the good one")
+    formats = ("--format", "keras", "--format", "saved_model")
+    code, out, err = run("export", "runs/own", *formats, "--set", "model.args.forget=true", cwd=folder)
+    assert code == 3
+    told = " ".join(err.split())
+    assert (
+        "the export as keras failed its check and is not kept; the one that was there stays: output_0 differs" in told
+    )
+    assert "Traceback" not in out + err
+    assert (folder / "runs/own/export/model.keras").read_text() == "the good one"
+    assert "exported  saved_model  runs/own/export/saved_model   serve(" in out

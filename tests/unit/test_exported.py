@@ -1,0 +1,99 @@
+"""Signatures of exports, and how new ones are compared with the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlaunch.serving.clean_check import _inconvertible, difference
+from distlaunch.serving.exported import ExportedModel, Spec, by_name, named_outputs
+
+X = Spec("x", "float32", (None, 28, 28))
+SCORES = Spec("output_0", "float32", (None, 10))
+
+
+def model(inputs: Any, outputs: Any) -> ExportedModel:
+    return ExportedModel("saved_model", inputs, outputs, "x", lambda values: values)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "signature"),
+    [
+        ((X,), (SCORES,), "serve(x: float32[?,28,28]) -> float32[?,10]"),
+        ((X, Spec("n", "string", (None,))), (Spec("a", "int64", (None,)),),
+         "serve(x: float32[?,28,28], n: string[?]) -> (a: int64[?])"),
+        (None, None, "serve(...) -> ..."),
+    ],
+)  # fmt: skip
+def test_signature(inputs: Any, outputs: Any, signature: str) -> None:
+    assert model(inputs, outputs).signature() == signature
+
+
+def test_outputs_known_from_a_call() -> None:
+    assert model((X,), None).signature({"output_0": np.zeros((3, 2), np.float16)}).endswith("-> float16[?,2]")
+
+
+@pytest.mark.parametrize(
+    ("x", "structure", "expected"),
+    [
+        (1, "x", {"x": 1}),
+        ([1, 2], ["user", "item"], {"user": 1, "item": 2}),
+        ({"u": 1, "i": 2}, {"u": "user", "i": "item"}, {"user": 1, "item": 2}),
+        ({"user": 1, "item": 2}, {"u": "user", "i": "item"}, {"user": 1, "item": 2}),
+        ({"user": 1, "item": 2}, ["user", "item"], {"user": 1, "item": 2}),
+    ],
+)
+def test_inputs_by_name(x: Any, structure: Any, expected: dict[str, int]) -> None:
+    assert by_name(x, structure) == expected
+
+
+@pytest.mark.parametrize(
+    ("x", "structure", "message"),
+    [
+        ([1, 2], "x", "2 inputs, but the model takes one: x"),
+        ([1, 2], {"user": "user", "item": "item"}, "2 inputs without names, but the model takes user, item"),
+        ({"usr": 1}, {"user": "user"}, "inputs usr, but the model takes user"),
+    ],
+)
+def test_inputs_that_do_not_match(x: Any, structure: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        by_name(x, structure)
+
+
+def test_outputs_by_name() -> None:
+    assert named_outputs({"b": 1, "a": 2}, float) == {"a": 2.0, "b": 1.0}
+    assert named_outputs([1, 2], float) == {"output_0": 1.0, "output_1": 2.0}
+    assert named_outputs(1, float) == {"output_0": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("got", "message"),
+    [
+        ({"a": [1.0, 200.015]}, None),  # within 1e-4 of the largest, 200
+        ({"a": [1.0, 200.025]}, "a differs from the model's: 200.025 instead of 200.0 at [1]; allowed: 0.0001"),
+        ({"a": [np.nan, 200.0]}, "nan instead of 1.0 at [0]"),
+        ({"a": [1.0]}, "a has the shape [1]; the model's has [2]"),
+        ({"b": [1.0, 200.0]}, "its outputs are b; the model's are a"),
+    ],
+)
+def test_difference(got: dict[str, Any], message: str | None) -> None:
+    found = difference({"a": np.array([1.0, 200.0])}, {name: np.array(v) for name, v in got.items()}, 1e-4)
+    assert found is None if message is None else message in str(found)
+
+
+def test_no_difference_where_there_are_no_numbers() -> None:
+    same = {"a": np.array([np.nan, np.inf, -np.inf]), "b": np.array([b"x"], object), "c": np.array([1, 2])}
+    assert difference(same, same, 1e-4) is None
+    assert "2 instead of 1 at [0]" in str(difference({"c": np.array([1])}, {"c": np.array([2])}, 1e-4))
+
+
+def test_operations_that_tflite_has_not() -> None:
+    said = "Some ops are not supported\nTF Select ops: Lgamma, Erfc\nDetails: x\nCustom ops: Mine"
+    assert "the operations Erfc, Lgamma, Mine" in _inconvertible(said)
+    said = """<unknown>:0: error: loc(fused["StringLower:", "x"]): 'tf.TensorListReserve' op requires"""
+    assert "the operations StringLower, TensorListReserve" in _inconvertible(said)
+    assert "cannot express this model, not even with TensorFlow Select (all is lost); saved" in _inconvertible(
+        "all is lost"
+    )
