@@ -134,7 +134,8 @@ def _run(arguments: argparse.Namespace) -> int:
             return ExitCode.DONE
         if arguments.mode == "verify":
             return _run_trial(arguments, config, run, emit, stop)
-        session = Session(config, run, task, emit, stop, on_connected=stop.install, on_step=pulse.at_step)
+        on_progress = {"on_step": pulse.at_step, "on_meeting": pulse.turn}
+        session = Session(config, run, task, emit, stop, on_connected=stop.install, **on_progress)
         if arguments.mode == "train":
             outcome = session.run_training(check_exports=not arguments.unchecked)
             at = outcome.progress

@@ -207,7 +207,8 @@ class Supervisor:
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
-            if child.code < 0 and not files[name].error_json.exists():
+            by_us = name in Standing.of(self._history).killed
+            if child.code < 0 and not by_us and not files[name].error_json.exists():
                 step, host = read_signs(files[name].pulse).step, self._progress.hosts.get(name, socket.gethostname())
                 record_signal(files[name], child.code, step, host, oom=self._out_of_memory())
             self._history.append(Exited(self._clock(), name, child.code))

@@ -37,13 +37,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the loop needs from the process it runs in."""
+    """What the loop needs from the process it runs in.
+
+    Attributes:
+        should_stop: asked before each call of the program that trains or evaluates.
+        on_step: told the number of global batches done.
+        on_meeting: told before each other call in which all tasks wait for each other.
+    """
 
     emit: Callable[[Event], None]
     should_stop: Callable[[], bool]
     store: CheckpointStore
     is_chief: bool
     on_step: Callable[[int], None] = lambda step: None
+    on_meeting: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -213,6 +220,7 @@ class TrainingLoop:
         return logs
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float) -> None:
+        self._around.on_meeting()
         vote = self._program.agree(Vote(stop=False, finish=bool(self._model.stop_training)))
         history = {name: list(values) for name, values in self._progress.history.items()}
         for name, value in scalars(logs).items():
@@ -233,6 +241,7 @@ class TrainingLoop:
     # state
 
     def _save_checkpoint(self) -> None:
+        self._around.on_meeting()
         state = self._program.snapshot()
         if not self._around.is_chief:
             return

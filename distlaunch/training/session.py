@@ -56,15 +56,17 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
-        on_step: called with the number of global batches done, whenever it has changed.
+        on_step, on_meeting: as of `Surroundings`.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
     def __init__(self, config: RunConfig, run: RunDir, task: Task, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None,
                  on_built: Callable[[keras.Model], None] = lambda model: None,
-                 on_step: Callable[[int], None] = lambda step: None) -> None:  # fmt: skip
-        self._config, self._run, self._emit, self._should_stop, self._on_step = config, run, emit, should_stop, on_step
+                 on_step: Callable[[int], None] = lambda step: None,
+                 on_meeting: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+        self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
+        self._on_step, self._on_meeting = on_step, on_meeting
         seed_process(config)
         grow_gpu_memory()
         self.strategy: Strategy = create(config, task)
@@ -88,7 +90,7 @@ class Session:
         callbacks = build_callbacks(
             config.train.callbacks, is_chief=is_chief, tensorboard_dir=str(self._run.tensorboard)
         )
-        around = Surroundings(self._emit, self._should_stop, self.store, is_chief, self._on_step)
+        around = Surroundings(self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting)
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
