@@ -13,8 +13,8 @@ from tests.parity.compare import allowed
 class Reference:
     """One case on one device; the model's own noise is measured only where it is asked for."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, case: str | dict[str, Any]) -> None:
+        self._case = case
 
     @functools.cached_property
     def record(self) -> dict[str, Any]:
@@ -29,7 +29,7 @@ class Reference:
         from distlaunch.strategies.one_device import OneDevice
         from tests.parity.train_case import train_case
 
-        return train_case(self._name, OneDevice(), **options)
+        return train_case(self._case, OneDevice(), **options)
 
 
 @pytest.fixture(scope="session")

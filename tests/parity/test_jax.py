@@ -72,7 +72,7 @@ RANDOM = [("dropout", "8"), ("dropout", "4x2"), ("own train_step of JAX", "4x2")
 
 def train(jobs: list[tuple[str, str]], folder: Path, meshes: dict[str, dict] = MESHES) -> dict[str, dict]:
     """Records by `case | mesh`, from a process whose Keras runs on JAX."""
-    listed = [[f"{name} | {mesh}", name, {"kind": "jax", **meshes[mesh]}] for name, mesh in jobs]
+    listed = [[f"{name} | {mesh}", name, {"strategy": {"kind": "jax", **meshes[mesh]}}] for name, mesh in jobs]
     command = [sys.executable, "-m", "tests.parity.train_jobs", str(folder / "records.json"), json.dumps(listed)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)

@@ -33,7 +33,7 @@ Record = dict[str, Any]
 
 
 def train_case(
-    name: str,
+    case: str | dict[str, Any],
     strategy: Strategy,
     *,
     permute: int = 0,
@@ -41,8 +41,12 @@ def train_case(
     log_every_steps: int | None = 1,
     config: RunConfig | None = None,
 ) -> Record:
-    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given)."""
-    raw = copy.deepcopy(CASES[name])
+    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given).
+
+    Args:
+        case: the name of one, or its config.
+    """
+    raw = copy.deepcopy(CASES[case] if isinstance(case, str) else case)
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
     raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
@@ -53,7 +57,9 @@ def train_case(
     keras.utils.set_random_seed(config.seed)
     splits = read_splits(config.data)
     train = make_split(splits.train, config.data, seed=0, training=True)
-    validation = make_split(splits.validation, config.data, seed=0, training=False)
+    validation = None
+    if splits.validation is not None:
+        validation = make_split(splits.validation, config.data, seed=0, training=False)
     if config.strategy.kind == "parameter_server":
         offer_splits(config, splits, train, validation)
         if train.num_batches is None:  # it must be said there
