@@ -99,7 +99,7 @@ class ParameterServer(StrategyDefaults):
         for optimizer in optimizers_of(model):
             if any(whole_path(variable) for variable in model.trainable_variables):
                 check_optimizer(optimizer)
-            _check_branches(optimizer)
+            check_branches(optimizer)
             self._check_loss_scale(optimizer)
             _keep_slots_beside_variables(optimizer)
 
@@ -115,7 +115,7 @@ class ParameterServer(StrategyDefaults):
         return CoordinatorProgram(self._strategy, self._coordinator, steps, self._num_workers)
 
 
-def _check_branches(optimizer: Any) -> None:
+def check_branches(optimizer: Any) -> None:
     """What is done in every so many steps depends on a count of steps, which workers would keep each by itself."""
     for part in chain(optimizer):
         if option := next((name for name in BRANCHES if getattr(part, name, None)), None):

@@ -23,7 +23,7 @@ from tests.parity.workers import DEADLINE_S, run_workers
 pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 ELSEWHERE = ("multi_worker_mirrored", "parameter_server", "jax")  # in processes of their own
-FULL_DEADLINE_S = 20_000
+A_CASE_S = 60  # at most, on a busy machine
 SELECTED, MIXED = selected(), selected_mixed()
 FULL, FULL_MIXED = full(), full_mixed()
 
@@ -40,10 +40,11 @@ def train_here(at: Point) -> dict[str, Any]:
     return train_case(raw, create(config, Task("worker", 0)), config=config)
 
 
-def train_elsewhere(points: list[Point], folder: Path, deadline_s: float) -> dict[str, dict[str, Any]]:
+def train_elsewhere(points: list[Point], folder: Path) -> dict[str, dict[str, Any]]:
     """Records by name of the points of one strategy, with equally many processes, from these."""
     results, jobs = folder / "results.json", folder / "jobs.yaml"
     jobs.write_text(yaml.safe_dump([[name_of(at), config_of(at), strategy_of(at)] for at in points]))
+    deadline_s = DEADLINE_S + A_CASE_S * len(points)
     module, arguments = "tests.parity.train_jobs", [str(results), str(jobs)]
     if points[0]["strategy"] == "multi_worker_mirrored":
         run_workers(folder, module, arguments, points[0]["replicas"], deadline_s)
@@ -58,21 +59,21 @@ def train_elsewhere(points: list[Point], folder: Path, deadline_s: float) -> dic
 Trained = Callable[[Point], dict[str, Any]]
 
 
-def trainer(points: list[Point], tmp_path_factory: Any, deadline_s: float) -> Trained:
-    """Gives the record of a point; one job trains all those that cannot be trained here."""
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Gives the record of a point; one job trains all points of this session that cannot be trained here."""
 
     def job_of(at: Point) -> tuple[str, int]:
         return at["strategy"], at["replicas"] if at["strategy"] == "multi_worker_mirrored" else 0
 
+    mine = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
+    points = [item.callspec.params["at"] for item in mine if isinstance(item, pytest.Function)]
+
     @functools.cache
     def job(key: tuple[str, int]) -> dict[str, dict[str, Any]]:
-        mine = [at for at in points if job_of(at) == key]
-        return train_elsewhere(mine, tmp_path_factory.mktemp(key[0]), deadline_s)
+        return train_elsewhere([at for at in points if job_of(at) == key], tmp_path_factory.mktemp(key[0]))
 
-    def trained(at: Point) -> dict[str, Any]:
-        return job(job_of(at))[name_of(at)] if at["strategy"] in ELSEWHERE else train_here(at)
-
-    return trained
+    return lambda at: job(job_of(at))[name_of(at)] if at["strategy"] in ELSEWHERE else train_here(at)
 
 
 @pytest.fixture(scope="module")
@@ -87,33 +88,23 @@ def references() -> Callable[[Point], Reference]:
     return reference
 
 
-@pytest.fixture(scope="module")
-def trained_selected(tmp_path_factory: Any) -> Trained:
-    return trainer(SELECTED + MIXED, tmp_path_factory, DEADLINE_S)
-
-
-@pytest.fixture(scope="module")
-def trained_full(tmp_path_factory: Any) -> Trained:
-    return trainer(FULL + FULL_MIXED, tmp_path_factory, FULL_DEADLINE_S)
-
-
 @pytest.mark.parametrize("at", SELECTED, ids=name_of)
-def test_selected(at: Point, trained_selected: Trained, references) -> None:
-    check(trained_selected(at), references(at))
+def test_selected(at: Point, trained: Trained, references) -> None:
+    check(trained(at), references(at))
 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("at", FULL, ids=name_of)
-def test_full(at: Point, trained_full: Trained, references) -> None:
-    check(trained_full(at), references(at))
+def test_full(at: Point, trained: Trained, references) -> None:
+    check(trained(at), references(at))
 
 
 @pytest.mark.parametrize("at", MIXED, ids=name_of)
-def test_selected_mixed(at: Point, trained_selected: Trained, references) -> None:
-    check_mixed(trained_selected(at), references(at), at["precision"])
+def test_selected_mixed(at: Point, trained: Trained, references) -> None:
+    check_mixed(trained(at), references(at), at["precision"])
 
 
 @pytest.mark.full_grid
 @pytest.mark.parametrize("at", FULL_MIXED, ids=name_of)
-def test_full_mixed(at: Point, trained_full: Trained, references) -> None:
-    check_mixed(trained_full(at), references(at), at["precision"])
+def test_full_mixed(at: Point, trained: Trained, references) -> None:
+    check_mixed(trained(at), references(at), at["precision"])

@@ -50,19 +50,13 @@ def meshes_of(name: str) -> list[str]:
 
 ALL = [(name, mesh) for name in COMPARED for mesh in meshes_of(name)]
 ALL += [("BatchNorm over replicas", mesh) for mesh in ("8", "4x2", "2x2")]
-# optimizers, uneven batches, weights, masks, several inputs; every mesh several times
+# what the grid (see grid.py) has not; every mesh
 FAST = [
-    ("mlp sgd, uneven", "2x2x2"),
-    ("mlp momentum, last batch of one row", "8"),
-    ("mlp adamw clipped, skewed", "4x2"),
     ("mlp rmsprop, L2", "8"),
     ("mlp L2, custom", "2x2x2"),
-    ("class weights", "8"),
-    ("subclassed", "2x2x2"),
     ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
     ("BatchNorm over replicas", "2x2"),
-    ("accumulated gradients", "4x2"),
     ("average of weights", "2x2x2"),
     ("schedule", "8"),
 ]

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import itertools
 
-from tests.parity.grid import IMPOSSIBLE, MAIN, MORE, full, in_ci, is_possible, name_of, selected
-from tests.parity.pairwise import covering, grid, pairs
+from tests.parity.grid import (
+    IMPOSSIBLE,
+    MAIN,
+    MIXED,
+    MORE,
+    full,
+    full_mixed,
+    in_ci,
+    is_possible,
+    name_of,
+    selected,
+    selected_mixed,
+)
+from tests.parity.pairwise import Point, covering, grid, pairs
 
 
 def test_every_pair_of_a_small_grid() -> None:
@@ -32,7 +44,10 @@ def test_every_possible_pair_of_the_parity_grid() -> None:
 
 
 def test_a_reason_is_one_only_if_it_forbids_what_nothing_else_does() -> None:
-    points = grid({**MAIN, **MORE}, lambda at: sum(rule(at) for _, rule in IMPOSSIBLE) == 1)
+    def is_forbidden_once(at: Point) -> bool:
+        return sum(rule(at) for _, rule in IMPOSSIBLE) == 1
+
+    points = grid({**MAIN, **MORE}, is_forbidden_once) + grid(MIXED, is_forbidden_once)
     for reason, rule in IMPOSSIBLE:
         assert any(map(rule, points)), reason
 
@@ -48,6 +63,15 @@ def test_full_grid_is_the_product_of_the_main_factors() -> None:
     for name, levels in MORE.items():
         shares = [sum(point[name] == level for point in points) / len(points) for level in levels]
         assert min(shares) > 0.1, (name, shares)
+
+
+def test_mixed_precision_takes_part_under_every_strategy() -> None:
+    chosen = selected_mixed()
+    for strategy in MAIN["strategy"]:
+        found = {(at["precision"], at["loop"]) for at in chosen if at["strategy"] == strategy}
+        assert {precision for precision, _ in found} == set(MIXED["precision"])
+        assert {loop for _, loop in found} == set(MIXED["loop"])
+    assert all(point in full_mixed() for point in chosen)
 
 
 MORE_POINTS = grid(MORE, lambda _: True)
