@@ -27,6 +27,7 @@ from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.splits import read_splits
 from distlaunch.training.steps import make_steps
+from distlaunch.training.trial import rounded as moved
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]
@@ -37,6 +38,7 @@ def train_case(
     strategy: Strategy,
     *,
     permute: int = 0,
+    rounded: int = 0,
     steps_per_call: int | str = "auto",
     log_every_steps: int | None = 1,
     config: RunConfig | None = None,
@@ -45,6 +47,7 @@ def train_case(
 
     Args:
         case: the name of one, or its config.
+        permute, rounded: not 0: a noise run, of permuted examples, or from first weights moved in the last digit.
     """
     raw = copy.deepcopy(CASES[case] if isinstance(case, str) else case)
     if config is not None:
@@ -76,7 +79,9 @@ def train_case(
             record["epochs"].append(event.logs)
 
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
-    TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
+    TrainingLoop(config, model, program, train, validation, [], around).run(
+        Progress(), moved(program.snapshot(), rounded) if rounded else None
+    )
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
     record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
