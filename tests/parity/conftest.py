@@ -9,6 +9,8 @@ import pytest
 
 from tests.parity.compare import allowed
 
+NOISE_RUNS = 4  # of each kind
+
 
 class Reference:
     """One case on one device; the model's own noise is measured only where it is asked for."""
@@ -23,9 +25,13 @@ class Reference:
     @functools.cached_property
     def allowed(self) -> tuple[Any, float]:
         """Largest deviation at each step, and of the final weights."""
-        # as `verify`: permuting alone never moves an activation over the kink of a ReLU
-        runs = [self._train(**{kind: seed}) for kind in ("permute", "rounded") for seed in (1, 2)]
-        return allowed(runs, self.record)
+        return allowed([self._train(permute=seed) for seed in (1, 2)], self.record)
+
+    @functools.cached_property
+    def allowed_by_all(self) -> tuple[Any, float]:
+        """As `verify` measures it: an activation crosses a kink in some runs only, and where one can, a case may."""
+        seeds = range(1, NOISE_RUNS + 1)
+        return allowed([self._train(**{kind: seed}) for kind in ("permute", "rounded") for seed in seeds], self.record)
 
     def _train(self, **options: Any) -> dict[str, Any]:
         from distlaunch.strategies.one_device import OneDevice

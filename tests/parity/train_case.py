@@ -79,9 +79,9 @@ def train_case(
             record["epochs"].append(event.logs)
 
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
-    TrainingLoop(config, model, program, train, validation, [], around).run(
-        Progress(), moved(program.snapshot(), rounded) if rounded else None
-    )
+    if rounded:
+        program.restore(moved(program.snapshot(), rounded))
+    TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
     record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
