@@ -137,6 +137,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
 
 def _run(config: RunConfig, run: RunDir) -> Result:
     """The next attempt of a run, whose lock the caller holds."""
+    from distlaunch.training.precision import policy
     from distlaunch.training.session import Session
 
     attempt = run.next_attempt()
@@ -145,7 +146,7 @@ def _run(config: RunConfig, run: RunDir) -> Result:
     write_atomically(run.config, text)
     teller = _Teller(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with contextlib.closing(teller), _interrupts() as should_stop:
+    with policy(), contextlib.closing(teller), _interrupts() as should_stop:  # a session clears Keras's own
         try:
             teller.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
             session = Session(config, run, _TASK, teller.emit, should_stop)

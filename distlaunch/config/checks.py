@@ -147,6 +147,7 @@ CHECKS = (
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
     Check(strategy.partitioner_fits, frozenset({"strategy"})),
     Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),
+    Check(strategy.scale_is_kept, frozenset({"strategy", "cluster", "precision"})),
     Check(data_fits, frozenset({"data"})),
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),

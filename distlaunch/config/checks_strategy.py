@@ -223,3 +223,13 @@ def servers_can_compile(config: RunConfig, num_gpus: int | None) -> Iterator[Pro
     if isinstance(config.strategy, ParameterServer | DTensor) and config.compile and config.compile.jit_compile:
         message = f"got true, but XLA cannot reach the variables of {config.strategy.kind}, which lie elsewhere"
         yield Problem(("compile", "jit_compile"), f"{message}; remove it")
+
+
+def scale_is_kept(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Workers that each step by themselves cannot keep one scale of the loss."""
+    many = isinstance(config.strategy, ParameterServer) and config.cluster.num_workers > 1
+    if many and config.precision == "mixed_float16":
+        message = (
+            "got 'mixed_float16', which scales the loss; several workers of parameter_server cannot keep one scale"
+        )
+        yield Problem(("precision",), f"{message} and one count of skipped steps; use mixed_bfloat16, or one worker")

@@ -174,6 +174,10 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
+    precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None
+    """Keras's dtype policy for the layers that the model's function makes. Mixed: they compute with 16 bits and keep
+    their weights with 32; `mixed_float16` scales the loss, so that small gradients stay above zero. None: Keras's own,
+    float32 unless the model's function sets another."""
     resume: Literal["never", "auto"] = "never"
     """`auto`: go on with the newest run of this name if it did not finish, as `train --resume` does."""
     model: Model

@@ -63,7 +63,7 @@ def reference_config(config: RunConfig) -> RunConfig:
 
 
 def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str, Any]) -> RunConfig:
-    """The config under another strategy, without what a trial does not do: callbacks, validation, exports."""
+    """The config under another strategy, without what a trial does not do: callbacks, validation, exports, 16 bits."""
     timeouts = {name: getattr(config.cluster, name) for name in ("start_timeout_s", "stop_timeout_s")}
     train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
     if train.steps_per_epoch is None:  # parameter servers want it where the length of the data is not known
@@ -77,6 +77,8 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
             "checkpoint": checkpoint,
             "validation": None,
             "export": [],
+            # with 16 bits the parts of a batch round, and overflow, otherwise than the whole of it
+            "precision": config.precision and "float32",
             "resume": "never",
         }
     )

@@ -159,6 +159,10 @@ def _apply(
     optimizer: Any, gradients: Values, variables: Sequence[Any], trainable: Values, slots: Values
 ) -> tuple[Values, Values]:
     """The optimizer's update: new values of the variables and of its own."""
+    if keras.backend.backend() == "jax" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        # its `apply` assigns within the branches of a condition, which JAX does not let out
+        applied: Any = optimizer.stateless_apply(slots, gradients, trainable)
+        return applied
     mapping = [*zip(variables, trainable, strict=True), *zip(optimizer.variables, slots, strict=True)]
     with keras.StatelessScope(state_mapping=mapping) as scope:
         optimizer.apply(gradients, variables)

@@ -41,10 +41,14 @@ class Placement:
         return self._map(put_leaf, batch)
 
     def constrain(self, batch: Batch) -> Batch:
-        """In a traced function: rows are split also where they do not divide, which XLA does exactly."""
+        """In a traced function: rows are split also where they do not divide, as far as XLA does it exactly.
+
+        On meshes of several axes its gradients of embeddings are wrong then, silently: such rows stay whole there.
+        """
+        several = sum(size > 1 for size in self._mesh.shape.values()) > 1
 
         def split(leaf: Any, axes: Axes) -> Any:
-            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=False))
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=several))
 
         return self._map(split, batch)
 

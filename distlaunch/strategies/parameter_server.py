@@ -32,7 +32,8 @@ from distlaunch.strategies.partition import (
     whole_path,
 )
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.replica_share import check_replica_optimizer
+from distlaunch.strategies.replica_branches import BRANCHES
+from distlaunch.strategies.replica_share import chain
 from distlaunch.strategies.variables import optimizers_of
 
 _in_process: dict[tuple[int, int], Any] = {}
@@ -98,7 +99,7 @@ class ParameterServer(StrategyDefaults):
         for optimizer in optimizers_of(model):
             if any(whole_path(variable) for variable in model.trainable_variables):
                 check_optimizer(optimizer)
-            check_replica_optimizer(optimizer)
+            check_branches(optimizer)
             self._check_loss_scale(optimizer)
             _keep_slots_beside_variables(optimizer)
 
@@ -112,6 +113,14 @@ class ParameterServer(StrategyDefaults):
 
     def program(self, steps: Steps) -> CoordinatorProgram:
         return CoordinatorProgram(self._strategy, self._coordinator, steps, self._num_workers)
+
+
+def check_branches(optimizer: Any) -> None:
+    """What is done in every so many steps depends on a count of steps, which workers would keep each by itself."""
+    for part in chain(optimizer):
+        if option := next((name for name in BRANCHES if getattr(part, name, None)), None):
+            message = f"{type(part).__name__}({option}=...) works on every strategy but parameter_server; remove it"
+            raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
 def _keep_slots_beside_variables(optimizer: Any) -> None:

@@ -18,9 +18,10 @@ import tensorflow as tf
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.replica_branches import branch_together
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import (
-    check_replica_optimizer,
+    chain,
     has_sparse_gradients,
     install,
     replica_share,
@@ -76,10 +77,12 @@ class ReplicaProgram:
         # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
         # an uneven last batch has not. Whether there are any is known when the first step is traced.
         self._one_by_one = replicas.total > 1
+        for optimizer in self._optimizers:
+            for part in chain(optimizer):
+                branch_together(part)
         if replicas.total > 1:
             install()
             for optimizer in self._optimizers:
-                check_replica_optimizer(optimizer)
                 sum_gradients_first(optimizer)
 
     # data

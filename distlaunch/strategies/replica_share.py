@@ -6,8 +6,9 @@ replica's mean counts by its share of the rows (or of the mask, or of the weight
 are summed before anything else looks at them. Source of the rule: TensorFlow's guide to custom training with
 tf.distribute.Strategy, "sum over examples / global batch size".
 
-The functions replaced are `keras.src.losses.loss.{scale,unscale}_loss_for_distribution` and `reduce_weighted_values`;
-tests/parity compares every case with one device, so a change in Keras shows.
+The functions replaced are `keras.src.losses.loss.{scale,unscale}_loss_for_distribution` and `reduce_weighted_values`,
+and the moments of synchronized BatchNorm, in which a replica without rows would count its stand-in; tests/parity
+compares every case with one device, so a change in Keras shows.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
@@ -23,10 +24,10 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.tensorflow import nn as keras_nn
 from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils
 
-from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies import replica_random
 from distlaunch.strategies.replica_input import first_row
 from distlaunch.strategies.replica_random import Place
@@ -80,6 +81,7 @@ def install() -> None:
         return
     scale, unscale = loss_module.scale_loss_for_distribution, loss_module.unscale_loss_for_distribution
     reduce_weighted, compile_loss_call = loss_module.reduce_weighted_values, compile_utils.CompileLoss.call
+    moments = keras_nn._compute_moments_sync
 
     def scale_by_share(value: Any) -> Any:
         share = current_share()
@@ -113,6 +115,16 @@ def install() -> None:
         finally:
             _local.share = share
 
+    def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
+        context = tf.distribute.get_replica_context()
+        if current_share() is None or context is None:
+            return moments(x, axes, keepdims)
+        local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
+        total, squares, count = (context.all_reduce(tf.distribute.ReduceOp.SUM, has_rows(part)) for part in local)
+        mean = total / count
+        variance = tf.maximum(squares / count - tf.square(mean), 0.0)
+        return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
+
     def call_with_means(self: Any, *args: Any, **kwargs: Any) -> Any:
         _local.means = True
         try:
@@ -125,6 +137,7 @@ def install() -> None:
     loss_module.reduce_weighted_values = reduce_globally
     compile_utils.CompileLoss.call = call_with_means
     replica_random.install(lambda: getattr(_local, "place", None))
+    keras_nn._compute_moments_sync = moments_of_rows
     loss_module._distlaunch_installed = True
 
 
@@ -147,7 +160,6 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     """Lets the optimizer see gradients that are summed over replicas, so that clipping and accumulation are right."""
     if getattr(optimizer, "_distlaunch_sums_first", False):
         return
-    apply = type(optimizer).apply
 
     def apply_summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         context = tf.distribute.get_replica_context()
@@ -162,18 +174,11 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
         return apply(self, grads, trainable_variables)
 
     optimizer._distlaunch_sparse = False
-    optimizer.apply = types.MethodType(apply_summed, optimizer)
-    for part in _chain(optimizer):
+    for part in chain(optimizer):
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+    apply = optimizer.apply.__func__  # which may branch together
+    optimizer.apply = types.MethodType(apply_summed, optimizer)
     optimizer._distlaunch_sums_first = True
-
-
-def check_replica_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ConfigError for options that Keras implements by a condition, in which replicas cannot meet."""
-    for option in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
-        if getattr(optimizer, option, None):
-            message = f"{type(optimizer).__name__}({option}=...) works on one_device, dtensor and jax only; remove it"
-            raise ConfigError(Problem(("compile", "optimizer"), message))
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -181,7 +186,7 @@ def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
     return getattr(optimizer, "_distlaunch_sparse", False)
 
 
-def _chain(optimizer: Any) -> Iterator[Any]:
+def chain(optimizer: Any) -> Iterator[Any]:
     """The optimizer and those it wraps (LossScaleOptimizer)."""
     while optimizer is not None:
         yield optimizer

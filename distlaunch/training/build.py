@@ -15,6 +15,7 @@ from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Batch, Strategy
+from distlaunch.training.precision import check_precision, policy
 from distlaunch.training.references import Key, call, load_function
 
 _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
@@ -31,8 +32,9 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
     """
     # automatic names count from here, whatever layers the data function made: checkpoints know variables by name
     keras_state.set_global_attribute("object_name_uids", None)
-    with strategy.scope():
+    with strategy.scope(), policy(config.precision):
         model = _model(config, rows)
+        check_precision(config.precision, model)
         if config.compile is not None:
             _compile(model, config.compile)
         elif not model.compiled and config.train.step is None:

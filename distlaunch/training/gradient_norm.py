@@ -21,6 +21,12 @@ class _WithNorm:
         self._distlaunch_norm.assign(_norm(grads))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """A LossScaleOptimizer's does not go through its `apply`."""
+        trainable, slots = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
+        norm = next(index for index, variable in enumerate(self.variables) if variable is self._distlaunch_norm)
+        return trainable, [_norm(grads) if index == norm else value for index, value in enumerate(slots)]
+
 
 def _norm(grads: list[Any]) -> Any:
     dense = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads if g is not None]

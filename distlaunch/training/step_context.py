@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.replica_share import global_rows, has_rows
+from distlaunch.strategies.replica_share import current_share, global_rows, has_rows
 
 PerExampleLoss = Callable[[Any, Any], tf.Tensor]
 
@@ -65,10 +65,16 @@ class StepContext:
 
     @tf.autograph.experimental.do_not_convert
     def regularization(self) -> tf.Tensor:
-        """This replica's share of the model's regularisation and other added losses: their sum / replicas."""
-        context = tf.distribute.get_replica_context()
-        replicas = 1 if context is None else context.num_replicas_in_sync
-        return tf.add_n(self.model.losses) / replicas if self.model.losses else tf.constant(0.0)
+        """This replica's share of the model's regularisation and other added losses: they count by its rows.
+
+        Those of activities are means over the replica's rows, so an equal part would be wrong for an uneven batch.
+        """
+        losses = [
+            tf.cast(loss, keras.config.floatx()) for loss in self.model.losses
+        ]  # mixed: of activities, in 16 bits
+        share = current_share()
+        total = tf.add_n(losses) if losses else tf.constant(0.0)
+        return total if share is None else total * tf.cast(share, total.dtype)
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, tape: tf.GradientTape, loss: tf.Tensor) -> None:

@@ -54,8 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mlp momentum, last batch of one row": case(optimizer=MOMENTUM, data_args=TINY_LAST),
     "mlp adamw clipped, skewed": case(optimizer=ADAMW, data_args={"skew": True, **UNEVEN}),
     "mlp clipped by global norm, custom": case(optimizer=CLIPPED, loop="custom", data_args={"skew": True, **UNEVEN}),
-    "mlp rmsprop, L2": case(optimizer="rmsprop", args={"l2": 0.01}, data_args=UNEVEN),
-    "mlp L2, custom": case(args={"l2": 0.01}, data_args=UNEVEN, loop="custom", optimizer=MOMENTUM),
+    "mlp rmsprop, L2": case(optimizer="rmsprop", args={"l2": 0.01, "activity": 0.01}, data_args=UNEVEN),
+    "mlp L2, custom": case(args={"l2": 0.01, "activity": 0.01}, data_args=UNEVEN, loop="custom", optimizer=MOMENTUM),
     "class weights": case(class_weight={0: 0.2, 3: 4.0}, data_args={"skew": True, **UNEVEN}, optimizer=MOMENTUM),
     "sample weights": case(data_args={"weights": True, **UNEVEN}, weighted=["accuracy"], optimizer=MOMENTUM),
     "sample weights, custom": case(data_args={"weights": True, **UNEVEN}, loop="custom", optimizer=MOMENTUM),
@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
         optimizer=optimizer("SGD", learning_rate=0.003),
         data_args=UNEVEN,
     ),
-    "own step function": case(loop="own", args={"l2": 0.01}, data_args=TINY_LAST, optimizer=MOMENTUM),
+    "own step function": case(loop="own", args={"l2": 0.01, "activity": 0.01}, data_args=TINY_LAST, optimizer=MOMENTUM),
     "unknown length": case(data="unknown_length", optimizer=MOMENTUM),
     "subclassed": case("subclassed", data_args=UNEVEN, optimizer="adagrad"),
     "own train_step": case("own_train_step", data_args=UNEVEN, optimizer=MOMENTUM),
@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         data_args={"rows": 304},  # a last batch of 16: replicas of 2, 4 and 8 have equally many rows of it
     ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),
-    "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM),
+    "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM, data_args={"rows": 194}),  # 2 at last
     "random layers": case("random_layers", data_args=UNEVEN, optimizer=ADAMW),
 }
 EXACT = ("random layers",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ import pytest
 from tests.parity.cases import EXACT
 from tests.parity.compare import TOLERANCE, allowed
 
+NOISE_RUNS = 4  # of each kind
+
 
 class Reference:
     """One case on one device; the model's own noise is measured only where it is asked for."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, case: str | dict[str, Any]) -> None:
+        self._case = case
 
     @functools.cached_property
     def record(self) -> dict[str, Any]:
@@ -25,15 +28,24 @@ class Reference:
     @functools.cached_property
     def allowed(self) -> tuple[Any, float]:
         """Largest deviation at each step, and of the final weights."""
-        if self._name in EXACT:
+        return self._allowed(lambda: [self._train(permute=seed) for seed in (1, 2)])
+
+    @functools.cached_property
+    def allowed_by_all(self) -> tuple[Any, float]:
+        """As `verify` measures it: an activation crosses a kink in some runs only, and where one can, a case may."""
+        seeds = range(1, NOISE_RUNS + 1)
+        return self._allowed(lambda: [self._train(**{kind: seed}) for kind in ("permute", "rounded") for seed in seeds])
+
+    def _allowed(self, noise_runs: Callable[[], list[dict[str, Any]]]) -> tuple[Any, float]:
+        if self._case in EXACT:
             return np.full(len(self.record["steps"]), TOLERANCE), TOLERANCE
-        return allowed([self._train(permute=seed) for seed in (1, 2)], self.record)
+        return allowed(noise_runs(), self.record)
 
     def _train(self, **options: Any) -> dict[str, Any]:
         from distlaunch.strategies.one_device import OneDevice
         from tests.parity.train_case import train_case
 
-        return train_case(self._name, OneDevice(), **options)
+        return train_case(self._case, OneDevice(), **options)
 
 
 @pytest.fixture(scope="session")

@@ -76,12 +76,14 @@ def sequences(rows: int = 300, batch: int = 24, permute: int = 0) -> dict:
     return {"train": (x, x % CLASSES), "validation": (x[:50], x[:50] % CLASSES)}
 
 
-def mlp(l2: float = 0.0) -> keras.Model:
+def mlp(l2: float = 0.0, activity: float = 0.0) -> keras.Model:
+    """Regularises its kernels by `l2`, and what its hidden layer gives by `activity`."""
     regularizer = keras.regularizers.L2(l2) if l2 else None
+    of_activity = keras.regularizers.L2(activity) if activity else None
     return keras.Sequential(
         [
             layers.Input((FEATURES,)),
-            layers.Dense(32, activation="relu", kernel_regularizer=regularizer),
+            layers.Dense(32, activation="relu", kernel_regularizer=regularizer, activity_regularizer=of_activity),
             layers.Dense(CLASSES, kernel_regularizer=regularizer),
         ]
     )

@@ -15,10 +15,8 @@ pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 IMAGES = "BatchNorm over replicas"  # has no dense_1, which the rules of 2x2x2 name
 RUNNING = [name for name in CASES if name != SPARSE]
-# optimizers, uneven batches, weights, masks, several inputs; every mesh several times
+# what the grid (see grid.py) has not; every mesh
 FAST = [
-    ("mlp sgd, uneven", "2x2x2"),
-    ("mlp adamw clipped, skewed", "4x2"),
     ("own step function", "2x2x2"),
     ("own train_step", "4x2"),
     ("tf.Module", "2x2x2"),
@@ -55,7 +53,7 @@ def test_mesh_all(name: str, mesh: str, one_device) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "schedule" else ()) for name in FEATURES]
+    "name", [pytest.param(name, marks=() if name == "average of weights" else pytest.mark.slow) for name in FEATURES]
 )
 def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> None:
     """Accumulated gradients, averages that overwrite weights, schedules: Keras branches, DTensor must not."""

@@ -32,7 +32,7 @@ SLOW = [
 
 def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> dict[str, dict]:
     """Records by `case | mesh`, from two processes that share the devices."""
-    listed = [[f"{name} | {mesh}", name, {"kind": kind, **MESHES[mesh]}] for name, mesh in jobs]
+    listed = [[f"{name} | {mesh}", name, {"strategy": {"kind": kind, **MESHES[mesh]}}] for name, mesh in jobs]
     run_workers(folder, "tests.parity.train_jobs", [str(folder / "records.json"), json.dumps(listed)], WORKERS)
     return json.loads((folder / "records.json").read_text())
 

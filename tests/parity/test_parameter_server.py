@@ -23,14 +23,17 @@ ARGUMENTS = {
     "max_size": {"max_shard_bytes": 128},
 }
 FAST = {
-    "whole": (*OPTIMIZERS, WHOLE_NORM, "own step function", "own train_step", "sample weights", "unknown length",
-              "tf.Module", "two inputs, two outputs", "BatchNorm over replicas", EMBEDDINGS),
+    # optimizers, weights, BatchNorm and embeddings on whole variables: see grid.py
+    "whole": ("own step function", "own train_step", "unknown length", "tf.Module", "two inputs, two outputs"),
     "fixed_shards": (*OPTIMIZERS, "mlp clipped by global norm, custom", "mlp L2, custom", "own train_step",
                      "masked tokens", EMBEDDINGS),
     "min_size": OPTIMIZERS,
     "max_size": OPTIMIZERS,
 }  # fmt: skip
-REST = {kind: tuple(name for name in CASES if name not in (*names, WHOLE_NORM)) for kind, names in FAST.items()}
+REST = {
+    kind: tuple(name for name in CASES if name not in names and (kind == "whole" or name != WHOLE_NORM))
+    for kind, names in FAST.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +79,16 @@ def test_parameter_server(kind, name, trained, one_device):
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in REST.items() for name in names])
 def test_parameter_server_rest(kind, name, trained, one_device):
     check(trained(kind, REST[kind])[name], one_device(name))
+
+
+@pytest.mark.parametrize("option", ["gradient_accumulation_steps", "ema_overwrite_frequency"])
+def test_what_servers_cannot_do_now_and_then_is_refused(option):
+    import keras
+
+    from distlaunch.errors import ConfigError
+    from distlaunch.strategies.parameter_server import check_branches
+
+    inner = keras.optimizers.SGD(**{option: 2, "use_ema": option.startswith("ema")})
+    for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
+        with pytest.raises(ConfigError, match=rf"SGD\({option}=...\) works on every strategy but parameter_server"):
+            check_branches(optimizer)

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.errors import ConfigError
 from distlaunch.workloads.images import mlp
 from tests.parity.cases import CASES
-from tests.parity.mesh_cases import FAST_ON_JAX, LARGER, MESHES, MODELS, PAIRS, REFUSED, SLOW_ON_JAX, STYLES
+from tests.parity.mesh_cases import FAST, LARGER, MESHES, MODELS, REFUSED, SLOW, SLOW_ON_JAX, STYLES
 from tests.parity.test_replicas import check
 
 pytest.importorskip("tensorflow")
@@ -25,7 +25,7 @@ def on_jax(tmp_path_factory) -> dict[str, dict]:
     pytest.importorskip("jax")
     from tests.parity.test_jax import train
 
-    return train(FAST_ON_JAX, tmp_path_factory.mktemp("jax"), MESHES)
+    return train(FAST, tmp_path_factory.mktemp("jax"), MESHES)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_styles_are_one_model(one_device) -> None:
         assert other == first
 
 
-@pytest.mark.parametrize(("name", "mesh"), PAIRS)
+@pytest.mark.parametrize(("name", "mesh"), FAST)
 def test_dtensor(name: str, mesh: str, one_device) -> None:
     from tests.parity.test_dtensor import train_dtensor
 
@@ -58,7 +58,7 @@ def test_another_style_is_refused() -> None:
         mlp(style="functionnal")
 
 
-@pytest.mark.parametrize(("name", "mesh"), FAST_ON_JAX)
+@pytest.mark.parametrize(("name", "mesh"), FAST)
 def test_jax(name: str, mesh: str, on_jax, one_device) -> None:
     record = on_jax[f"{name} | {mesh}"]
     check(record, one_device(name))
@@ -66,8 +66,9 @@ def test_jax(name: str, mesh: str, on_jax, one_device) -> None:
 
 
 @pytest.mark.slow
-def test_dtensor_slow(one_device) -> None:
-    test_dtensor(LARGER, "4x2, auto", one_device)
+@pytest.mark.parametrize(("name", "mesh"), [*SLOW, (LARGER, "4x2, auto")])
+def test_dtensor_slow(name: str, mesh: str, one_device) -> None:
+    test_dtensor(name, mesh, one_device)
 
 
 @pytest.mark.slow

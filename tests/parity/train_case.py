@@ -27,22 +27,29 @@ from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits
 from distlaunch.training.splits import read_splits
 from distlaunch.training.steps import make_steps
+from distlaunch.training.trial import rounded as moved
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]
 
 
 def train_case(
-    name: str,
+    case: str | dict[str, Any],
     strategy: Strategy,
     *,
     permute: int = 0,
+    rounded: int = 0,
     steps_per_call: int | str = "auto",
     log_every_steps: int | None = 1,
     config: RunConfig | None = None,
 ) -> Record:
-    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given)."""
-    raw = copy.deepcopy(CASES[name])
+    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given).
+
+    Args:
+        case: the name of one, or its config.
+        permute, rounded: not 0: a noise run, of permuted examples, or from first weights moved in the last digit.
+    """
+    raw = copy.deepcopy(CASES[case] if isinstance(case, str) else case)
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
     raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
@@ -53,7 +60,9 @@ def train_case(
     keras.utils.set_random_seed(config.seed)
     splits = read_splits(config.data)
     train = make_split(splits.train, config.data, seed=0, training=True)
-    validation = make_split(splits.validation, config.data, seed=0, training=False)
+    validation = None
+    if splits.validation is not None:
+        validation = make_split(splits.validation, config.data, seed=0, training=False)
     if config.strategy.kind == "parameter_server":
         offer_splits(config, splits, train, validation)
         if train.num_batches is None:  # it must be said there
@@ -70,6 +79,8 @@ def train_case(
             record["epochs"].append(event.logs)
 
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+    if rounded:
+        program.restore(moved(program.snapshot(), rounded))
     TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}

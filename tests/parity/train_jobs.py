@@ -1,7 +1,8 @@
-"""Trains parity cases on meshes of 8 virtual CPU devices: `python -m tests.parity.train_jobs RESULTS.json JOBS`.
+"""Trains parity cases in a process of its own: `python -m tests.parity.train_jobs RESULTS.json JOBS`.
 
-JOBS is a JSON list of [name of the result, name of the case, strategy], all of one kind. A process of its own: Keras
-has one backend. With TF_CONFIG it is one of several processes that share the devices, and the first writes the results.
+JOBS is a list of [name of the result, case, sections] as YAML or JSON, or a file of it. The case is a name or a config;
+the sections are `strategy`, all of one kind, since Keras has one backend, and `cluster`. Meshes lie on 8 virtual CPU
+devices. With TF_CONFIG it is one of several processes that share them, and the first writes the results.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import os
 import sys
 from pathlib import Path
 
+import yaml
+
 from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
 
 
 def main() -> None:
     results, listed = sys.argv[1:]
-    jobs = json.loads(listed)
-    choose_backend(jobs[0][2]["kind"])
-    workers = len(from_tf_config(os.environ["TF_CONFIG"])[0].tasks) if "TF_CONFIG" in os.environ else 1
-    prepare_devices(8 // workers)
+    jobs = yaml.safe_load(listed if listed.startswith("[") else Path(listed).read_text())
+    kind = jobs[0][2]["strategy"]["kind"]
+    choose_backend(kind)
+    workers, task = 1, Task("worker", 0)
+    if "TF_CONFIG" in os.environ:
+        spec, task = from_tf_config(os.environ["TF_CONFIG"])
+        workers = len(spec.tasks)
+    if kind in ("jax", "dtensor"):
+        prepare_devices(8 // workers)
     from distlaunch.config.run import RunConfig
     from distlaunch.strategies import create
     from tests.parity.cases import CASES
@@ -30,11 +38,13 @@ def main() -> None:
 
     CASES.update({**EXTRA, **MODELS})
     records: dict[str, Record] = {}
-    strategy = None
-    for result, name, raw in jobs:
-        config = RunConfig.model_validate({**CASES[name], "strategy": raw, "cluster": {"workers": workers}})
-        strategy = create(config, Task("worker", 0))
-        records[result] = train_case(name, strategy, config=config)
+    strategy = before = None
+    for result, case, sections in jobs:
+        raw = CASES[case] if isinstance(case, str) else case
+        config = RunConfig.model_validate({**raw, "cluster": {"workers": workers}, **sections})
+        if strategy is None or sections != before:  # processes and servers meet once
+            strategy, before = create(config, task), sections
+        records[result] = train_case(case, strategy, config=config)
         print(result, flush=True)
     assert strategy is not None
     if strategy.is_chief:

@@ -12,7 +12,14 @@ from pathlib import Path
 DEADLINE_S = 900
 
 
-def run_workers(folder: Path, module: str, arguments: Sequence[str], number: int = 2, **environment: str) -> None:
+def run_workers(
+    folder: Path,
+    module: str,
+    arguments: Sequence[str],
+    number: int = 2,
+    deadline_s: float = DEADLINE_S,
+    **environment: str,
+) -> None:
     """`python -m MODULE ARGUMENTS` in so many processes, until all have ended well.
 
     Args:
@@ -29,7 +36,7 @@ def run_workers(folder: Path, module: str, arguments: Sequence[str], number: int
         with (folder / f"worker-{index}.log").open("w") as log:
             processes.append(subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(DEADLINE_S) for process in processes]
+        codes = [process.wait(deadline_s) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -140,9 +140,10 @@ def verify(project: Path, *settings: str, kinds: str = "mirrored", replicas: str
 CUSTOM = "train.loop=custom"
 
 
-@pytest.mark.parametrize("model", ["mlp", "residual"])
-def test_equal_on_mirrored_and_dtensor(model: str, project: Path) -> None:
-    code, rows = verify(project, f"model.function=mine.py:{model}", kinds="mirrored,dtensor")
+@pytest.mark.parametrize(("model", "precision"), [("mlp", "mixed_float16"), ("residual", "null")])
+def test_equal_on_mirrored_and_dtensor(model: str, precision: str, project: Path) -> None:
+    """Mixed precision is compared as float32."""
+    code, rows = verify(project, f"model.function=mine.py:{model}", f"precision={precision}", kinds="mirrored,dtensor")
     assert code == 0, rows
     assert {row["verdict"] for row in rows.values()} == {"equal"}
     assert all(0 < row["weights"] < 1e-5 and row["gradients"] < 1e-5 and row["loss"] < 1e-5 for row in rows.values())

@@ -1,0 +1,110 @@
+"""The reference workloads under every strategy: a few points of the grid, with every pair; all of it on request."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.parity.conftest import Reference
+from tests.parity.grid import config_of, full, full_mixed, name_of, selected, selected_mixed, strategy_of
+from tests.parity.pairwise import Point
+from tests.parity.test_replicas import check, check_mixed
+from tests.parity.workers import DEADLINE_S, run_workers
+
+pytest.importorskip("jax")
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+ELSEWHERE = ("multi_worker_mirrored", "parameter_server", "jax")  # in processes of their own
+A_CASE_S = 60  # at most, on a busy machine
+SELECTED, MIXED = selected(), selected_mixed()
+FULL, FULL_MIXED = full(), full_mixed()
+
+
+def train_here(at: Point) -> dict[str, Any]:
+    """The record of a point, trained in this process."""
+    from distlaunch.cluster.spec import Task
+    from distlaunch.config.run import RunConfig
+    from distlaunch.strategies import create
+    from tests.parity.train_case import train_case
+
+    raw = config_of(at)
+    config = RunConfig.model_validate({**raw, **strategy_of(at)})
+    return train_case(raw, create(config, Task("worker", 0)), config=config)
+
+
+def train_elsewhere(points: list[Point], folder: Path) -> dict[str, dict[str, Any]]:
+    """Records by name of the points of one strategy, with equally many processes, from these."""
+    results, jobs = folder / "results.json", folder / "jobs.yaml"
+    jobs.write_text(yaml.safe_dump([[name_of(at), config_of(at), strategy_of(at)] for at in points]))
+    deadline_s = DEADLINE_S + A_CASE_S * len(points)
+    module, arguments = "tests.parity.train_jobs", [str(results), str(jobs)]
+    if points[0]["strategy"] == "multi_worker_mirrored":
+        run_workers(folder, module, arguments, points[0]["replicas"], deadline_s)
+    else:
+        command = [sys.executable, "-m", module, *arguments]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline_s)
+        assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(results.read_text())
+
+
+Trained = Callable[[Point], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Gives the record of a point; one job trains all points of this session that cannot be trained here."""
+
+    def job_of(at: Point) -> tuple[str, int]:
+        return at["strategy"], at["replicas"] if at["strategy"] == "multi_worker_mirrored" else 0
+
+    mine = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
+    points = [item.callspec.params["at"] for item in mine if isinstance(item, pytest.Function)]
+
+    @functools.cache
+    def job(key: tuple[str, int]) -> dict[str, dict[str, Any]]:
+        return train_elsewhere([at for at in points if job_of(at) == key], tmp_path_factory.mktemp(key[0]))
+
+    return lambda at: job(job_of(at))[name_of(at)] if at["strategy"] in ELSEWHERE else train_here(at)
+
+
+@pytest.fixture(scope="module")
+def references() -> Callable[[Point], Reference]:
+    """One device, once for all points that differ in the strategy alone."""
+    made: dict[str, Reference] = {}
+
+    def reference(at: Point) -> Reference:
+        config = config_of(at)
+        return made.setdefault(json.dumps(config), Reference(config))
+
+    return reference
+
+
+@pytest.mark.parametrize("at", SELECTED, ids=name_of)
+def test_selected(at: Point, trained: Trained, references) -> None:
+    check(trained(at), references(at))
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("at", FULL, ids=name_of)
+def test_full(at: Point, trained: Trained, references) -> None:
+    check(trained(at), references(at))
+
+
+@pytest.mark.parametrize("at", MIXED, ids=name_of)
+def test_selected_mixed(at: Point, trained: Trained, references) -> None:
+    check_mixed(trained(at), references(at), at["precision"])
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("at", FULL_MIXED, ids=name_of)
+def test_full_mixed(at: Point, trained: Trained, references) -> None:
+    check_mixed(trained(at), references(at), at["precision"])
