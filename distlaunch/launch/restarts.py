@@ -41,6 +41,8 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
                 told.note("the same exception at the same step twice in a row: it would come again")
                 return result
             mark = outcome.mark
+            if stopped := _stopped_within(signals, 0):
+                return dataclasses.replace(result, outcome=stopped)
             workers_next = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
             backoff_s = min(config.restarts.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
@@ -48,7 +50,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
             who = f"{failure.task} " if failure.task else ""
             told.note(f"restart {len(recent) + 1} of {most}{after}{change}: {who}{failure.reason}")
             workers = workers_next
-            if stopped := _stopped_within(signals, backoff_s):
+            if backoff_s and (stopped := _stopped_within(signals, backoff_s)):
                 return dataclasses.replace(result, outcome=stopped)
             starts.append(time.monotonic())
 

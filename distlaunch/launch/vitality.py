@@ -50,7 +50,7 @@ class Vitality:
         together = {task: life for task, life in self._lives.items() if task in self._in_step}
         if not together or any(now - life.moved_at < self._timeout_s for life in together.values()):
             return []
-        if frozen := [task for task in self._frozen(now, _FROZEN_S) if task in together]:
+        if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
             return [Stalled(now, task, frozen=True) for task in frozen]
         fewest = min(life.signs.turns for life in together.values())
         behind = [task for task, life in together.items() if life.signs.turns == fewest]

@@ -12,6 +12,7 @@ from pathlib import Path
 from distlaunch import events as ev
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 from distlaunch.config.load import load_resolved
+from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir
 
 parser = argparse.ArgumentParser()
@@ -27,6 +28,7 @@ TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
 WRITER = ev.EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
+PULSE = Pulse(FILES.pulse)
 
 
 def end(code: int) -> None:
@@ -35,7 +37,8 @@ def end(code: int) -> None:
 
 
 def train() -> None:
-    first = int(SAVED.read_text()) if SAVED.exists() else 0
+    first = int(SAVED.read_text()) if ATTEMPT and SAVED.exists() else 0
+    PULSE.at_step(first)
     if first:
         WRITER.write(ev.Restored(step=first, epoch=first // 4, path=str(SAVED)))
     epochs, batch = CONFIG.train.epochs, CONFIG.data.global_batch
@@ -47,6 +50,9 @@ def train() -> None:
     )
     for epoch in range(first // 4, epochs):
         step = epoch * 4 + 4
+        hold_up(step)
+        PULSE.turn()
+        PULSE.at_step(step)
         logs = {"loss": 1 / (epoch + 1), "accuracy": 0.5}
         WRITER.write(ev.StepsDone(epoch=epoch, step=step, step_in_epoch=4, steps=4, seconds=0.1, logs=logs))
         misbehave(step)
@@ -59,8 +65,26 @@ def train() -> None:
     WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epoch=epochs, seconds=1.5, logs={}))
 
 
+def hold_up(step: int) -> None:
+    """In the first attempt one task hangs, or is suspended; the others wait for it in their next call."""
+    how, _, victim = os.environ.get("FAKE", "").partition("=")
+    if how not in ("hang", "freeze") or step <= 4 or ATTEMPT:
+        return
+    PULSE.at_step(4)
+    if victim != ARGS.task:
+        PULSE.turn()
+    elif how == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while True:
+        time.sleep(60)
+
+
 def misbehave(step: int) -> None:
     how = os.environ.get("FAKE", "")
+    if how == "raise" or (how == "raise_once" and ATTEMPT == 0):
+        data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T", "step": step}
+        FILES.error_json.write_text(json.dumps(data))
+        end(3)
     if how == "fail" and step > 4:
         print("Traceback (most recent call last):\n  boom", file=sys.stderr)
         data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T\nValueError: boom"}

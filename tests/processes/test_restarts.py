@@ -135,3 +135,74 @@ def test_a_smoke_run_of_servers(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--smoke", *SERVERS)
     assert (code, err) == (0, "")
     assert " no " not in out
+
+
+WORKERS = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+SOON = ["--set", "cluster.stall_timeout_s=1", "--set", "restarts.max=1", "--set", "cluster.stop_timeout_s=1"]
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("hang", "made no progress for 1 s (cluster.stall_timeout_s) after step 4 while the others waited for it"),
+        ("freeze", "gave no sign of life (its process is suspended, as by SIGSTOP) for 1 s"),
+    ],
+)
+def test_who_holds_the_others_up_is_named_and_the_job_goes_on(shell: Shell, how: str, told: str) -> None:
+    code, out, err = shell("train", "job.yaml", *WORKERS, *SOON, FAKE=f"{how}=worker:1")
+    assert (code, err) == (0, ""), out
+    assert f"restart 1 of 1: worker:1 {told}" in out, out
+    assert statuses(shell) == ["failed", "done"]
+    failed = [e for e in read_events(RunDir(shell.directory / "runs/job").events) if isinstance(e, TaskFailed)]
+    assert [event.failed_task for event in failed] == ["worker:1"]
+    log = RunDir(shell.directory / "runs/job").task(0, "worker:0").stderr_log.read_text()
+    assert "hold_up" in log, "the stacks of those who wait are there too"
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE="raise")
+    assert code == 3
+    assert [line[:14] for line in out.splitlines() if line.startswith("restart ")] == ["restart 1 of 5"]
+    assert "the same exception at the same step twice in a row" in out
+    assert statuses(shell) == ["failed"] * 2
+    assert "boom" in err
+
+
+def test_an_exception_that_passes_is_retried_after_a_while(shell: Shell) -> None:
+    settings = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=0.2", "--set", "restarts.window_s=100"]
+    code, out, _ = shell("train", "job.yaml", *settings, FAKE="raise_once")
+    assert code == 0
+    assert "restart 1 of 1 in 0.2 s: worker:0 ValueError: boom" in out
+
+
+def test_a_signal_while_it_waits_to_start_again_ends_the_job(shell: Shell) -> None:
+    settings = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=100"]
+    code, _, _ = shell("train", "job.yaml", *settings, FAKE="raise_once", FAKE_BETWEEN=str(int(signal.SIGUSR1)))
+    assert code == 4
+    assert RunDir(shell.directory / "runs/job").next_attempt() == 1
+
+
+def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> None:
+    """3 workers cannot share a batch of 4, so 2 take over from 4."""
+    span = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers={min: 1, max: 4}"]
+    code, out, err = shell("train", "job.yaml", *span, FAKE="kill_always=worker:1")
+    assert code == 3
+    restarts = [line.partition(":")[0] for line in out.splitlines() if line.startswith("restart ")]
+    assert restarts == [
+        "restart 1 of 3, with 2 workers instead of 4",
+        "restart 2 of 3, with 4 workers instead of 2",
+        "restart 3 of 3, with 2 workers instead of 4",
+    ]
+    assert "failed: worker:1" in err
+    run = RunDir(shell.directory / "runs/job")
+    assert [len(run.tasks(attempt)) for attempt in run.attempts()] == [4, 2, 4, 2]
+    assert "max: 4" in run.config.read_text(), "a run that is resumed may have all of them"
+    assert "workers: 2" in run.attempt_config(1).read_text()
+
+
+def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")[0] == 3
+    run = RunDir(shell.directory / "runs/job")
+    error = json.loads(run.task(0, "worker:0").error_json.read_text())
+    assert (error["kind"], error["signal"], error["step"]) == ("signal", "SIGKILL", 8)
