@@ -46,6 +46,7 @@ class Pulse:
             with path.open("wb+") as file:
                 os.ftruncate(file.fileno(), _FORMAT.size)
                 self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+        self._change(beats=1)
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()
 
     @property

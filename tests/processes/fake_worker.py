@@ -1,6 +1,7 @@
 """Does what `python -m distlaunch.worker` does, as seen from outside, in no time. FAKE says how it behaves."""
 
 import argparse
+import faulthandler
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 from distlaunch import events as ev
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 from distlaunch.config.load import load_resolved
+from distlaunch.protocol import DUMP_SIGNAL
 from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir
 
@@ -29,6 +31,7 @@ CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chi
 WRITER = ev.EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
 PULSE = Pulse(FILES.pulse)
+faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
 def end(code: int) -> None:
