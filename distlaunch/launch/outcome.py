@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from distlaunch.errors import ExitCode, Problem
@@ -52,8 +52,18 @@ def rules_of(plan: LaunchPlan) -> Rules:
     )
 
 
-def warnings_of(plan: LaunchPlan, verdict: Verdict, given_up: Collection[str]) -> tuple[str, ...]:
-    """What went wrong beside the run."""
+SLOW_SHARE = 0.1
+"""Of the training time; a task that others wait for longer than that is worth a look."""
+
+
+def warnings_of(
+    plan: LaunchPlan, verdict: Verdict, given_up: Collection[str], waited: Mapping[str, float]
+) -> tuple[str, ...]:
+    """What went wrong beside the run.
+
+    Args:
+        waited: the part of the training time in which others waited for a task, by task.
+    """
     logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
     warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]
     warnings += [f"{name} ended badly after the run was done (its log: {logs[name]})" for name in verdict.odd]
@@ -61,6 +71,11 @@ def warnings_of(plan: LaunchPlan, verdict: Verdict, given_up: Collection[str]) -
         f"{name} had nothing new to tell for {plan.start_timeout_s:g} s after the run was done and was ended: "
         "the last checkpoint may not be evaluated"
         for name in verdict.unfinished
+    ]
+    warnings += [
+        f"the others waited for {name} in {share:.0%} of the training time: its data, callbacks or checkpoints are slow"
+        for name, share in waited.items()
+        if share >= SLOW_SHARE
     ]
     if verdict.status == "done":
         warnings += [f"{name} did not end by itself and was killed" for name in verdict.late]

@@ -67,7 +67,7 @@ class Supervisor:
         self._began = clock()
         self._told_waiting = False
         together = self._names() - self._rules.servers - self._rules.aside
-        self._vitality = None if plan.stall_timeout_s is None else Vitality(plan.stall_timeout_s, together)
+        self._vitality = Vitality(plan.stall_timeout_s, together)
         self._looked_at, self._heard = float("-inf"), False
 
     def run(self) -> Outcome:
@@ -232,7 +232,7 @@ class Supervisor:
     def _look_for_stalls(self) -> None:
         """Adds who shows nothing any more, once for each process."""
         now = self._clock()
-        if self._vitality is None or now < self._looked_at + BEAT_S:
+        if now < self._looked_at + BEAT_S:
             return
         self._looked_at = now
         standing = Standing.of(self._history)
@@ -292,7 +292,7 @@ class Supervisor:
             ExitCode.USAGE if problems else verdict.exit_code,
             failure,
             problems,
-            warnings_of(self._plan, verdict, given_up),
+            warnings_of(self._plan, verdict, given_up, self._vitality.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
             mark=mark_of(self._plan, verdict),
             lost=is_lost(self._plan, verdict, self._traces),

@@ -73,6 +73,13 @@ def test_before_the_first_step_only_frozen_ones_count() -> None:
     assert Watch(training=False).follow(lambda now: {A: alive(min(now, 3), 0)}, 100)
 
 
+def test_who_is_slow_is_told_with_its_share() -> None:
+    """B makes each call a second of four late."""
+    watch = Watch()
+    assert not watch.follow(lambda now: {A: alive(now, now // 4 + 1), B: alive(now, (now + 3) // 4)}, 101)
+    assert watch.vitality.shares() == {B: pytest.approx(0.25, abs=0.01)}
+
+
 def test_a_new_process_begins_anew() -> None:
     assert not Watch().follow(lambda now: {A: alive(now % 8, now % 8)}, 100)
 
