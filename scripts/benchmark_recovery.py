@@ -1,0 +1,112 @@
+"""How long a job needs from a kill to the first step of its next attempt, beside a start of the same job from nothing.
+
+    python scripts/benchmark_recovery.py [--strategy multi_worker_mirrored] [--workers 2]
+
+A start is what the framework's import, the model and the compilation take; what a recovery takes beyond that is ours:
+noticing the loss, stopping the others, and reading the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from distlaunch.events import Event, RunEnded, StepsDone, TaskFailed, TaskStarted, read_events
+from distlaunch.run_dir import RunDir
+
+DEADLINE_S = 300
+
+
+def config(strategy: str, workers: int) -> dict:
+    several = workers if strategy in ("multi_worker_mirrored", "parameter_server") else 1
+    return {
+        "name": "recovery",
+        "model": {"function": "distlaunch.workloads.images:cnn"},
+        "data": {
+            "function": "distlaunch.workloads.images:fashion_mnist",
+            "args": {"source": "shipped"},
+            "global_batch": 64,
+        },
+        "compile": {
+            "optimizer": "adam",
+            "loss": {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}},
+        },
+        "train": {"epochs": 3, "log_every_steps": 1},
+        "validation": None,
+        "strategy": {"kind": strategy},
+        "cluster": {"workers": several, "ps": 1 if strategy == "parameter_server" else 0},
+        "checkpoint": {"every_steps": 20},
+        "restarts": {"max": 1},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategy", default="multi_worker_mirrored")
+    parser.add_argument("--workers", type=int, default=2)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), config(arguments.strategy, arguments.workers))
+
+
+def measure(folder: Path, job: dict) -> None:
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    began = time.time()
+    command = [sys.executable, "-m", "distlaunch", "train", "job.yaml", "--quiet"]
+    process = subprocess.Popen(command, cwd=folder)
+    run = RunDir(folder / "runs" / "recovery")
+    try:
+        wait_for(lambda: any(event.step >= 50 for event in steps(run, 0)), process)
+        # the last task: of parameter servers the chief, else the last worker
+        victim = max(started(run, 0), key=lambda event: (event.task.startswith("chief"), event.task))
+        killed = time.time()
+        os.kill(victim.pid, signal.SIGKILL)
+        wait_for(lambda: bool(steps(run, 1)), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    lost = next(event for event in read_events(run.events) if isinstance(event, TaskFailed | RunEnded))
+    first = {attempt: steps(run, attempt)[0].time for attempt in (0, 1)}
+    up = {attempt: max(event.time for event in started(run, attempt)) for attempt in (0, 1)}
+    start_s, recovery_s = first[0] - began, first[1] - killed
+    print(f"{victim.task} killed; seconds")
+    print(f"{'':28}{'start':>8}{'recovery':>10}")
+    print(f"{'until the loss is settled':28}{'':>8}{lost.time - killed:10.2f}")
+    print(f"{'until all tasks are up':28}{up[0] - began:8.2f}{up[1] - killed:10.2f}")
+    print(f"{'until the first step is done':28}{start_s:8.2f}{recovery_s:10.2f}")
+    print(f"recovery / start: {recovery_s / start_s:.2f}")
+
+
+def steps(run: RunDir, attempt: int) -> list[StepsDone]:
+    return [event for event in events(run) if isinstance(event, StepsDone) and event.attempt == attempt]
+
+
+def started(run: RunDir, attempt: int) -> list[TaskStarted]:
+    files = [run.events, *(task.events for task in run.tasks(attempt).values())]
+    found = [event for path in files if path.exists() for event in read_events(path)]
+    return [event for event in found if isinstance(event, TaskStarted) and event.attempt == attempt]
+
+
+def events(run: RunDir) -> list[Event]:
+    return list(read_events(run.events)) if run.events.exists() else []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():
+        if process.poll() is not None or time.monotonic() > until:
+            raise SystemExit("the job ended, or took too long, before it could be measured")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
