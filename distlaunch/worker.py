@@ -55,6 +55,8 @@ class StopFlag:
 def main(argv: list[str] | None = None) -> None:
     """Runs the task and ends the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
     arguments = _parse(argv)
+    for number in STOP_SIGNALS:  # until there is something to save
+        signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
     _hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)

@@ -74,11 +74,13 @@ def make_servers_plan(run_dir: Path, start_timeout_s: float = 30, **tasks: list[
 
 
 def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Whatever still runs and was started for a run."""
+    """Whatever still runs and was started for a run: its environment is marked, or its command names the directory."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("MARKER") == str(run_dir):
+            marked = process.environ().get("MARKER") == str(run_dir)
+            named = any(word.startswith(str(run_dir)) for word in process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and (marked or named):
                 found.append(process)
         except psutil.Error:
             continue

@@ -59,7 +59,7 @@ def test_ctrl_c_twice_ends_at_once(run_dir: Path) -> None:
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_sigterm_stops_cleanly(run_dir: Path, number: signal.Signals) -> None:
     process = launch(run_dir, CLEAN, CLEAN)
     process.send_signal(number)

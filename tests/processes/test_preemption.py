@@ -1,0 +1,79 @@
+"""A machine that is taken away tells one task, or the launcher: all agree on a step, and the run goes on from it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from real import finish, run, start
+from supervised import processes_of, wait_until
+
+from distlaunch.events import Event, Restored, StepsDone, TaskStarted, read_events
+from distlaunch.run_dir import RunDir
+
+MINE = """
+import keras, numpy as np
+
+
+def model():
+    return keras.Sequential([keras.layers.Input((10,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(960, 10)).astype("float32")
+    return {"train": (x, x.sum(1, keepdims=True))}
+"""
+CONFIG = """
+name: job
+model: {function: "mine.py:model"}
+data: {function: "mine.py:data", global_batch: 32}
+compile: {optimizer: sgd, loss: mse}
+train: {epochs: 2, log_every_steps: 1, steps_per_call: 1}
+strategy: {kind: multi_worker_mirrored}
+cluster: {workers: 2}
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def events_of(job: RunDir, task: str) -> list[Event]:
+    files = [job.events, *(files.events for files in job.tasks(0).values())] if job.attempts() else []
+    return [event for path in files if path.exists() for event in read_events(path) if event.task == task]
+
+
+def pid_of(job: RunDir, task: str) -> int:
+    return next(event.pid for event in events_of(job, task) if isinstance(event, TaskStarted))
+
+
+def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
+    job = RunDir(project / "runs" / "job")
+    process = start("train", "mine.yaml", "--set", "train.epochs=4000", cwd=project)
+    wait_until(lambda: any(isinstance(event, StepsDone) for event in events_of(job, "worker:0")), timeout_s=120)
+    os.kill(pid_of(job, "worker:1"), signal.SIGUSR1)
+    code, out, err = finish(process)
+    assert code == 4, out + err
+    done = [event.step for event in events_of(job, "worker:0") if isinstance(event, StepsDone)][-1]
+
+    assert run("train", "runs/job", "--resume", "--set", f"train.epochs={done // 30 + 2}", cwd=project)[0] == 0
+    assert [event.step for event in read_events(job.events) if isinstance(event, Restored)] == [done]
+
+
+@pytest.mark.slow
+def test_told_before_there_is_anything_to_save(project: Path) -> None:
+    job = RunDir(project / "runs" / "job")
+    process = start("train", "mine.yaml", cwd=project)
+    wait_until(lambda: (job.task(0, "worker:1").pulse).exists(), timeout_s=60)  # it runs, and loads TensorFlow
+    worker = next(p for p in psutil.Process(process.pid).children(recursive=True) if "worker:1" in p.cmdline())
+    worker.terminate()
+    code, out, err = finish(process)
+    assert code == 4, out + err
+    assert not job.checkpoints.exists()
+    wait_until(lambda: not processes_of(project), timeout_s=10)
