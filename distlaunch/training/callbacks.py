@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -53,7 +54,13 @@ def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.ca
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
+    callback._place = index
     return callback
+
+
+def place_of(callback: keras.callbacks.Callback, default: int) -> int:
+    """Which of the config's callbacks it is: not every task has all of them."""
+    return getattr(callback, "_place", default)
 
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
@@ -79,6 +86,30 @@ def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
         if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
             state[name] = plain
     return state
+
+
+def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
+    """Attributes of a callback that are arrays, or lists of arrays such as EarlyStopping's `best_weights`."""
+    state = {}
+    for name, value in vars(callback).items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if not name.startswith("_") and parts and all(isinstance(part, np.ndarray) for part in parts):
+            is_list = isinstance(value, (list, tuple))
+            state.update({f"{name}/{index}" if is_list else name: part for index, part in enumerate(parts)})
+    return state
+
+
+def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:
+    """The inverse of `array_state`."""
+    lists: dict[str, list[np.ndarray]] = {}
+    for name, value in state.items():
+        attribute, is_part, _ = name.partition("/")
+        if is_part:
+            lists.setdefault(attribute, []).append(value)
+        else:
+            setattr(callback, attribute, value)
+    for attribute, values in lists.items():
+        setattr(callback, attribute, values)
 
 
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:

@@ -19,11 +19,20 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, StepsDone
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks import plain_state, restore_state, watch_batches
+from distlaunch.training.callbacks import (
+    array_state,
+    place_of,
+    plain_state,
+    restore_arrays,
+    restore_state,
+    watch_batches,
+)
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import Split
 
 REPORT_INTERVAL_S = 0.5
+CALLBACK = "callback/"
+"""Names in checkpoints of arrays that callbacks hold begin so."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,12 @@ class TrainingLoop:
         self._last_report = around.clock()
         self._next_steps = 0
 
-    def run(self, start: Progress, state: State | None) -> Outcome:
+    def run(self, start: Progress, state: State | None, callback_arrays: State | None = None) -> Outcome:
         """Trains from `start`.
 
         Args:
             state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
+            callback_arrays: those of them that are callbacks', in every task.
         """
         self._progress = start
         self._around.on_step(start.step)
@@ -87,7 +97,7 @@ class TrainingLoop:
             self._program.restore(state)
         self._model.stop_training = False
         self._hooks.on_train_begin()
-        self._restore_callbacks(start)
+        self._restore_callbacks(start, callback_arrays or {})
         logs = {name: values[-1] for name, values in start.history.items() if values}
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
@@ -246,6 +256,8 @@ class TrainingLoop:
         if not self._around.is_chief:
             return
         progress = replace(self._progress, callbacks=[plain_state(callback) for callback in self._callbacks])
+        for index, callback in enumerate(self._callbacks):
+            state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
         began = self._around.clock()
         try:
             path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
@@ -256,9 +268,14 @@ class TrainingLoop:
         seconds = self._around.clock() - began
         self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
 
-    def _restore_callbacks(self, start: Progress) -> None:
-        for callback, state in zip(self._callbacks, start.callbacks, strict=False):
-            restore_state(callback, state)
+    def _restore_callbacks(self, start: Progress, arrays: State) -> None:
+        for index, callback in enumerate(self._callbacks):
+            place = place_of(callback, index)
+            if place < len(start.callbacks):
+                restore_state(callback, start.callbacks[place])
+            prefix = f"{CALLBACK}{place}/"
+            own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+            restore_arrays(callback, own)
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
         history.epoch = list(range(start.epoch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,7 +37,7 @@ from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
 from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import rebuild
 from distlaunch.training.exporting import CHECKED_ROWS, ExportError, Trained, Written, export_all
-from distlaunch.training.loop import Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.loop import CALLBACK, Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.preprocessing import Preprocessing
 from distlaunch.training.readers import offer_splits
@@ -95,7 +96,9 @@ class Session:
         self._tell_start(start, saved)
         if placed := self.program.placement():
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
-        outcome = self._with_matching_state(lambda: loop.run(start, saved.state if saved else None))
+        state = saved.state if saved else None
+        arrays = self._callback_arrays(state) if start.step else None
+        outcome = self._with_matching_state(lambda: loop.run(start, state, arrays))
         if outcome.status == "done":
             self.export(config.export, checked=check_exports)
         return outcome
@@ -248,6 +251,11 @@ class Session:
         mine = json.dumps(asdict(saved.progress) if saved else None).encode()
         progress = json.loads(self.strategy.from_chief(mine))
         return Progress() if progress is None else Progress(**progress)
+
+    def _callback_arrays(self, state: State | None) -> State:
+        """What callbacks hold, as the chief's checkpoint has it."""
+        mine = {name: value for name, value in (state or {}).items() if name.startswith(CALLBACK)}
+        return pickle.loads(self.strategy.from_chief(pickle.dumps(mine)))
 
     def _restore(self, step: int | None) -> None:
         saved = None

@@ -124,8 +124,11 @@ def selected() -> list[Point]:
 
 
 def selected_mixed() -> list[Point]:
-    """As `selected`, of two workloads and one number of replicas for each strategy."""
-    few = {**MIXED, "workload": MIXED["workload"][:2]}
+    """As `selected`, of one workload and one number of replicas for each strategy.
+
+    A huge weight is left to the full grid: one row then makes the loss, whose rounding is several of the 16-bit type.
+    """
+    few = {**MIXED, "workload": MIXED["workload"][:1], "weights": MIXED["weights"][:1]}
     replicas = {"multi_worker_mirrored": 2, "parameter_server": 1}
     return covering(grid(few, lambda at: in_ci(at) and at["replicas"] == replicas.get(at["strategy"], 4)))
 
