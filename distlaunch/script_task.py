@@ -116,10 +116,9 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
 
 def _end_with(error: BaseException, files: TaskDir) -> None:
     """Tells the launcher and the log of an exception, and ends as Python does after one."""
-    trace = _without_own_frames(error.__traceback__)
-    # from within a script's except clause Python would tell that error as well
-    _write_error(error, trace, files)
-    sys.excepthook(type(error), error, trace)
+    error.__traceback__ = _without_own_frames(error.__traceback__)
+    _write_error(error, files)
+    sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         import signal
 
@@ -135,7 +134,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return trace
 
 
-def _write_error(error: BaseException, trace: TracebackType | None, files: TaskDir) -> None:
+def _write_error(error: BaseException, files: TaskDir) -> None:
     import json
     import socket
     import time
@@ -146,7 +145,7 @@ def _write_error(error: BaseException, trace: TracebackType | None, files: TaskD
         "kind": "exception",
         "type": type(error).__name__,
         "message": str(error),
-        "traceback": "".join(traceback.format_exception(type(error), error, trace)),
+        "traceback": "".join(traceback.format_exception(error)),
         "host": socket.gethostname(),
         "time": time.time(),
         "user_error": False,

@@ -78,6 +78,8 @@ def repeat(
                 at_step = "" if result.plan.mode == "run" else " at the same step"
                 told.note(f"the same exception{at_step} twice in a row: it would come again")
                 return result
+            if stopped := _stopped_within(signals, 0):
+                return dataclasses.replace(result, outcome=stopped)
             mark = outcome.mark
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""

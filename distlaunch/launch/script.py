@@ -63,7 +63,7 @@ def _attempt(
     gpus = find_gpus(environ)
     held = pick_ports(job.num_ports)
     try:
-        plan = plan_script(job, run, run.next_attempt(), held.numbers, gpus)
+        plan = plan_script(job, run, run.next_attempt(), held.numbers, gpus, environ)
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
         run.write_json(run.plan, plan.to_plain())
         run.write_json(run.environment, describe_environment(gpus))

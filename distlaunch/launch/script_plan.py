@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from distlaunch.cluster.devices import VISIBLE, share_gpus
@@ -14,6 +15,7 @@ from distlaunch.launch.plan import NO_GPU, LaunchPlan, TaskPlan
 from distlaunch.protocol import ATTEMPT, JAX_BIND, JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES, RUN_DIR, TASK
 from distlaunch.run_dir import RunDir, TaskDir
 
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]
 
 
@@ -54,9 +56,18 @@ class ScriptJob:
 
 
 def plan_script(
-    job: ScriptJob, run: RunDir, attempt: int, ports: Sequence[int], gpus: Sequence[str] = ()
+    job: ScriptJob,
+    run: RunDir,
+    attempt: int,
+    ports: Sequence[int],
+    gpus: Sequence[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> LaunchPlan:
-    """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers."""
+    """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
+
+    Args:
+        environ: what the tasks inherit.
+    """
     addresses = [f"127.0.0.1:{port}" for port in ports]
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
     shares = _gpu_shares(job, tasks, gpus)
@@ -69,6 +80,8 @@ def plan_script(
             **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
             **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
             "PYTHONUNBUFFERED": "1",
+            # servers print pages of settings otherwise
+            **({LOG_LEVEL: "1"} if job.ps and task.job != "chief" and LOG_LEVEL not in environ else {}),
         }
         address = cluster.address(task) if task in cluster.tasks else None
         serves = job.ps > 0 and task.job in ("worker", "ps")

@@ -160,7 +160,8 @@ def _stop_times(at: float, why: Why, standing: Standing, rules: Rules) -> _Times
         return _Times(at + SETTLE_S, at + SETTLE_S + quick_s)
     if why in (Why.OVERDUE, Why.STALLED):
         return _Times(at + DUMP_S, at + DUMP_S + quick_s)
-    trained = standing.training_at is not None and standing.training_at <= at
+    # of scripts nobody knows when they begin to have something to save
+    trained = rules.scripts or (standing.training_at is not None and standing.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
     failures = [end.at for end in standing.exits.values() if end.at >= at and is_failure(end, standing, rules)]

@@ -80,7 +80,8 @@ def _stopped(standing: Standing, rules: Rules, why: Why, late: tuple[str, ...]) 
         return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
     if any(fact.number == signal.SIGINT for fact in standing.asked):
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
-    if standing.training_at is None or standing.training_at > asked_at:
+    trained = standing.training_at is not None and standing.training_at <= asked_at
+    if not trained and not rules.scripts:
         return Verdict("stopped", ExitCode.PREEMPTED, why, late=late)
     # servers and the evaluator have nothing to save
     savers = [task for task in standing.spawned if task not in rules.servers | rules.aside]
