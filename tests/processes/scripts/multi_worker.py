@@ -1,6 +1,7 @@
 """A custom loop on MultiWorkerMirroredStrategy, written as TensorFlow's tutorials have it: it knows TF_CONFIG alone.
 
 `--kill-at STEP`: worker 1 kills itself there in the first attempt. Goes on from its checkpoints.
+`--preemptible DIRECTORY`: TensorFlow's handler saves there when SIGTERM comes, and exits with 42.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tensorflow as tf
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--kill-at", type=int)
+parser.add_argument("--preemptible")
 args = parser.parse_args()
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -35,9 +37,21 @@ with strategy.scope():
     step_count = tf.Variable(0, dtype=tf.int64)
 checkpoint = tf.train.Checkpoint(weights=weights, step=step_count)
 # each task has a directory of its own, as all must take part in saving
-directory = os.path.join(os.environ["DISTLAUNCH_RUN_DIR"], "saved", f"{task['type']}-{task['index']}")
+directory = os.path.join(
+    args.preemptible or os.environ["DISTLAUNCH_RUN_DIR"], "saved", f"{task['type']}-{task['index']}"
+)
 manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep=1)
-checkpoint.restore(manager.latest_checkpoint)
+if args.preemptible:
+    handler = tf.distribute.experimental.PreemptionCheckpointHandler(
+        tf.distribute.cluster_resolver.TFConfigClusterResolver(),
+        checkpoint,
+        directory,
+        termination_config=tf.distribute.experimental.TerminationConfig(grace_period=0),
+    )
+    # what the handler of worker 0 has saved is all there is
+    checkpoint.restore(tf.train.latest_checkpoint(os.path.join(args.preemptible, "saved", "worker-0")))
+else:
+    checkpoint.restore(manager.latest_checkpoint)
 first = int(step_count.numpy())
 
 
@@ -61,9 +75,13 @@ def train_step(iterator):
 iterator = iter(strategy.distribute_datasets_from_function(make_dataset))
 print(f"{strategy.num_replicas_in_sync} replicas, from step {first}", flush=True)
 for step in range(first + 1, args.steps + 1):
-    loss = float(train_step(iterator).numpy())
-    step_count.assign(step)
-    manager.save()
+    if args.preemptible:
+        step_count.assign(step)
+        loss = float(handler.run(train_step, iterator).numpy())
+    else:
+        loss = float(train_step(iterator).numpy())
+        step_count.assign(step)
+        manager.save()
     print(f"step {step} loss {loss:.4f}", flush=True)
     if step == args.kill_at and task["index"] == 1 and os.environ["DISTLAUNCH_ATTEMPT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,6 +1,7 @@
 """A custom loop with ClusterCoordinator, written as TensorFlow's tutorials have it: all tasks run this file."""
 
 import os
+import sys
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +45,7 @@ def train_step(iterator):
 
 
 per_worker = iter(coordinator.create_per_worker_dataset(make_dataset))
-for epoch in range(3):
+for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 3):
     losses = [coordinator.schedule(train_step, args=(per_worker,)) for _ in range(10)]
     coordinator.join()
     print(f"epoch {epoch} loss {np.mean(coordinator.fetch(losses)):.4f}", flush=True)
