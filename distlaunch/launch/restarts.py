@@ -78,14 +78,14 @@ def repeat(
                 at_step = "" if result.plan.mode == "run" else " at the same step"
                 told.note(f"the same exception{at_step} twice in a row: it would come again")
                 return result
+            mark = outcome.mark
             if stopped := _stopped_within(signals, 0):
                 return dataclasses.replace(result, outcome=stopped)
-            mark = outcome.mark
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
             who = f"{failure.task} " if failure.task else ""
             told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {who}{failure.reason}")
-            if stopped := _stopped_within(signals, backoff_s):
+            if backoff_s and (stopped := _stopped_within(signals, backoff_s)):
                 return dataclasses.replace(result, outcome=stopped)
             starts.append(time.monotonic())
 

@@ -9,9 +9,9 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
-from distlaunch.cluster.ports import listening_ports
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
+from distlaunch.launch.absence import find_absent
 from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
 from distlaunch.launch.facts import Absent, Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
 from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error, record_signal
@@ -214,10 +214,12 @@ class Supervisor:
         if ended:
             self._read_events()
         files = {str(task.task): task.files for task in self._plan.tasks}
+        standing = Standing.of(self._history) if ended else Standing()
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
-            if child.code < 0 and not files[name].error_json.exists():
+            by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
+            if child.code < 0 and not by_us and not files[name].error_json.exists():
                 step, host = read_signs(files[name].pulse).step, self._progress.hosts.get(name, socket.gethostname())
                 record_signal(files[name], child.code, step, host, oom=self._out_of_memory())
             self._history.append(Exited(self._clock(), name, child.code))
@@ -245,7 +247,8 @@ class Supervisor:
             return
         self._looked_at = now
         standing = Standing.of(self._history)
-        up = [task for task in self._plan.tasks if str(task.task) in standing.came - set(standing.exits)]
+        alive = standing.came - set(standing.exits) - self._mute
+        up = [task for task in self._plan.tasks if str(task.task) in alive]
         training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
         signs = {str(task.task): read_signs(task.files.pulse) for task in up}
         stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
@@ -258,20 +261,14 @@ class Supervisor:
                 self._traces.steps = self._vitality.steps()
 
     def _look_for_absent(self) -> None:
-        """Once, when the time to start is over: who has not opened its port, while others have and wait for it."""
+        """Once, when the time to start is over."""
         now = self._clock()
         if self._looked_for_absent or now < self._began + self._plan.start_timeout_s:
             return
         self._looked_for_absent = True
         standing = Standing.of(self._history)
-        expected = {
-            str(task.task): int(task.address.rpartition(":")[2])
-            for task in self._plan.tasks
-            if task.address and (task.serves or not self._rules.servers) and str(task.task) in standing.alive
-        }
-        absent = set(expected.values()) - listening_ports()
-        if not standing.asked and 0 < len(absent) < len(expected):
-            self._history += [Absent(now, name) for name, port in expected.items() if port in absent]
+        if not standing.asked:
+            self._history += [Absent(now, name) for name in find_absent(self._plan, standing)]
 
     def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
         alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}

@@ -141,6 +141,26 @@ def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:
     assert runner.run_dir().task(0, "worker:0").stderr_log.read_text() == plain.stderr
 
 
+def test_threads_and_processes_of_a_script(runner: Runner) -> None:
+    """They outlive the script's last line, and find its `__main__`."""
+    text = """\
+import atexit, multiprocessing, pickle, threading
+class Thing: pass
+def name(): return type(pickle.loads(pickle.dumps(Thing()))).__module__
+def outlive():
+    threading.main_thread().join()
+    print(name())
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(abs, (-3,)), pool.apply(name))
+    threading.Thread(target=outlive).start()
+    atexit.register(lambda: print("end", name()))
+"""
+    code, out, err = runner(runner.script(text))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:3] == ["3 __mp_main__", "__main__", "end __main__"]
+
+
 def test_each_task_gets_its_place(runner: Runner) -> None:
     text = "print(json.dumps([json.loads(os.environ['TF_CONFIG']), os.environ['TF_GRPC_REUSE_PORT']]), flush=True)\n"
     name = runner.script(f"{text}mark('told')\nwait_for('told-*', 5)\n")
