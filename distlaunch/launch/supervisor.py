@@ -144,7 +144,8 @@ class Supervisor:
             if now < look_at:
                 continue
             self._read_events()
-            self._hear(heard, now)
+            # after the events: what had happened before a signal came must not seem to be later
+            self._hear(heard, self._clock())
             heard = []
             self._reap()
             self._look_for_errors()

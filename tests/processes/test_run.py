@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.events import RunEnded, TaskFailed, TaskRestarted, read_events
+from distlaunch.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
 from distlaunch.pulse import BEAT_S, read_signs
 from distlaunch.run_dir import RunDir
 
@@ -298,7 +298,11 @@ def test_ctrl_c(runner: Runner) -> None:
 def test_nothing_survives_a_killed_launcher(runner: Runner, target: str) -> None:
     runner.script(f"signal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n    hang()\n{HANG}")
     process = runner.start("-q", "--workers", "2", target, *(["300"] if target == "sleep" else []))
-    wait_until(lambda: len(processes_of(runner.directory)) >= (6 if target == "job.py" else 4))
+    if target == "sleep":
+        wait_until(lambda: len(runner.events(TaskStarted, "sleep")) == 2)
+    else:
+        runner.wait_hanging(2)
+        wait_until(lambda: len(processes_of(runner.directory)) >= 6)
     process.kill()
     process.communicate()
     wait_until(lambda: not processes_of(runner.directory), timeout_s=5)
