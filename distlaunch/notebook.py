@@ -85,7 +85,7 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
     if not path.is_dir():
         return load_config(path, overrides, num_gpus=num_gpus).config
     run = RunDir(path)
-    if not run.exists():
+    if not run.has_config():
         raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
     return load_config(run.config, overrides, num_gpus=num_gpus).config
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,13 @@ EXPORTS = {
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str | Iterable[str]) -> None:
     """Readers see the old file or the whole new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+            file.writelines([text] if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -95,6 +96,10 @@ class RunDir:
         return self.path.name
 
     def exists(self) -> bool:
+        return self.has_config() or self.plan.is_file()
+
+    def has_config(self) -> bool:
+        """Whether this is a run of a config, and not of a script."""
         return self.config.is_file()
 
     def attempt_config(self, attempt: int) -> Path:
@@ -150,7 +155,8 @@ class RunDir:
         return bool(ends) and ends[-1].status == "done"
 
     def write_json(self, path: Path, data: Any) -> None:
-        write_atomically(path, json.dumps(data, indent=2) + "\n")
+        # piece by piece: the plan of a thousand tasks, each with the addresses of all, is large
+        write_atomically(path, itertools.chain(json.JSONEncoder(indent=2).iterencode(data), "\n"))
 
     @staticmethod
     def claim(runs_dir: Path | str, name: str) -> RunDir:
@@ -191,12 +197,12 @@ class RunDir:
 
     @staticmethod
     def newest(runs_dir: Path | str, name: str) -> RunDir | None:
-        """The run of that name (NAME or NAME-K) that was claimed last, if any."""
+        """The run of a config of that name (NAME or NAME-K) that was claimed last, if any."""
         pattern = re.compile(re.escape(name) + r"(?:-(\d+))?\Z")
         found = [
             (int(match[1] or 1), path)
             for path in Path(runs_dir).glob(f"{name}*")
-            if (match := pattern.match(path.name)) and RunDir(path).exists()
+            if (match := pattern.match(path.name)) and RunDir(path).has_config()
         ]
         return RunDir(max(found)[1]) if found else None
 

@@ -25,7 +25,8 @@ from distlaunch.config.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
-from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD, STOP_SIGNALS
+from distlaunch.lifeline import hold_lifeline
+from distlaunch.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir, write_atomically
 from distlaunch.trials import TrialOrder
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
         signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
-    _hold_lifeline()
+    hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     code = _run(arguments)
@@ -80,22 +81,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--unchecked", action="store_true", help="do not load what is exported after training")
     parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
-
-
-def _hold_lifeline() -> None:
-    """When the launcher is gone, the pipe ends, and so does this task with everything it started."""
-    number = os.environ.pop(LIFELINE_FD, None)
-    if number is None:
-        return
-    fd = int(number)
-    os.set_inheritable(fd, False)
-
-    def wait() -> None:
-        while os.read(fd, 1):
-            pass
-        os.killpg(os.getpgid(0), signal.SIGKILL)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 def _run(arguments: argparse.Namespace) -> int:

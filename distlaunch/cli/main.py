@@ -13,6 +13,7 @@ from distlaunch.errors import DistlaunchError, ExitCode
 
 COMMANDS = {
     "train": "Run a config: train, evaluate, checkpoint, export.",
+    "run": "Run any TensorFlow or JAX script as several tasks, each with its TF_CONFIG.",
     "plan": "Print what `train` would start, and start nothing.",
     "verify": "Train a few steps under each strategy and compare with one device.",
     "validate": "Check a config completely.",

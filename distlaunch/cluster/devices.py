@@ -67,7 +67,7 @@ def share_gpus(gpus: Sequence[str], num_workers: int, per_worker: int | None) ->
             f"{num_workers} workers" if per_worker is None else f"{num_workers} workers with {per_worker} GPU(s) each"
         )
         raise UsageError(
-            f"{wanted} do not fit on {len(gpus)} GPU(s) ({', '.join(gpus)}): choose fewer in the config, "
+            f"{wanted} do not fit on {len(gpus)} GPU(s) ({', '.join(gpus)}): use fewer, "
             f"or hide the GPUs with {VISIBLE}='' to train on CPU"
         )
     return [tuple(gpus[first : first + count]) for first in range(0, count * num_workers, count)]

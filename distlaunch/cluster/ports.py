@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.errors import UsageError
@@ -79,6 +79,11 @@ def find_holder(port: int) -> str | None:
     return None
 
 
+def listening_ports() -> set[int]:
+    """The TCP ports of this machine that somebody listens on."""
+    return {port for port, _ in _listeners()}
+
+
 def _links(directory: Path) -> set[str]:
     found: set[str] = set()
     for name in os.listdir(directory):
@@ -88,14 +93,17 @@ def _links(directory: Path) -> set[str]:
 
 
 def _listening_inodes(port: int) -> set[str]:
-    inodes: set[str] = set()
+    return {inode for number, inode in _listeners() if number == port}
+
+
+def _listeners() -> Iterator[tuple[int, str]]:
+    """Port and inode of each listening socket."""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
             for row in Path(table).read_text().splitlines()[1:]:
                 fields = row.split()
-                if int(fields[1].rpartition(":")[2], 16) == port and fields[3] == "0A":
-                    inodes.add(fields[9])
-    return inodes
+                if fields[3] == "0A":
+                    yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
 def _check_free(port: int) -> None:

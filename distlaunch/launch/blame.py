@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
@@ -54,7 +54,7 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
         return True
     if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
         return False
-    return is_lost(plan, verdict, traces) or may_pass(_error_of(plan, verdict))
+    return is_lost(plan, verdict, traces) or may_pass(_error_of(plan, verdict), tells_steps=plan.mode != "run")
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
@@ -85,9 +85,8 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     assert verdict.culprit is not None
     culprit = tasks[verdict.culprit]
     if verdict.culprit in verdict.late:
-        reason = (
-            f"did not stop within {plan.stop_timeout_s:g} s and was killed; the last checkpoint is from before that"
-        )
+        lost = "; the last checkpoint is from before that" if plan.mode != "run" else ""
+        reason = f"did not stop within {plan.stop_timeout_s:g} s and was killed{lost}"
         return _finding(culprit, reason, traces)
     if verdict.culprit in traces.spawn_errors:
         return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
@@ -99,6 +98,10 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         finding = _finding(culprit, f"{_gone(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
         # the traceback is that of the task that noticed it, and tells nothing about the one that is gone
         return dataclasses.replace(finding, detail=())
+    if verdict.left:
+        names = _join(_first(verdict.left))
+        reason = f"{names} had ended with exit code 0, and {verdict.culprit} was not done: {reason}"
+        return _finding(culprit, reason, traces)
     silent_names = list(verdict.silent)
     if not silent_names:
         return _finding(culprit, reason, traces)
@@ -112,9 +115,13 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
 
 
 def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
-    limit = f"within {plan.start_timeout_s:g} s (cluster.start_timeout_s)"
+    option = "--start-timeout" if plan.mode == "run" else "cluster.start_timeout_s"
+    limit = f"within {plan.start_timeout_s:g} s ({option})"
     if verdict.silent:
-        names = [name + (f" ({tasks[name].address})" if tasks[name].address else "") for name in verdict.silent]
+        names = [
+            name + (f" ({tasks[name].address})" if name in tasks and tasks[name].address else "")
+            for name in _first(verdict.silent)
+        ]
         return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
     if plan.elsewhere:
         others = _join(_addresses(plan.elsewhere))
@@ -126,7 +133,8 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
 
 
 def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
-    limit = f"for {plan.stall_timeout_s:g} s (cluster.stall_timeout_s)"
+    option = "--stall-timeout" if plan.mode == "run" else "cluster.stall_timeout_s"
+    limit = f"for {plan.stall_timeout_s:g} s ({option})"
     if verdict.culprit is None:
         reason = f"no task made progress {limit}; all wait for each other, and their logs have the stacks"
         return dataclasses.replace(_finding(plan.tasks[0], reason, traces), task="", detail=())
@@ -164,6 +172,11 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
         log=task.files.stderr_log,
         user_error=bool(error and error.user_error),
     )
+
+
+def _first(names: Sequence[str], most: int = 8) -> list[str]:
+    """What is told of many."""
+    return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
 
 
 def _join(names: list[str], word: str = "and") -> str:

@@ -6,6 +6,11 @@ import enum
 import signal
 from dataclasses import dataclass
 
+from distlaunch.errors import ExitCode
+
+PREEMPTION_CODE = 42
+"""What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -96,6 +101,13 @@ class Stalled(Fact):
 
 
 @dataclass(frozen=True)
+class Absent(Fact):
+    """The task has not opened its port in time, while others have, and wait for it."""
+
+    task: str
+
+
+@dataclass(frozen=True)
 class Asked(Fact):
     """The launcher was signalled."""
 
@@ -131,6 +143,9 @@ class Rules:
         servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
         replaceable: tasks that are started again when they end too early.
         aside: tasks that the run does not need: whatever becomes of them, it is no failure.
+        scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
+            with the last of those that do not serve. Only a task that somebody has killed is started again: what a
+            program does by itself, it would do again.
     """
 
     chief: str
@@ -140,3 +155,9 @@ class Rules:
     servers: frozenset[str] = frozenset()
     replaceable: frozenset[str] = frozenset()
     aside: frozenset[str] = frozenset()
+    scripts: bool = False
+
+    @property
+    def preempted(self) -> tuple[int, ...]:
+        """Exit codes of a task that was asked to end, and can go on when it is started again."""
+        return (ExitCode.PREEMPTED, PREEMPTION_CODE) if self.scripts else (ExitCode.PREEMPTED,)

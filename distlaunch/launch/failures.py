@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from distlaunch.errors import ExitCode, Problem
-from distlaunch.launch.facts import Blame
+from distlaunch.launch.facts import PREEMPTION_CODE, Blame
 from distlaunch.launch.noise import is_noise
 from distlaunch.run_dir import TaskDir, write_atomically
 
@@ -26,8 +26,6 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX logs before it ends a process at once that has lost a peer."""
-PREEMPTION_CODE = 42
-"""What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _LISTING = "Arguments received by"
 """Keras lists what a layer or a function was called with, after the reason."""
@@ -57,7 +55,8 @@ class TaskError:
     @property
     def mark(self) -> str:
         """What the exception was, and where; empty for one that is another task's fault."""
-        return "" if self.consequence else f"{self.summary} at step {self.step}"
+        at = "" if self.step is None else f" at step {self.step}"
+        return "" if self.consequence else f"{self.summary}{at}"
 
     @property
     def blame(self) -> Blame:
@@ -161,9 +160,9 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
     return code is not None and (code < 0 or code == PREEMPTION_CODE or code >= 128)
 
 
-def may_pass(error: TaskError | None) -> bool:
+def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
-    if error is None or error.user_error or error.blame is Blame.CONFIG or error.step is None:
+    if error is None or error.user_error or error.blame is Blame.CONFIG or (tells_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 

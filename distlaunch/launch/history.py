@@ -31,7 +31,7 @@ class EventFollower:
         self._lead = str(plan.lead)
         self._readers = [
             EventReader(RunDir(plan.run_dir).events, from_end=True),
-            *(EventReader(task.files.events) for task in plan.tasks),
+            *(EventReader(task.files.events) for task in plan.tasks if not task.mute),
         ]
 
     def read(self) -> Iterator[Event]:

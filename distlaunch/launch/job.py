@@ -93,6 +93,8 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
 def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
     if not run.exists():
         raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
+    if not run.has_config():
+        raise UsageError(f"{shown(run.path)} is a run of a script, not of a config; `distlaunch run` starts the script")
     if not request.resume:
         raise UsageError(f"{shown(run.path)} is a run directory: add --resume to go on with it, or give a config file")
     if request.name is not None:
@@ -154,6 +156,8 @@ def use_run(
 ) -> AttemptResult:
     """Starts the processes of an existing run to do something else than training."""
     run = open_run(path)
+    if not run.has_config():
+        raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
     config, locate = _load_run(run, overrides, environ)
     if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})

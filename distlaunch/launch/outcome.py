@@ -49,6 +49,7 @@ def rules_of(plan: LaunchPlan) -> Rules:
         servers=servers,
         replaceable=workers | evaluators,
         aside=evaluators - {lead},
+        scripts=plan.mode == "run",
     )
 
 

@@ -20,7 +20,8 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import VariablesPlaced
 from distlaunch.run_dir import RunDir, TaskDir
 
-Mode = Literal["train", "evaluate", "predict", "export", "verify"]
+Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
+"""`run`: of somebody's script, which tells nothing about steps."""
 
 NO_GPU = ("-1",)
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
@@ -36,6 +37,7 @@ class TaskPlan:
 
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
+        mute: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
     """
 
     task: Task
@@ -44,6 +46,7 @@ class TaskPlan:
     files: TaskDir
     address: str | None = None
     serves: bool = False
+    mute: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -80,6 +83,11 @@ class LaunchPlan:
         """The task whose events tell how the run goes: the chief, or the first of those started here."""
         here = [plan.task for plan in self.tasks]
         return self.chief if self.chief in here else here[0]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is what the run directory is there for, and not something done with a run."""
+        return self.mode in ("train", "run")
 
     @property
     def is_beside(self) -> bool:

@@ -75,7 +75,7 @@ def _find_export(target: str) -> Path:
     path, run = Path(target), RunDir(target)
     if is_export(target):
         return path
-    if run.exists():
+    if run.has_config():
         found = next((run.exported(kind) for kind in _USABLE if run.exported(kind).exists()), None)
         if found is None:
             raise UsageError(f"{target}: the run has no export yet; write one: distlaunch export {target} "

@@ -6,7 +6,8 @@ import dataclasses
 import select
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks import cross_check
@@ -24,32 +25,66 @@ from distlaunch.run_dir import RunDir
 _LONGEST_BACKOFF_S = 300.0
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How often a job is started again, and when; as in `config.run.Restarts`."""
+
+    most: int
+    window_s: float | None = None
+    backoff_s: float = 0.0
+
+
 def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
-    most, told = max_restarts(config), Sturdy(observer)
+    workers = config.cluster.num_workers
+
+    def start(signals: SignalPipe) -> AttemptResult:
+        return run_attempt(config, run, "train", observer, environ, signals=signals, workers=workers)
+
+    def change(outcome: Outcome) -> str:
+        nonlocal workers
+        before = workers
+        workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
+        return f", with {_workers(workers)} instead of {before}" if workers != before else ""
+
+    policy = config.restarts
+    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, change)
+
+
+def repeat(
+    start: Callable[[SignalPipe], AttemptResult],
+    limits: Limits,
+    observer: Observer,
+    change: Callable[[Outcome], str] = lambda outcome: "",
+) -> AttemptResult:
+    """Starts a job, and starts it again after failures that need not come again.
+
+    Args:
+        start: runs an attempt.
+        change: decides what is different in the next attempt, and says it.
+    """
+    told = Sturdy(observer)
     starts: list[float] = []  # when it was started again
-    workers, mark = config.cluster.num_workers, ""
+    mark = ""
     # held over all attempts: a signal between two of them must end the job as well
     with SignalPipe() as signals:
         while True:
-            result = run_attempt(config, run, "train", observer, environ, signals=signals, workers=workers)
+            result = start(signals)
             outcome, failure = result.outcome, result.outcome.failure
-            recent = _recent(starts, config.restarts.window_s)
-            if failure is None or not outcome.retryable or len(recent) >= most:
+            recent = _recent(starts, limits.window_s)
+            if failure is None or not outcome.retryable or len(recent) >= limits.most:
                 return result
             if outcome.mark and outcome.mark == mark:
-                told.note("the same exception at the same step twice in a row: it would come again")
+                at_step = "" if result.plan.mode == "run" else " at the same step"
+                told.note(f"the same exception{at_step} twice in a row: it would come again")
                 return result
             mark = outcome.mark
             if stopped := _stopped_within(signals, 0):
                 return dataclasses.replace(result, outcome=stopped)
-            workers_next = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
-            backoff_s = min(config.restarts.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
+            backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
-            change = f", with {_workers(workers_next)} instead of {workers}" if workers_next != workers else ""
             who = f"{failure.task} " if failure.task else ""
-            told.note(f"restart {len(recent) + 1} of {most}{after}{change}: {who}{failure.reason}")
-            workers = workers_next
+            told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {who}{failure.reason}")
             if backoff_s and (stopped := _stopped_within(signals, backoff_s)):
                 return dataclasses.replace(result, outcome=stopped)
             starts.append(time.monotonic())

@@ -34,6 +34,7 @@ from distlaunch.run_dir import RunDir
 _Kind = TypeVar("_Kind", bound=Event)
 
 RUNNING = "running"
+SCRIPT = "script"
 UNKNOWN = "unknown"
 """Nobody told the end: the launcher was killed, or the machine was lost."""
 
@@ -43,7 +44,7 @@ class AttemptReport:
     """One start of a run's processes.
 
     Attributes:
-        mode: `train`, `evaluate`, `predict` or `export`.
+        mode: `train`, `run`, `evaluate`, `predict` or `export`.
         status: as in RunEnded, or `running` or `unknown`; `done` for other modes that have told a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
@@ -61,12 +62,18 @@ class AttemptReport:
     log: str = ""
     restarts: dict[str, int] = dataclasses.field(default_factory=dict)
 
+    @property
+    def is_run(self) -> bool:
+        """Whether it is what the run is there for, and not something done with it."""
+        return self.mode in ("train", "run")
+
 
 @dataclass(frozen=True)
 class RunReport:
     """A run, all attempts together. Of what was done twice, the later one counts.
 
     Attributes:
+        command: what was called, of a run of a script; else empty.
         checkpoints: those that are still there.
         evaluator: results of the evaluator beside training, by step.
         evaluations: results of `distlaunch evaluate`, in order.
@@ -77,6 +84,7 @@ class RunReport:
     path: str
     name: str
     strategy: str
+    command: tuple[str, ...]
     status: str
     attempts: tuple[AttemptReport, ...]
     training: TrainingStarted | None
@@ -95,6 +103,7 @@ class RunReport:
             "run": self.path,
             "name": self.name,
             "strategy": self.strategy,
+            **({"command": list(self.command)} if self.command else {}),
             "status": self.status,
             "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
             "data": _only(self.data, "name", "source", "examples") if self.data else None,
@@ -112,7 +121,7 @@ def open_run(path: str) -> RunDir:
     """An existing run. Raises UsageError if there is none."""
     run = RunDir(path)
     if not run.exists():
-        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml)")
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml, and no plan.json)")
     return run
 
 
@@ -132,7 +141,8 @@ def read_report(run: RunDir) -> RunReport:
         path=str(run.path),
         name=run.name,
         strategy=trainings[-1].strategy if trainings else _configured_strategy(run),
-        status=next((attempt.status for attempt in reversed(attempts) if attempt.mode == "train"), UNKNOWN),
+        command=() if run.has_config() else _command(run),
+        status=next((attempt.status for attempt in reversed(attempts) if attempt.is_run), UNKNOWN),
         attempts=attempts,
         training=trainings[-1] if trainings else None,
         data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
@@ -161,7 +171,7 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
     elif running:
         status = RUNNING
     else:
-        status = ends[-1].status if ends else "done" if mode != "train" and told else UNKNOWN
+        status = ends[-1].status if ends else "done" if mode not in ("train", "run") and told else UNKNOWN
     return AttemptReport(
         attempt=number,
         mode=mode,
@@ -175,6 +185,18 @@ def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport
         log=failure.log if failure else "",
         restarts=dict(Counter(event.restarted_task for event in own if isinstance(event, TaskRestarted))),
     )
+
+
+def _command(run: RunDir) -> tuple[str, ...]:
+    """The program and its arguments, without what starts it."""
+    try:
+        argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ()
+    if "distlaunch.script_task" not in argv:
+        return tuple(argv)
+    split = argv.index("--")
+    return (*["-m"] * ("--module" in argv[:split]), *argv[split + 1 :])
 
 
 def _planned_mode(run: RunDir, number: int) -> str:
@@ -210,7 +232,9 @@ def _evaluator_events(run: RunDir) -> list[Evaluated]:
 
 
 def _configured_strategy(run: RunDir) -> str:
-    """For a run that never came to its first step."""
+    """For a run that never came to its first step; a script has what strategy it likes."""
+    if not run.has_config():
+        return SCRIPT
     from distlaunch.config.load import load_resolved
 
     with contextlib.suppress(ConfigError, OSError):

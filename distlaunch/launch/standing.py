@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import (
+    Absent,
     Asked,
     Blame,
     Blamed,
@@ -26,6 +27,7 @@ from distlaunch.launch.facts import (
     Training,
 )
 
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
 """A task that ends so many times in a row before it has come up is not started again."""
 
@@ -71,6 +73,7 @@ class Standing:
     exits: dict[str, Exited] = field(default_factory=dict)
     blames: dict[str, Blamed] = field(default_factory=dict)
     stalled: dict[str, Stalled] = field(default_factory=dict)
+    absent: dict[str, float] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     asked: list[Asked] = field(default_factory=list)
     sent: dict[signal.Signals, float] = field(default_factory=dict)
@@ -112,6 +115,8 @@ class Standing:
                 self.blames.setdefault(task, fact)
             case Stalled(_, task, _):
                 self.stalled.setdefault(task, fact)
+            case Absent(at, task):
+                self.absent.setdefault(task, at)
             case GivenUp(_, task):
                 self.given_up.add(task)
             case Asked():
@@ -146,6 +151,8 @@ def is_to_be_replaced(end: Exited, standing: Standing, rules: Rules) -> bool:
     """Whether a task is to be started again after this end, if nothing calls for a stop."""
     if end.task not in rules.replaceable or is_hopeless(end.task, standing):
         return False
+    if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
+        return False
     # a server whose chief is elsewhere ends by itself too; only a death is too early
     return end.task != rules.chief or end.code < 0
 
@@ -157,13 +164,16 @@ def is_failure(end: Exited, standing: Standing, rules: Rules) -> bool:
     chief_done = standing.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
-    if end.task in rules.servers and standing.termed.get(end.task, float("inf")) <= end.at:
+    was_told = standing.termed.get(end.task, float("inf")) <= end.at
+    if was_told and (end.task in rules.servers or (rules.scripts and end.code in _ENDED_BY_SIGTERM)):
+        return False
+    if rules.scripts and end.code == ExitCode.DONE:
         return False
     if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
         return not is_to_be_replaced(end, standing, rules)
     if end.code == ExitCode.DONE:
         return rules.needs_finish and end.task not in standing.finished
-    return end.code != ExitCode.PREEMPTED
+    return end.code not in rules.preempted
 
 
 def reasons(standing: Standing, rules: Rules) -> list[Reason]:
@@ -172,12 +182,13 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
     for end in standing.exits.values():
         if is_failure(end, standing, rules):
             found.append((end.at, Why.FAILURE))
-        elif end.code == ExitCode.PREEMPTED and end.task not in rules.servers | rules.aside:
+        elif end.code in rules.preempted and end.task not in rules.servers | rules.aside:
             found.append((end.at, Why.STOPPED))
     if has_ended_well(standing, rules):
         lingering = [linger_until(task, standing, rules) for task in standing.alive]
         found.append((min(lingering, default=float("inf")), Why.LINGERING))
     found += [(fact.at, Why.STALLED) for fact in standing.stalled.values() if fact.task not in rules.replaceable]
+    found += [(at, Why.OVERDUE) for at in standing.absent.values()]
     if standing.spawned:
         deadline = min(standing.spawned.values()) + rules.start_timeout_s
         if standing.training_at is None or standing.training_at > deadline:
@@ -186,16 +197,26 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
 
 
 def has_ended_well(standing: Standing, rules: Rules) -> bool:
-    """Whether the chief's process has ended as it should."""
-    chief = standing.exits.get(rules.chief)
-    if chief is None or chief.code == ExitCode.PREEMPTED:
+    """Whether the processes whose end is the run's end have ended as they should: the chief's, or all of scripts."""
+    ends = [standing.exits.get(task) for task in _leaders(standing, rules)]
+    return all(end is not None and _is_good(end, standing, rules) for end in ends)
+
+
+def _is_good(end: Exited, standing: Standing, rules: Rules) -> bool:
+    if end.code in rules.preempted:
         return False
-    return not is_failure(chief, standing, rules) and not is_to_be_replaced(chief, standing, rules)
+    return not is_failure(end, standing, rules) and not is_to_be_replaced(end, standing, rules)
+
+
+def _leaders(standing: Standing, rules: Rules) -> list[str]:
+    if not rules.scripts:
+        return [rules.chief]
+    return [task for task in standing.spawned if task not in rules.servers | rules.aside]
 
 
 def linger_until(task: str, standing: Standing, rules: Rules) -> float:
     """How long a task may go on after the chief has ended well."""
-    chief_at = standing.exits[rules.chief].at
+    chief_at = max(standing.exits[leader].at for leader in _leaders(standing, rules))
     if task in rules.servers:
         return chief_at
     if task in rules.aside:

@@ -6,7 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distlaunch.launch.facts import Fact, Rules
+from distlaunch.errors import ExitCode
+from distlaunch.launch.facts import Exited, Fact, Rules
 from distlaunch.launch.standing import (
     Reason,
     Standing,
@@ -91,8 +92,15 @@ def _replace(standing: Standing, rules: Rules) -> Decision | None:
     respawn = tuple(end.task for end in ends if is_to_be_replaced(end, standing, rules))
     if rules.chief in standing.exits and rules.chief not in respawn:
         return None
-    give_up = tuple(end.task for end in ends if end.task in rules.aside and is_hopeless(end.task, standing))
+    give_up = tuple(end.task for end in ends if end.task in rules.aside and _is_lost(end, standing, rules))
     return Decision(Why.NOTHING, respawn=respawn, give_up=give_up) if respawn or give_up else None
+
+
+def _is_lost(end: Exited, standing: Standing, rules: Rules) -> bool:
+    """Whether a task beside the run has failed for good."""
+    if rules.scripts:
+        return end.code != ExitCode.DONE and not is_to_be_replaced(end, standing, rules)
+    return is_hopeless(end.task, standing)
 
 
 def _awaited(standing: Standing, rules: Rules) -> tuple[str, ...]:
@@ -152,7 +160,8 @@ def _stop_times(at: float, why: Why, standing: Standing, rules: Rules) -> _Times
         return _Times(at + SETTLE_S, at + SETTLE_S + quick_s)
     if why in (Why.OVERDUE, Why.STALLED):
         return _Times(at + DUMP_S, at + DUMP_S + quick_s)
-    trained = standing.training_at is not None and standing.training_at <= at
+    # of scripts nobody knows when they begin to have something to save
+    trained = rules.scripts or (standing.training_at is not None and standing.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
     failures = [end.at for end in standing.exits.values() if end.at >= at and is_failure(end, standing, rules)]

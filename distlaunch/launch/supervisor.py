@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from distlaunch.errors import ExitCode
-from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted
+from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
+from distlaunch.launch.absence import find_absent
 from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
-from distlaunch.launch.facts import Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
+from distlaunch.launch.facts import Absent, Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
 from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error, record_signal
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.launch.observer import Observer, Sturdy
@@ -69,6 +70,8 @@ class Supervisor:
         together = self._names() - self._rules.servers - self._rules.aside
         self._vitality = Vitality(plan.stall_timeout_s, together)
         self._looked_at, self._heard = float("-inf"), False
+        self._mute = {str(task.task) for task in plan.tasks if task.mute}
+        self._looked_for_absent = plan.mode != "run"
 
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
@@ -106,6 +109,8 @@ class Supervisor:
         self._children[name] = child
         self._pump.add(name, child.stdout, task.files.stdout_log)
         self._pump.add(name, child.stderr, task.files.stderr_log)
+        if task.mute:
+            self._write([TaskStarted(host=socket.gethostname(), pid=child.pid)], task=name)
 
     def _respawn(self, decision: Decision, lifeline: Lifeline) -> None:
         """Starts tasks again as they were started first, except those that would end the same way."""
@@ -129,21 +134,23 @@ class Supervisor:
             self._observer.note(f"the run is done; waiting for {', '.join(tasks)} to evaluate its last checkpoint")
 
     def _follow(self, signals: SignalPipe, lifeline: Lifeline) -> None:
-        decision, checked_at = Decision(Why.NOTHING), float("-inf")
+        decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
+        heard: list[signal.Signals] = []
         while not decision.over:
+            if self._pump.turn(max(0.0, look_at - self._clock())):
+                heard += signals.read()
+                look_at = min(look_at, rest_until)
             now = self._clock()
-            wait = _TURN_S if decision.wake_at is None else min(_TURN_S, decision.wake_at - now)
-            woken = self._pump.turn(max(0.0, wait))
-            now = self._clock()
-            if not woken and now < checked_at + _TURN_S and not (decision.wake_at and now >= decision.wake_at):
+            if now < look_at:
                 continue
-            checked_at = now
             self._read_events()
-            if woken:
-                self._hear(signals.read(), self._clock())
+            # after the events: what had happened before a signal came must not seem to be later
+            self._hear(heard, self._clock())
+            heard = []
             self._reap()
             self._look_for_errors()
             self._look_for_stalls()
+            self._look_for_absent()
             decision = decide(self._history, self._clock(), self._rules)
             if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
                 self._screen.fail()
@@ -156,6 +163,10 @@ class Supervisor:
             self._tell_waiting(decision.awaits)
             self._screen.tick()
             self._observer.tick(now)
+            ended = self._clock()
+            # with a thousand tasks a look takes its time, and output must not wait for one after the other
+            rest_until = ended + min(_TURN_S, ended - now)
+            look_at = ended + _TURN_S if decision.wake_at is None else min(ended + _TURN_S, decision.wake_at)
 
     def _hear(self, numbers: list[signal.Signals], now: float) -> None:
         for number in numbers:
@@ -204,10 +215,11 @@ class Supervisor:
         if ended:
             self._read_events()
         files = {str(task.task): task.files for task in self._plan.tasks}
+        standing = Standing.of(self._history) if ended else Standing()
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
-            by_us = name in Standing.of(self._history).killed
+            by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
             if child.code < 0 and not by_us and not files[name].error_json.exists():
                 step, host = read_signs(files[name].pulse).step, self._progress.hosts.get(name, socket.gethostname())
                 record_signal(files[name], child.code, step, host, oom=self._out_of_memory())
@@ -236,7 +248,8 @@ class Supervisor:
             return
         self._looked_at = now
         standing = Standing.of(self._history)
-        up = [task for task in self._plan.tasks if str(task.task) in standing.came - set(standing.exits)]
+        alive = standing.came - set(standing.exits) - self._mute
+        up = [task for task in self._plan.tasks if str(task.task) in alive]
         training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
         signs = {str(task.task): read_signs(task.files.pulse) for task in up}
         stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
@@ -248,6 +261,16 @@ class Supervisor:
                 self._history.append(stall)
                 self._traces.steps = self._vitality.steps()
 
+    def _look_for_absent(self) -> None:
+        """Once, when the time to start is over."""
+        now = self._clock()
+        if self._looked_for_absent or now < self._began + self._plan.start_timeout_s:
+            return
+        self._looked_for_absent = True
+        standing = Standing.of(self._history)
+        if not standing.asked:
+            self._history += [Absent(now, name) for name in find_absent(self._plan, standing)]
+
     def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
         alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}
         self._traces.states.update(
@@ -257,12 +280,12 @@ class Supervisor:
         for name, child in alive.items():
             if number != DUMP_SIGNAL:
                 child.send(number)
-            elif name in self._progress.hosts:
+            elif name in self._progress.hosts and name not in self._mute:
                 child.dump_stacks()
         self._history.append(Sent(self._clock(), number, to))
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
-        names = ", ".join(alive)
+        names = ", ".join(alive[:8]) + (f" and {len(alive) - 8:,} more" if len(alive) > 8 else "")
         if number == signal.SIGKILL:
             # after a failure, or before the first step, nobody expects a clean end
             if why is Why.STALLED and set(alive) <= self._rules.replaceable:
@@ -306,18 +329,18 @@ class Supervisor:
         if failure is not None:
             log = str(failure.log or "")
             events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        if self._plan.mode == "train" and at.ended is None and not self._plan.is_beside:
+        if self._plan.is_run and at.ended is None and not self._plan.is_beside:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
         self._write(events)
 
-    def _write(self, events: list[Event]) -> None:
-        """Appends what the launcher itself has to tell to the run's events."""
+    def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
+        """Appends what the launcher itself has to tell, or has in the place of a mute task, to the run's events."""
         with contextlib.suppress(OSError):  # a full disk; the screen still tells
             run = RunDir(self._plan.run_dir)
             path = self._plan.tasks[0].files.events if self._plan.is_beside else run.events
-            writer = EventWriter(path, attempt=self._plan.attempt, task=LAUNCHER)
+            writer = EventWriter(path, attempt=self._plan.attempt, task=task)
             for event in events:
                 writer.write(event)
             writer.close()

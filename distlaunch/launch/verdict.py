@@ -20,6 +20,7 @@ class Verdict:
         culprit: the task that failed first.
         frozen: the culprit showed no sign of life.
         in_vain: the culprit has ended several times in a row before it had come up.
+        left: tasks that had ended with exit code 0 when the culprit's error says that a peer is gone.
         silent: tasks that neither failed nor answered when the culprit's error says that a peer is gone.
         late: tasks that had to be killed because they did not stop in time.
         odd: tasks that failed after the run was done.
@@ -32,6 +33,7 @@ class Verdict:
     culprit: str | None = None
     frozen: bool = False
     in_vain: bool = False
+    left: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
@@ -51,13 +53,14 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     if why is Why.FAILURE:
         culprit, silent = _culprit(standing, rules)
         in_vain = culprit in rules.replaceable and standing.vain.get(str(culprit), 0) >= TRIES
-        return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, silent=silent)
+        left = _left(culprit, standing, rules) if not silent else ()
+        return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, left=left, silent=silent)
     if why is Why.STALLED:
         held_up = next(fact for fact in standing.stalled.values() if fact.task not in rules.replaceable)
         return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
     if why is Why.OVERDUE:
         late_comers = standing.restarted | rules.aside | standing.came
-        missing = tuple(task for task in standing.spawned if task not in late_comers)
+        missing = tuple(standing.absent) or tuple(task for task in standing.spawned if task not in late_comers)
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)
     if why in (Why.TERMINATE, Why.STOPPED):
         return _stopped(standing, rules, why, late)
@@ -77,7 +80,8 @@ def _stopped(standing: Standing, rules: Rules, why: Why, late: tuple[str, ...]) 
         return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
     if any(fact.number == signal.SIGINT for fact in standing.asked):
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
-    if standing.training_at is None or standing.training_at > asked_at:
+    trained = standing.training_at is not None and standing.training_at <= asked_at
+    if not trained and not rules.scripts:
         return Verdict("stopped", ExitCode.PREEMPTED, why, late=late)
     # servers and the evaluator have nothing to save
     savers = [task for task in standing.spawned if task not in rules.servers | rules.aside]
@@ -93,7 +97,12 @@ def _all_done(standing: Standing, rules: Rules) -> bool:
     """Whether the run came to its planned end although it was asked to stop."""
     if rules.needs_finish:
         return rules.chief in standing.finished
-    return not standing.alive and all(end.code == ExitCode.DONE for end in standing.exits.values())
+    if standing.alive:
+        return False
+    needed = [
+        end for end in standing.exits.values() if not rules.scripts or end.task not in rules.servers | rules.aside
+    ]
+    return all(end.code == ExitCode.DONE for end in needed)
 
 
 def _told_at(task: str, standing: Standing) -> float:
@@ -129,6 +138,15 @@ def _culprit(standing: Standing, rules: Rules) -> tuple[str | None, tuple[str, .
         return first, ()
     gone = {task for task, end in standing.exits.items() if end.at <= horizon} | rules.aside
     return first, tuple(task for task in standing.spawned if task not in gone and task not in blames)
+
+
+def _left(culprit: str | None, standing: Standing, rules: Rules) -> tuple[str, ...]:
+    """Scripts that had ended before the culprit complained that a peer is gone."""
+    blame = standing.blames.get(str(culprit))
+    if not rules.scripts or blame is None or blame.blame is not Blame.CONSEQUENCE:
+        return ()
+    ends = [end for end in standing.exits.values() if end.code == ExitCode.DONE and end.at <= blame.at]
+    return tuple(end.task for end in ends if end.task not in rules.aside)
 
 
 def _can_fail(task: str, standing: Standing, rules: Rules) -> bool:

@@ -30,10 +30,11 @@ class LiveView:
         self._began: float | None = None
         self._drawn_at = float("-inf")
         self._stopping = ""
+        self._script = False
 
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
-        self._began, self._stopping = None, ""
+        self._began, self._stopping, self._script = None, "", plan.mode == "run"
         live = Live(
             console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
         )
@@ -95,6 +96,8 @@ class LiveView:
         if self.state.training is not None:
             return f"finishing ({clock})"
         missing, num_tasks = self.state.missing, len(self.state.tasks)
+        if self._script and (not missing or num_tasks == 1):
+            return f"running, {words.count(num_tasks, 'task')} ({clock})"
         if missing:
             who = f"waiting for {', '.join(missing)}" if num_tasks > 1 else "loading the framework"
             return f"starting, {who} ({clock})"

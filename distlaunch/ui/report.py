@@ -24,7 +24,7 @@ def print_summary(console: Console, state: RunState, result: AttemptResult) -> N
     table.add_row("run", shown(result.plan.run_dir))
     for name, value in _facts(state):
         table.add_row(name, value)
-    if outcome.status in ("stopped", "interrupted"):
+    if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train":
         table.add_row("next", _resume(result))
     console.print()
     _print_table(console, table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -40,10 +41,16 @@ def report_json(report: RunReport) -> str:
 def _head(report: RunReport) -> list[tuple[str, str, str]]:
     rows = [
         ("run", shown(report.path), ""),
-        ("strategy", training_start(report.training) if report.training else report.strategy.replace("_", " "), ""),
+        ("script", shlex.join(report.command), "")
+        if report.command
+        else (
+            "strategy",
+            training_start(report.training) if report.training else report.strategy.replace("_", " "),
+            "",
+        ),
         ("status", report.status, STATUS_STYLES.get(report.status, "bold")),
     ]
-    failed = [attempt for attempt in report.attempts if attempt.culprit and attempt.mode == "train"]
+    failed = [attempt for attempt in report.attempts if attempt.culprit and attempt.is_run]
     if report.status == "failed" and failed:
         where = f" on {failed[-1].host}" if failed[-1].host else ""
         rows += [("failed", f"{failed[-1].culprit}{where}: {failed[-1].reason}", "")]
@@ -70,7 +77,7 @@ def _attempt_lines(attempts: Sequence[AttemptReport]) -> list[str]:
     for attempt in attempts:
         steps = f"{attempt.first_step:,} to {attempt.last_step:,}" if attempt.first_step is not None else ""
         took = words.duration(attempt.seconds) if attempt.seconds is not None else ""
-        status = attempt.status if attempt.mode == "train" else f"{attempt.mode}: {attempt.status}"
+        status = attempt.status if attempt.is_run else f"{attempt.mode}: {attempt.status}"
         why = f"{attempt.culprit}: {attempt.reason}" if attempt.culprit else ""
         rows.append((str(attempt.attempt), status, steps, took, restarts(attempt.restarts, 0), why))
     return _without_empty(("attempt", "ended", "steps", "time", "restarts", "failed first"), rows, right={0, 3})

@@ -36,7 +36,7 @@ class _Reporting:
 
     def report(self, result: AttemptResult) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
-            if result.plan.mode == "train":
+            if result.plan.is_run:
                 report.print_summary(self._console, self.state, result)
             elif self.state.evaluated is not None:
                 report.print_metrics(self._console, self.state.evaluated.logs, self.state.evaluated.split)

@@ -1,0 +1,110 @@
+"""`distlaunch run`: any script as the tasks of a cluster."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from distlaunch.cli.options import JSON_EVENTS, QUIET
+from distlaunch.errors import UsageError
+
+_COUNT = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--workers", type=_COUNT, metavar="N", help="How many workers; default: 1.")
+@click.option("--ps", type=_COUNT, metavar="N", help="Parameter servers; a chief, the coordinator, comes with them.")
+@click.option("--chief", is_flag=True, help="One more task, `chief`; without it worker 0 leads.")
+@click.option("--evaluator", is_flag=True, help="One more task, `evaluator`, beside the others.")
+@click.option("--jax", is_flag=True, help="Processes for jax.distributed.initialize(), instead of TF_CONFIG.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.option("--name", help="Name of the run directory; default: the script's.")
+@click.option("--runs-dir", default="runs", show_default=True, help="Where run directories are made.")
+@click.option(
+    "--restarts", type=click.IntRange(min=0), metavar="N", help="Starts after a failure; default: 0, with --ps 3."
+)
+@click.option("--window", type=_SECONDS, metavar="S", help="Only restarts within so many seconds count.")
+@click.option(
+    "--backoff",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="S",
+    help="Wait before a restart, doubled each time.",
+)
+@click.option(
+    "--start-timeout",
+    type=_SECONDS,
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="How long a task may take to open its port once others have.",
+)
+@click.option(
+    "--stop-timeout", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="From SIGTERM to SIGKILL."
+)
+@click.option(
+    "--stall-timeout",
+    type=_SECONDS,
+    default=1800.0,
+    show_default=True,
+    metavar="S",
+    help="How long a task's process may show no sign of life.",
+)
+@JSON_EVENTS
+@QUIET
+@click.argument("program", metavar="SCRIPT")
+@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def command(
+    workers: int | None,
+    ps: int | None,
+    chief: bool,
+    evaluator: bool,
+    jax: bool,
+    module: bool,
+    name: str | None,
+    runs_dir: str,
+    restarts: int | None,
+    window: float | None,
+    backoff: float,
+    start_timeout: float,
+    stop_timeout: float,
+    stall_timeout: float,
+    as_json: bool,
+    quiet: bool,
+    program: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run any TensorFlow or JAX script as several tasks, each with its TF_CONFIG.
+
+    SCRIPT is a Python script (.py), a module with -m, or any program; what comes after it is its own. All tasks end
+    when one has failed, and the first failure is named. A restart starts the script anew: it goes on from its own
+    checkpoints. It finds DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1) in its
+    environment. Exit codes: 0 done, 2 bad usage, 3 a task failed, 4 stopped, 130 interrupted.
+    """
+    from distlaunch.launch import script
+    from distlaunch.launch.restarts import Limits
+    from distlaunch.launch.script_plan import ScriptJob
+    from distlaunch.ui.view import finish_output, make_view
+
+    _check(workers, ps, jax=jax, others={"--ps": bool(ps), "--chief": chief, "--evaluator": evaluator})
+    job = ScriptJob(
+        script.find_program(program, module=module),
+        *(program, arguments, workers or 1, ps or 0, chief, evaluator, jax),
+        *(start_timeout, stop_timeout, stall_timeout),
+    )
+    most = restarts if restarts is not None else script.AUTO_RESTARTS if ps else 0
+    view = make_view(as_json=as_json, quiet=quiet)
+    request = script.Request(job, Limits(most, window, backoff), runs_dir, name)
+    result = script.run_script(request, view, os.environ)
+    view.report(result)
+    finish_output()
+    return int(result.outcome.exit_code)
+
+
+def _check(workers: int | None, ps: int | None, *, jax: bool, others: dict[str, bool]) -> None:
+    if jax and (given := [name for name, is_given in others.items() if is_given]):
+        raise UsageError(f"--jax: JAX has workers only; leave out {', '.join(given)}")
+    if ps and workers is None:
+        raise UsageError("--ps: parameter servers need workers; add --workers N")

@@ -1,0 +1,441 @@
+"""`distlaunch run` with scripts that take no time: what they see, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervised import REPOSITORY, processes_of, wait_until
+
+from distlaunch.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
+from distlaunch.pulse import BEAT_S, read_signs
+from distlaunch.run_dir import RunDir
+
+HEAD = """\
+import json, os, signal, sys, time
+from pathlib import Path
+TASK, ATTEMPT, HOME = os.environ["DISTLAUNCH_TASK"], int(os.environ["DISTLAUNCH_ATTEMPT"]), Path(os.environ["MARKER"])
+
+
+def mark(name):
+    (HOME / f"{name}-{TASK}-{ATTEMPT}").touch()
+
+
+def wait_for(pattern, many=1):
+    until = time.monotonic() + 30
+    while len(list(HOME.glob(pattern))) < many:
+        if time.monotonic() > until:
+            os._exit(99)
+        time.sleep(0.005)
+
+
+def hang():
+    mark("hanging")
+    while True:
+        time.sleep(60)
+
+
+"""
+HANG = "hang()\n"
+
+
+class Runner:
+    """Runs the command in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        inherited = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "FORCE_COLOR")}
+        self.env = {
+            **inherited,
+            "PYTHONPATH": REPOSITORY,
+            "MARKER": str(directory),
+            "COLUMNS": "200",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def script(self, text: str, name: str = "job.py") -> str:
+        (self.directory / name).write_text(HEAD + text)
+        return name
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "distlaunch", "run", *words],
+            cwd=self.directory,
+            env=self.env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        return end(self.start(*words))
+
+    def run_dir(self, name: str = "job") -> RunDir:
+        return RunDir(self.directory / "runs" / name)
+
+    def events(self, kind: type, name: str = "job") -> list[Any]:
+        return [event for event in read_events(self.run_dir(name).events) if isinstance(event, kind)]
+
+    def wait_hanging(self, many: int) -> None:
+        wait_until(lambda: len(list(self.directory.glob("hanging-*"))) >= many)
+
+
+def end(process: subprocess.Popen[str], timeout_s: float = 60) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def runner(run_dir: Path) -> Runner:
+    return Runner(run_dir)
+
+
+LOOK = """\
+import pickle, threading
+class Thing: pass
+main = sys.modules["__main__"]
+seen = {name: str(vars(main).get(name)) for name in ("__name__", "__file__", "__package__", "__cached__", "__doc__")}
+seen |= {"argv": sys.argv, "path": sys.path[:2], "spec": main.__spec__ and main.__spec__.name,
+         "pickled": type(pickle.loads(pickle.dumps(Thing()))).__module__, "same": vars(main) is globals(),
+         "term": str(signal.getsignal(signal.SIGTERM)), "int": str(signal.getsignal(signal.SIGINT)),
+         "builtins": type(__builtins__).__name__, "loader": type(__loader__).__name__,
+         "fd": os.environ.get("DISTLAUNCH_LIFELINE_FD")}
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("words", [["folder/link.py"], ["-m", "pack.mod"], ["-m", "pack"]])
+def test_a_script_sees_what_it_sees_under_python(runner: Runner, words: list[str]) -> None:
+    runner.script(LOOK)
+    (runner.directory / "folder").mkdir()
+    (runner.directory / "folder/link.py").symlink_to(runner.directory / "job.py")
+    package = runner.directory / "pack"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("mod.py", "__main__.py"):
+        (package / name).write_text(HEAD + LOOK)
+    rest = ["--flag", "--", "-m", "x y"]
+    env = {**runner.env, "DISTLAUNCH_TASK": "worker:0", "DISTLAUNCH_ATTEMPT": "0", "PYTHONUNBUFFERED": "1"}
+    plain = subprocess.run([sys.executable, *words, *rest], cwd=runner.directory, env=env, capture_output=True)
+    code, _, err = runner("-q", "--name", "look", *words, *rest)
+    assert (code, err) == (0, "")
+    told = json.loads(runner.run_dir("look").task(0, "worker:0").stdout_log.read_bytes())
+    assert told == json.loads(plain.stdout)
+
+
+def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:
+    name = runner.script("def inner():\n    raise ValueError('no')\n\n\ninner()\n")
+    env = {**runner.env, "DISTLAUNCH_TASK": "worker:0", "DISTLAUNCH_ATTEMPT": "0"}
+    plain = subprocess.run([sys.executable, name], cwd=runner.directory, env=env, capture_output=True, text=True)
+    assert runner("-q", name)[0] == 3
+    assert runner.run_dir().task(0, "worker:0").stderr_log.read_text() == plain.stderr
+
+
+def test_threads_and_processes_of_a_script(runner: Runner) -> None:
+    """They outlive the script's last line, and find its `__main__`."""
+    text = """\
+import atexit, multiprocessing, pickle, threading
+class Thing: pass
+def name(): return type(pickle.loads(pickle.dumps(Thing()))).__module__
+def outlive():
+    threading.main_thread().join()
+    print(name())
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(abs, (-3,)), pool.apply(name))
+    threading.Thread(target=outlive).start()
+    atexit.register(lambda: print("end", name()))
+"""
+    code, out, err = runner(runner.script(text))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:3] == ["3 __mp_main__", "__main__", "end __main__"]
+
+
+def test_each_task_gets_its_place(runner: Runner) -> None:
+    text = "print(json.dumps([json.loads(os.environ['TF_CONFIG']), os.environ['TF_GRPC_REUSE_PORT']]), flush=True)\n"
+    name = runner.script(f"{text}mark('told')\nwait_for('told-*', 5)\n")
+    assert runner("-q", "--workers", "2", "--ps", "1", "--evaluator", name)[0] == 0
+    told = {}
+    for task in ("chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"):
+        config, reuse = json.loads(runner.run_dir().task(0, task).stdout_log.read_text().splitlines()[0])
+        told[task] = config["task"]
+        assert {job: len(addresses) for job, addresses in config["cluster"].items()} == {
+            "chief": 1,
+            "worker": 2,
+            "ps": 1,
+        }
+        assert reuse == "1"
+    assert told["worker:1"] == {"type": "worker", "index": 1}
+    assert told["evaluator:0"] == {"type": "evaluator", "index": 0}
+
+
+def test_output_and_the_summary(runner: Runner) -> None:
+    code, out, err = runner("--workers", "2", runner.script("print('hello', flush=True)\n"))
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert sorted(lines[:2]) == ["[worker:0] hello", "[worker:1] hello"]
+    assert [line.split() for line in lines[2:]] == [[], ["status", "done"], ["run", "runs/job"]]
+    again = subprocess.run(
+        [sys.executable, "-m", "distlaunch", "report", "runs/job"], cwd=runner.directory, env=runner.env,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert [line.split() for line in again.stdout.splitlines()[:3]] == [
+        ["run", "runs/job"],
+        ["script", "job.py"],
+        ["status", "done"],
+    ]
+
+
+def test_json_events(runner: Runner) -> None:
+    code, out, err = runner("--json", "--workers", "2", runner.script("print('x')\n"))
+    assert (code, err) == (0, "")
+    assert sorted(json.loads(line)["event"] for line in out.splitlines()) == ["RunEnded", "TaskStarted", "TaskStarted"]
+
+
+def test_a_second_run_has_its_own_directory(runner: Runner) -> None:
+    name = runner.script("")
+    for _ in range(2):
+        assert runner("-q", name) == (0, "", "")
+    assert sorted(path.name for path in (runner.directory / "runs").iterdir()) == ["job", "job-2"]
+
+
+@pytest.mark.parametrize(
+    ("end_of_one", "expected"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("raise ValueError('no')", "ValueError: no"),
+        pytest.param("sys.exit(7)", "ended with exit code 7", marks=pytest.mark.slow),
+    ],
+)
+def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str, expected: str) -> None:
+    name = runner.script(f"if TASK == 'worker:1':\n    wait_for('hanging-*', 2)\n    {end_of_one}\nhang()\n")
+    code, out, err = runner("--workers", "3", name)
+    assert code == 3
+    assert re.search(rf"^failed: worker:1 on \S+: {re.escape(expected)}", err, re.MULTILINE), err
+    assert "log  runs/job/attempts/0/worker-1/stderr.log" in err
+    assert "worker:1 failed; stopping worker:0, worker:2" in out
+    assert [event.failed_task for event in runner.events(TaskFailed)] == ["worker:1"]
+
+
+def test_a_worker_may_end_early(runner: Runner) -> None:
+    name = runner.script("if TASK != 'worker:0':\n    wait_for('first-*')\nelse:\n    mark('first')\n")
+    assert runner("-q", "--workers", "3", "--stop-timeout", "0.001", name) == (0, "", "")
+
+
+def test_who_left_is_named_by_those_that_still_needed_it(runner: Runner) -> None:
+    text = """\
+if TASK == 'worker:1':
+    sys.exit()
+wait_for('runs/job/attempts/0/gone')
+class UnavailableError(Exception): pass
+raise UnavailableError('Socket closed')
+"""
+    process = runner.start("--workers", "2", runner.script(text))
+    started = runner.run_dir().task(0, "worker:1").events
+    wait_until(lambda: started.exists() and started.read_text().endswith("\n"))
+    pid = json.loads(started.read_text())["pid"]
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    (runner.directory / "runs/job/attempts/0/gone").touch()
+    code, _, err = end(process)
+    assert code == 3
+    assert "worker:1 had ended with exit code 0, and worker:0 was not done: UnavailableError: Socket closed" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_sigterm_is_passed_on(runner: Runner, number: signal.Signals) -> None:
+    process = runner.start("--workers", "2", runner.script(HANG))
+    runner.wait_hanging(2)
+    process.send_signal(number)
+    code, out, err = end(process)
+    assert (code, err) == (4, "")
+    assert "stopped" in out
+    assert [event.status for event in runner.events(RunEnded)] == ["stopped"]
+
+
+@pytest.mark.parametrize(("code", "expected"), [(42, 4), (143, 4), (0, 0), (1, 3)])
+def test_a_script_that_handles_sigterm_decides(runner: Runner, code: int, expected: int) -> None:
+    name = runner.script(f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))\nhang()\n")
+    process = runner.start("-q", name)
+    runner.wait_hanging(1)
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == expected
+
+
+def test_a_script_that_ignores_sigterm_is_killed(runner: Runner) -> None:
+    process = runner.start("--stop-timeout", "0.3", runner.script(f"signal.signal(15, signal.SIG_IGN)\n{HANG}"))
+    runner.wait_hanging(1)
+    process.send_signal(signal.SIGTERM)
+    code, _, err = end(process)
+    assert code == 3
+    assert "did not stop within 0.3 s and was killed\n" in err
+
+
+def test_preemption_told_by_a_task_ends_the_others(runner: Runner) -> None:
+    name = runner.script("if TASK == 'worker:1':\n    wait_for('hanging-*')\n    sys.exit(42)\nhang()\n")
+    assert runner("-q", "--workers", "2", name) == (4, "", "")
+
+
+def test_ctrl_c(runner: Runner) -> None:
+    process = runner.start("--workers", "2", runner.script(HANG))
+    runner.wait_hanging(2)
+    process.send_signal(signal.SIGINT)
+    code, out, _ = end(process)
+    assert code == 130
+    assert "stopping; press Ctrl-C again to end at once" in out
+
+
+@pytest.mark.parametrize("target", ["job.py", "sleep"])
+def test_nothing_survives_a_killed_launcher(runner: Runner, target: str) -> None:
+    runner.script(f"signal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n    hang()\n{HANG}")
+    process = runner.start("-q", "--workers", "2", target, *(["300"] if target == "sleep" else []))
+    if target == "sleep":
+        wait_until(lambda: len(runner.events(TaskStarted, "sleep")) == 2)
+    else:
+        runner.wait_hanging(2)
+        wait_until(lambda: len(processes_of(runner.directory)) >= 6)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not processes_of(runner.directory), timeout_s=5)
+
+
+def test_restarts(runner: Runner) -> None:
+    text = """\
+print(ATTEMPT, json.loads(os.environ['TF_CONFIG'])['cluster']['worker'], flush=True)
+mark('up')
+wait_for(f'up-*-{ATTEMPT}', 2)
+if TASK == 'worker:1' and ATTEMPT < 2:
+    os.kill(os.getpid(), 9)
+"""
+    code, out, err = runner("--workers", "2", "--restarts", "3", "--backoff", "0.01", runner.script(text))
+    assert (code, err) == (0, "")
+    assert "restart 1 of 3 in 0.01 s: worker:1 killed by SIGKILL" in out
+    assert "restart 2 of 3 in 0.02 s: worker:1 killed by SIGKILL" in out
+    assert [event.status for event in runner.events(RunEnded)] == ["failed", "failed", "done"]
+    told = [runner.run_dir().task(attempt, "worker:0").stdout_log.read_text() for attempt in range(3)]
+    assert [text[0] for text in told] == ["0", "1", "2"]
+    assert len({text[1:] for text in told}) == 3  # other ports each time
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts"),
+    [
+        ("sys.exit(5)", 1),  # its own decision
+        ("sys.exit(200)", 3),
+        ("raise ImportError('no')", 1),
+        ("raise ValueError('no')", 2),  # the same twice in a row
+        ("raise ValueError(f'no {ATTEMPT}')", 3),
+    ],
+)
+def test_what_is_worth_a_restart(runner: Runner, text: str, attempts: int) -> None:
+    assert runner("-q", "--restarts", "2", runner.script(text))[0] == 3
+    assert len(runner.events(RunEnded)) == attempts
+
+
+def test_the_chief_ends_a_job_of_servers(runner: Runner) -> None:
+    """A worker that is killed comes again, and one that ends by itself has done its part."""
+    text = """\
+if TASK == 'worker:0' and not list(HOME.glob('hanging-worker:0-*')):
+    mark('hanging')
+    os.kill(os.getpid(), 9)
+if TASK == 'worker:1':
+    sys.exit()
+if TASK != 'chief:0':
+    (HOME / f'serving-{TASK}').touch()
+    hang()
+wait_for('serving-*', 2)
+"""
+    code, out, err = runner("--workers", "2", "--ps", "1", runner.script(text))
+    assert (code, err) == (0, "")
+    assert "worker:0 was killed by SIGKILL; started again" in out
+    assert [event.restarted_task for event in runner.events(TaskRestarted)] == ["worker:0"]
+
+
+def test_a_server_that_fails_by_itself_fails_the_job(runner: Runner) -> None:
+    name = runner.script("if TASK == 'ps:0':\n    raise ValueError('no')\nhang()\n")
+    code, _, err = runner("-q", "--workers", "1", "--ps", "1", "--restarts", "0", name)
+    assert code == 3
+    assert "failed: ps:0" in err
+
+
+def test_an_evaluator_that_fails_is_no_failure(runner: Runner) -> None:
+    text = "if TASK == 'evaluator:0':\n    mark('seen')\n    raise ValueError('no')\nwait_for('told')\n"
+    process = runner.start("--evaluator", runner.script(text))
+    wait_until(lambda: runner.run_dir().task(0, "evaluator:0").error_json.exists())
+    wait_until(lambda: len(processes_of(runner.directory)) == 3)  # launcher, warden, worker
+    (runner.directory / "told").touch()
+    code, _, err = end(process)
+    assert code == 0
+    assert "warning: evaluator:0" in err
+
+
+def test_who_has_not_opened_its_port_is_named(runner: Runner) -> None:
+    text = """\
+import socket
+config = json.loads(os.environ['TF_CONFIG'])
+port = int(config['cluster']['worker'][config['task']['index']].rpartition(':')[2])
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+server.bind(('127.0.0.1', port))
+if TASK != 'worker:1':
+    server.listen()
+hang()
+"""
+    code, _, err = runner("--workers", "3", "--start-timeout", "2", runner.script(text))
+    assert code == 3
+    assert re.search(r"failed: worker:1 on \S+: worker:1 \(127\.0\.0\.1:\d+\) did not come up within 2 s", err), err
+    assert "hang" in runner.run_dir().task(0, "worker:0").stderr_log.read_text()  # the stacks
+
+
+def test_tasks_that_open_no_ports_have_all_the_time(runner: Runner) -> None:
+    process = runner.start("-q", "--workers", "2", "--start-timeout", "2", runner.script("wait_for('told')\n"))
+    pulse = runner.run_dir().task(0, "worker:1").pulse
+    wait_until(lambda: read_signs(pulse).beats * BEAT_S > 2.5)
+    (runner.directory / "told").touch()
+    assert end(process) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_suspended_task_is_found(runner: Runner) -> None:
+    text = "time.sleep(1)\nif TASK == 'worker:1':\n    os.kill(os.getpid(), signal.SIGSTOP)\nhang()\n"
+    code, _, err = runner("--workers", "2", "--stall-timeout", "1", runner.script(text))
+    assert code == 3
+    assert "worker:1 on" in err
+    assert "gave no sign of life (its process is suspended, as by SIGSTOP) for 1 s (--stall-timeout)" in err
+
+
+def test_any_program(runner: Runner) -> None:
+    code, out, err = runner("--workers", "2", "--", "sh", "-c", "echo $DISTLAUNCH_TASK -- $1", "-", "--x")
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()[:2]) == ["[worker:0] worker:0 -- --x", "[worker:1] worker:1 -- --x"]
+    assert runner("-q", "sh", "-c", "exit 9")[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Missing argument 'SCRIPT'"),
+        (["nope.py"], "nope.py: there is no such script"),
+        (["--ps", "1", "job.py"], "--ps: parameter servers need workers; add --workers N"),
+        (["--jax", "--workers", "2", "--ps", "1", "job.py"], "--jax: JAX has workers only; leave out --ps"),
+        (["--wokers", "2", "job.py"], "No such option"),
+        (["--name", "a/b", "job.py"], "run name 'a/b'"),
+    ],
+)
+def test_bad_usage(runner: Runner, words: list[str], message: str) -> None:
+    runner.script("")
+    (runner.directory / "runs").mkdir()
+    code, out, err = runner(*words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert not list((runner.directory / "runs").iterdir())

@@ -1,0 +1,143 @@
+"""Histories of somebody's scripts, which tell no more than that they run and how they end."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from distlaunch.errors import ExitCode
+from distlaunch.launch.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
+from distlaunch.launch.facts import Training as Up
+from distlaunch.launch.standing import Why
+from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
+from distlaunch.launch.verdict import Verdict, conclude
+from distlaunch.protocol import DUMP_SIGNAL
+
+A, B, CHIEF, PS, EVALUATOR = "worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0"
+WORKERS = Rules(A, False, 100, 30, scripts=True)
+SERVERS = Rules(CHIEF, False, 100, 30, frozenset({A, PS}), frozenset({A}), scripts=True)
+BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), aside=frozenset({EVALUATOR}), scripts=True)
+TERM, KILL, DONE = signal.SIGTERM, signal.SIGKILL, ExitCode.DONE
+
+
+def up(*tasks: str) -> list[Fact]:
+    return [*(Spawned(0, task) for task in tasks), *(Came(1, task) for task in tasks), Up(1)]
+
+
+TWO, SERVED, EVALUATED = up(A, B), up(CHIEF, A, PS), up(A, EVALUATOR)
+
+DECISIONS = {
+    "one is done early": (WORKERS, [*TWO, Exited(10, A, 0)], 9999, Decision(Why.NOTHING)),
+    "the last is done": (WORKERS, [*TWO, Exited(10, A, 0), Exited(99, B, 0)], 99, Decision(Why.NOTHING, over=True)),
+    "one fails": (WORKERS, [*TWO, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=TERM)),
+    "one is preempted": (WORKERS, [*TWO, Exited(10, B, 42)], 10.8, Decision(Why.STOPPED, send=TERM)),
+    "asked to stop": (WORKERS, [*TWO, Asked(10, TERM), Sent(10, TERM)], 11, Decision(Why.TERMINATE, wake_at=40)),
+    "asked before they are up": (
+        WORKERS,
+        [*TWO[:2], Asked(10, TERM), Sent(10, TERM)],
+        16,
+        Decision(Why.TERMINATE, wake_at=40),
+    ),
+    "one ends by SIGTERM, the other takes its time": (
+        WORKERS,
+        [*TWO, Asked(10, TERM), Sent(10, TERM), Exited(10.1, B, -TERM)],
+        20,
+        Decision(Why.TERMINATE, wake_at=40),
+    ),
+    "one has not opened its port": (WORKERS, [*TWO, Absent(100, B)], 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
+    "the chief is done": (SERVERS, [*SERVED, Exited(10, CHIEF, 0)], 10, Decision(Why.LINGERING, send=TERM)),
+    "servers that do not end": (
+        SERVERS,
+        [*SERVED, Exited(10, CHIEF, 0), Sent(10, TERM)],
+        10 + FAILURE_STOP_S,
+        Decision(Why.LINGERING, send=KILL),
+    ),
+    "a worker is killed": (SERVERS, [*SERVED, Exited(10, A, -KILL)], 10, Decision(Why.NOTHING, respawn=(A,))),
+    "a worker crashes": (SERVERS, [*SERVED, Exited(10, A, -11)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "a worker ends by itself": (SERVERS, [*SERVED, Exited(10, A, 0)], 10, Decision(Why.NOTHING)),
+    "a server dies": (SERVERS, [*SERVED, Exited(10, PS, -KILL)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "the evaluator fails": (
+        BESIDE,
+        [*EVALUATED, Exited(10, EVALUATOR, 1)],
+        10,
+        Decision(Why.NOTHING, give_up=(EVALUATOR,)),
+    ),
+    "the evaluator is killed": (
+        BESIDE,
+        [*EVALUATED, Exited(10, EVALUATOR, -KILL)],
+        10,
+        Decision(Why.NOTHING, respawn=(EVALUATOR,)),
+    ),
+    "the evaluator is done": (BESIDE, [*EVALUATED, Exited(10, EVALUATOR, 0)], 10, Decision(Why.NOTHING)),
+    "the evaluator takes its time": (
+        BESIDE,
+        [*EVALUATED, Exited(10, A, 0)],
+        50,
+        Decision(Why.NOTHING, awaits=(EVALUATOR,), wake_at=110),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_decide(case: str) -> None:
+    rules, history, now, expected = DECISIONS[case]
+    assert decide(history, now, rules) == expected
+
+
+ASKED = [Asked(10, TERM), Sent(10, TERM)]
+VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
+    "ended by SIGTERM": (
+        WORKERS,
+        [*TWO, *ASKED, Exited(10.1, A, -TERM), Exited(10.1, B, 143)],
+        Verdict("stopped", ExitCode.PREEMPTED, Why.TERMINATE),
+    ),
+    "one done, one ended": (
+        WORKERS,
+        [*TWO, *ASKED, Exited(10.1, A, 0), Exited(10.1, B, -TERM)],
+        Verdict("stopped", ExitCode.PREEMPTED, Why.TERMINATE),
+    ),
+    "done in spite of SIGTERM": (
+        WORKERS,
+        [*TWO, *ASKED, Exited(12, A, 0), Exited(12, B, 0)],
+        Verdict("done", DONE, Why.NOTHING),
+    ),
+    "the chief done in spite of SIGTERM": (
+        SERVERS,
+        [*SERVED, Asked(10, TERM), Sent(10, TERM, (CHIEF,)), Exited(12, CHIEF, 0), Sent(12, TERM, (A, PS)),
+         Exited(12, A, -TERM), Exited(12, PS, -TERM)],
+        Verdict("done", DONE, Why.NOTHING),
+    ),
+    "SIGTERM of somebody else": (
+        WORKERS,
+        [*TWO, Exited(10, B, -TERM), Exited(10.1, A, 0)],
+        Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
+    ),
+    "who left": (
+        WORKERS,
+        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CONSEQUENCE), Exited(10, A, 1)],
+        Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A, left=(B,)),
+    ),
+    "nobody left": (
+        WORKERS,
+        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CAUSE), Exited(10, A, 1)],
+        Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A),
+    ),
+    "absent": (
+        WORKERS,
+        [*TWO, Absent(100, B), Sent(100, DUMP_SIGNAL), Sent(100.5, TERM), Exited(100.6, A, -TERM),
+         Exited(100.6, B, -TERM)],
+        Verdict("failed", ExitCode.FAILED, Why.OVERDUE, silent=(B,)),
+    ),
+    "an evaluator that was given up": (
+        BESIDE,
+        [*EVALUATED, Exited(5, EVALUATOR, 1), GivenUp(5, EVALUATOR), Exited(10, A, 0)],
+        Verdict("done", DONE, Why.NOTHING),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_conclude(case: str) -> None:
+    rules, history, expected = VERDICTS[case]
+    assert conclude(history, 1000, rules) == expected
