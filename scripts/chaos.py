@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -21,7 +22,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from chaos_trial import FAULTS, STRATEGIES, Disturbance, Result, Trial, undisturbed
+from chaos_runs import STRATEGIES, undisturbed
+from chaos_trial import FAULTS, Disturbance, Result, Trial
 
 ASYNCHRONOUS = ("parameter_server",)
 
@@ -34,6 +36,8 @@ def main() -> None:
     parser.add_argument("--kinds", type=_names(FAULTS), default=FAULTS, help="which faults")
     parser.add_argument("--jobs", type=int, default=1, help="how many trials at the same time")
     words = parser.parse_args()
+    # a shell starts background jobs with Ctrl-C ignored, which the launchers would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     trials = [Trial.draw(words.seed + number, words.strategies, words.kinds) for number in range(words.faults)]
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         results = run_all(trials, Path(folder), words.jobs)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import resource
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
+from chaos_runs import (
+    EPOCHS,
+    LIMIT_S,
+    STALL_S,
+    STEPS_PER_EPOCH,
+    STRATEGIES,
+    Launch,
+    checkpoints,
+    crowd,
+    differences,
+    final_state,
+    options,
+    processes_of,
+    write_config,
+)
 
+from distlaunch.cluster.ports import find_holder
 from distlaunch.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -30,48 +44,13 @@ from distlaunch.events import (
 )
 from distlaunch.run_dir import RunDir
 
-STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
-    "one_device": ({}, ("worker:0",)),
-    "mirrored": ({"strategy": "{kind: mirrored, replicas: 2}"}, ("worker:0",)),
-    "multi_worker_mirrored": (
-        {"strategy": "{kind: multi_worker_mirrored}", "cluster.workers": 2},
-        ("worker:0", "worker:1"),
-    ),
-    "parameter_server": (
-        {"strategy": "{kind: parameter_server}", "cluster.workers": 2, "cluster.ps": 1},
-        ("chief:0", "worker:0", "worker:1", "ps:0"),
-    ),
-    "dtensor": ({"strategy": "{kind: dtensor, mesh: {batch: 2}}"}, ("worker:0",)),
-    "jax": ({"strategy": "{kind: jax, mesh: {batch: 2}}"}, ("worker:0",)),
-    "dtensor_2": (
-        {"strategy": "{kind: dtensor, mesh: {batch: 2}}", "cluster.workers": 2},
-        ("worker:0", "worker:1"),
-    ),
-    "jax_2": ({"strategy": "{kind: jax, mesh: {batch: 2}}", "cluster.workers": 2}, ("worker:0", "worker:1")),
-}
 FAULTS = (
     "kill", "stop", "pause", "term_task", "term_job", "int_job", "exit1", "exception", "truncate", "full_disk",
     "port_taken", "lost_launcher",
 )  # fmt: skip
-EPOCHS, STEPS_PER_EPOCH = 6, 40
-STALL_S = 15.0
 DEAD_S, STOPPED_S = 1.0, STALL_S + 2
-LIMIT_S = 300.0
 FULL_BYTES = 200_000
 """A task whose files may grow no further cannot write a checkpoint; its event file is smaller."""
-
-CONFIG = """\
-model: {{function: "{job}:model"}}
-data: {{function: "{job}:data", global_batch: 16}}
-compile: {{optimizer: {{name: SGD, args: {{learning_rate: 0.01, momentum: 0.9}}}}, loss: mse}}
-train:
-  epochs: {epochs}
-  log_every_steps: 1
-  callbacks: [{{name: "{job}:Sabotage", args: {{folder: "{orders}"}}, tasks: all}}]
-determinism: true
-checkpoint: {{every_steps: 15}}
-cluster: {{stall_timeout_s: {stall_s}, stop_timeout_s: 20, start_timeout_s: 200}}
-"""
 
 
 @dataclass(frozen=True)
@@ -114,40 +93,6 @@ class Result:
     outcome: str = ""
     detected_s: float | None = None
     violations: list[str] = field(default_factory=list)
-
-
-class Launch:
-    """A `distlaunch train` that is watched: what it says, and when."""
-
-    def __init__(self, work: Path, *words: str) -> None:
-        temporary = work / "tmp"
-        temporary.mkdir(exist_ok=True)
-        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        environment.pop("TF_CONFIG", None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "distlaunch", "train", *words, "--json"],
-            cwd=work, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        self.said: list[tuple[float, str]] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said.append((time.time(), line.rstrip()))
-
-    def wait(self) -> int:
-        """The exit code; raises subprocess.TimeoutExpired."""
-        code = self.process.wait(LIMIT_S)
-        self._reader.join()
-        return code
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line for _, line in self.said)
 
 
 class Disturbance:
@@ -311,7 +256,7 @@ class Disturbance:
         begins = [at for at, line in launch.said if at > self._at and trial.victim in line]
         told = min([*begins, own[0][2], ended])
         self.result.detected_s = told - self._at
-        limit = (STOPPED_S if trial.fault == "stop" else DEAD_S) * _crowd()
+        limit = (STOPPED_S if trial.fault == "stop" else DEAD_S) * crowd()
         if self.result.detected_s > limit:
             self._fail(f"known after {self.result.detected_s:.1f} s, expected within {limit:.1f} s")
 
@@ -337,17 +282,16 @@ class Disturbance:
 
     def _nothing_left(self) -> None:
         self._gone(within_s=5.0)
+        ours = {f"process {pid}" for pid in processes_of(self.work)}
+        # by now a port may be somebody else's
         for number in self._ports():
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind(("127.0.0.1", number))
-                except OSError as error:
-                    self._fail(f"port {number}: {error.strerror}")
+            holder = find_holder(number)
+            if holder is not None and holder.partition(" (")[0] in ours:
+                self._fail(f"port {number} is still held by {holder}")
 
     def _gone(self, within_s: float) -> None:
-        until = time.monotonic() + within_s * _crowd()
-        while (left := processes_of(self.run.path)) and time.monotonic() < until:
+        until = time.monotonic() + within_s * crowd()
+        while (left := processes_of(self.work)) and time.monotonic() < until:
             time.sleep(0.05)
         if left:
             self._fail(f"processes are left: {left}")
@@ -356,8 +300,6 @@ class Disturbance:
                     os.kill(pid, signal.SIGKILL)
 
     def _ports(self) -> list[int]:
-        import json
-
         tasks = json.loads(self.run.plan.read_text())["tasks"]
         return [int(task["address"].rpartition(":")[2]) for task in tasks if task["address"]]
 
@@ -368,56 +310,3 @@ class Disturbance:
 
     def _events(self, kind: type[Event]) -> list:
         return [event for event in read_events(self.run.events) if isinstance(event, kind)]
-
-
-def options(strategy: str) -> list[str]:
-    """What makes the common config one of a strategy."""
-    return [word for key, value in STRATEGIES[strategy][0].items() for word in ("--set", f"{key}={value}")]
-
-
-def write_config(work: Path) -> None:
-    (work / "orders").mkdir(parents=True)
-    job = Path(__file__).with_name("chaos_job.py")
-    text = CONFIG.format(job=job, epochs=EPOCHS, orders=work / "orders", stall_s=STALL_S)
-    (work / "job.yaml").write_text(text)
-
-
-def undisturbed(strategy: str, work: Path) -> Path:
-    """The final weights of a run that nothing happens to, as a file; raises RuntimeError if it fails."""
-    write_config(work)
-    launch = Launch(work, "job.yaml", *options(strategy))
-    if launch.wait() != 0:
-        raise RuntimeError(f"{strategy}, undisturbed: {launch.text}")
-    return final_state(RunDir(work / "runs" / "job"))
-
-
-def checkpoints(run: RunDir) -> list[Path]:
-    return sorted(run.checkpoints.glob("step-*"))
-
-
-def final_state(run: RunDir) -> Path:
-    return checkpoints(run)[-1] / "state.npz"
-
-
-def differences(expected: Path, got: Path) -> list[str]:
-    """Arrays that are not the same bit by bit. Metrics begin anew where a run goes on."""
-    with np.load(expected) as one, np.load(got) as other:
-        names = [name for name in one.files if not name.startswith(("metric/", "log/"))]
-        missing = [name for name in names if name not in other.files]
-        unequal = [n for n in names if n not in missing and one[n].tobytes() != other[n].tobytes()]
-    return [f"{name}: other weights" for name in unequal] + [f"{name}: missing" for name in missing]
-
-
-def processes_of(run: Path) -> list[int]:
-    """Processes whose command line names a run directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if str(run).encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
-
-
-def _crowd() -> float:
-    """How many processes wait for each core: on a busy machine everything takes longer."""
-    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
