@@ -129,7 +129,7 @@ def show_logs(run: RunDir, wish: Wish, observer: Observer) -> None:
 
 
 def follow_logs(run: RunDir, wish: Wish, observer: Observer, wait: Callable[[], bool]) -> None:
-    """Shows what there is and what comes, over restarts, until nobody works on the run any more.
+    """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
 
     Args:
         wait: passes a moment; tells whether there is still a reader.
@@ -139,12 +139,12 @@ def follow_logs(run: RunDir, wish: Wish, observer: Observer, wait: Callable[[], 
         logs.show(wish.lines)
         while True:
             ended = not run.is_busy()  # asked first, so that what is read then is all there is
-            later = [number for number in run.attempts() if number > logs.attempt] if wish.attempt is None else []
-            if later:
+            later = [number for number in _attempts(run) if number > logs.attempt]
+            if later and wish.attempt is None:
                 logs.close()
                 observer.note(f"attempt {later[0]}")
                 logs = AttemptLogs(run, later[0], wish, observer)
-            elif ended:
+            elif ended or later:
                 break
             logs.show()
             observer.tick(time.monotonic())
@@ -156,8 +156,13 @@ def follow_logs(run: RunDir, wish: Wish, observer: Observer, wait: Callable[[], 
         observer.ended()
 
 
+def _attempts(run: RunDir) -> list[int]:
+    """Those whose tasks are known; of one that is just being prepared they are not yet."""
+    return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
+
+
 def _attempt(run: RunDir, wish: Wish) -> int:
-    attempts = run.attempts()
+    attempts = _attempts(run)
     if not attempts:
         raise UsageError(f"{shown(run.path)}: nothing has been started yet")
     if wish.attempt is None:
