@@ -25,6 +25,9 @@ from distlaunch.run_dir import RunDir
 KILLED = "killed"
 """The launcher has vanished without a word: killed, or lost with its machine."""
 
+_USES = ("evaluate", "predict", "export", "verify")
+"""What is done with a run beside running it."""
+
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = 32 * 1024
 
@@ -75,7 +78,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     # asked first: what the launcher writes before it lets go is then there to be read
     running = run.is_busy()
     attempts = run.attempts()
-    training = next((n for n in reversed(attempts) if planned_mode(run, n) in ("train", "")), None)
+    training = next((n for n in reversed(attempts) if planned_mode(run, n) not in _USES), None)
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
     starts = [event for event in events if isinstance(event, TrainingStarted)]
@@ -83,7 +86,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     valued = [event for event in told if event.logs]
     done = max([e.epoch + isinstance(e, EpochEnded) for e in told], default=0)
     epochs = starts[-1].epochs if starts else None  # of a start that is not read, it may have become more since
-    first_at = events[0].time if events else run.config.stat().st_mtime
+    first_at = events[0].time if events else run.path.stat().st_mtime
     last_at = now if running and now is not None else events[-1].time if events else first_at
     end = None if training is None else attempt_report(run, training, events)
     status = RUNNING if running else KILLED if end is None or end.status in (RUNNING, UNKNOWN) else end.status
