@@ -116,11 +116,17 @@ def final_state(run: RunDir) -> Path:
 
 def differences(expected: Path, got: Path) -> list[str]:
     """Arrays that are not the same bit by bit. Metrics begin anew where a run goes on."""
-    with np.load(expected) as one, np.load(got) as other:
-        names = [name for name in one.files if not name.startswith(("metric/", "log/"))]
-        missing = [name for name in names if name not in other.files]
-        unequal = [n for n in names if n not in missing and one[n].tobytes() != other[n].tobytes()]
-    return [f"{name}: other weights" for name in unequal] + [f"{name}: missing" for name in missing]
+    one, other = (
+        {n: v for n, v in _read(path).items() if not n.startswith(("metric/", "log/"))} for path in (expected, got)
+    )
+    names = [f"{name}: {'missing' if name not in other else 'too much'}" for name in one.keys() ^ other.keys()]
+    return names + [f"{n}: other values" for n in one.keys() & other.keys() if one[n].tobytes() != other[n].tobytes()]
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, which holds their names beside them."""
+    with np.load(path) as archive:
+        return {str(name): archive[str(index)] for index, name in enumerate(archive["names"])}
 
 
 def processes_of(work: Path) -> list[int]:
