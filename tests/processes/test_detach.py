@@ -65,13 +65,12 @@ def test_a_detached_run(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--detach")
     assert (code, out) == (0, "runs/job\n")
     assert err == "follow it  distlaunch logs runs/job -f\nstop it    distlaunch stop runs/job\n"
-    wait_until(lambda: not run_of(shell).is_busy())
+    wait_until(lambda: not processes_of(shell.directory))  # the launcher tells the end after it has let the lock go
     assert run_of(shell).finished()
     log = run_of(shell).launcher_log.read_text()
     assert "hello from the model" in log
     assert re.search(r"^status +done$", log, re.MULTILINE)
     assert "\x1b" not in log
-    wait_until(lambda: not processes_of(shell.directory))
 
 
 def test_it_survives_its_terminal(shell: Shell) -> None:
