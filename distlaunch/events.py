@@ -260,11 +260,16 @@ class EventReader:
             return
         complete = data.rfind(b"\n") + 1
         self._offset += complete
-        for line in data[:complete].splitlines():
-            try:
-                yield Event.from_json(line.decode())
-            except ValueError:
-                continue
+        yield from parse_events(data[:complete])
+
+
+def parse_events(data: bytes) -> Iterator[Event]:
+    """The events in whole lines; what is torn or no event is passed over."""
+    for line in data.splitlines():
+        try:
+            yield Event.from_json(line.decode())
+        except ValueError:
+            continue
 
 
 def read_events(path: Path) -> list[Event]:

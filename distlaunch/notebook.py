@@ -73,7 +73,7 @@ def train(
         loaded = loaded.model_copy(update={"runs_dir": str(runs_dir)})
     _check_process(loaded)
     run = _choose(config, loaded)
-    with run.lock():
+    with run.lock(notebook=True):
         return _run(loaded, run)
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from distlaunch.errors import RunBusyError, UsageError
+from distlaunch.errors import UsageError
 from distlaunch.events import RunEnded, read_events
+from distlaunch.run_lock import Owner, hold, owner_of
 
 EXPORTS = {
     "saved_model": "saved_model",
@@ -63,7 +63,7 @@ class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
 
     Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
-    checkpoints/, preprocessing/, tensorboard/, export/, predictions/, report.html.
+    checkpoints/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -76,6 +76,7 @@ class RunDir:
         self.tensorboard = self.path / "tensorboard"
         self.export = self.path / "export"
         self.report = self.path / "report.html"
+        self.launcher_log = self.path / "launcher.log"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
 
@@ -135,19 +136,13 @@ class RunDir:
         path = self.checkpoints / Path(written).name
         return path if path.exists() else None
 
+    def owner(self) -> Owner | None:
+        """Who works on the run; None: nobody."""
+        return owner_of(self._lock)
+
     def is_busy(self) -> bool:
         """Whether a launcher works on the run."""
-        try:
-            fd = os.open(self._lock, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return self.owner() is not None
 
     def finished(self) -> bool:
         """Whether the run came to its planned end."""
@@ -206,21 +201,9 @@ class RunDir:
         ]
         return RunDir(max(found)[1]) if found else None
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, *, notebook: bool = False) -> contextlib.AbstractContextManager[None]:
         """Held by the launcher for as long as it works on the run; the system drops it if the launcher dies.
 
         Raises RunBusyError if another process holds it.
         """
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                owner = os.pread(fd, 32, 0).decode().strip() or "unknown"
-                raise RunBusyError(f"{self.path}: this run is still going on (process {owner})") from None
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, str(os.getpid()).encode(), 0)
-            yield
-        finally:
-            os.close(fd)
+        return hold(self._lock, notebook=notebook)

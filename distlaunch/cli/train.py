@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
-from distlaunch.errors import ExitCode
+from distlaunch.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from distlaunch.launch.job import Request
 
 
 @click.command("train")
@@ -18,14 +22,23 @@ from distlaunch.errors import ExitCode
     "--resume", is_flag=True, help="Go on with the newest run of this config that is not finished, or had fewer epochs."
 )
 @click.option("--smoke", is_flag=True, help="Prove the config in under a minute: a few steps, a restart, an export.")
+@click.option("--detach", "-d", is_flag=True, help="Start it and return; it goes on when the terminal is closed.")
 @JSON_EVENTS
 @QUIET
 def command(
-    target: str, overrides: tuple[str, ...], name: str | None, resume: bool, smoke: bool, as_json: bool, quiet: bool
+    target: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    resume: bool,
+    smoke: bool,
+    detach: bool,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     """Run a config: train, evaluate, checkpoint, export.
 
     With --resume, RUN may be a run directory, whose training then goes on from its newest good checkpoint.
+    With --detach the launcher writes to RUN/launcher.log; `logs -f`, `stop` and `runs` work on its run.
     Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
     from distlaunch.launch import job
@@ -33,8 +46,12 @@ def command(
     from distlaunch.ui.smoke import print_proofs
     from distlaunch.ui.view import finish_output, make_view
 
-    view = make_view(as_json=as_json, quiet=quiet)
     request = job.Request(target, overrides, name, resume)
+    if detach:
+        if smoke:
+            raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")
+        return _detached(request, as_json=as_json, quiet=quiet)
+    view = make_view(as_json=as_json, quiet=quiet)
     if smoke:
         proven = smoking.smoke(request, view, os.environ)
         view.report(proven.last)
@@ -47,3 +64,27 @@ def command(
             view.report(result)
     finish_output()
     return int(code)
+
+
+def _detached(request: Request, *, as_json: bool, quiet: bool) -> int:
+    """Begins the run here, and goes on with it in a process of its own."""
+    from distlaunch.launch import detach, job
+    from distlaunch.ui.detach import DetachedView, print_detached
+    from distlaunch.ui.view import finish_output, make_view
+
+    begun = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
+    if begun is None:
+        return ExitCode.DONE
+    if begun.choice.beside:
+        raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
+    side = detach.leave(begun.run.launcher_log)
+    if isinstance(side, detach.Waiting):
+        code = side.wait()
+        if code is None and not quiet:
+            print_detached(begun.run, side.pid, as_json=as_json)
+        return int(code or ExitCode.DONE)
+    view = DetachedView(side.settle)
+    result = job.carry_out(begun, view, os.environ)
+    view.report(result)
+    finish_output()
+    return int(result.outcome.exit_code)

@@ -24,13 +24,17 @@ LAUNCHER = "launcher"
 
 
 class EventFollower:
-    """Reads what the tasks of an attempt report. To be made before they start."""
+    """Reads what the tasks of an attempt report.
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    Args:
+        from_now: pass over what the run's events tell already. To be made before the tasks start.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, from_now: bool = True) -> None:
         self._plan = plan
         self._lead = str(plan.lead)
         self._readers = [
-            EventReader(RunDir(plan.run_dir).events, from_end=True),
+            EventReader(RunDir(plan.run_dir).events, from_end=from_now),
             *(EventReader(task.files.events) for task in plan.tasks if not task.mute),
         ]
 

@@ -115,6 +115,37 @@ def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
     return Choice(config, run.name, locate, run, told=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A run that is chosen and claimed; nothing is started yet."""
+
+    choice: Choice
+    run: RunDir
+
+
+def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> Begun | None:
+    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError."""
+    choice = choose(request, environ)
+    if choice.told:
+        observer.note(choice.told)
+    if choice.finished:
+        return None
+    return Begun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+
+
+def carry_out(begun: Begun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Trains what is begun. Raises as `train` does."""
+    choice, run = begun.choice, begun.run
+    if choice.beside:
+        return checked(run_beside(choice.config, run, observer, environ), choice.locate)
+    with run.lock():
+        try:
+            return checked(run_job(choice.config, run, observer, environ), choice.locate)
+        except UsageError:
+            run.discard()
+            raise
+
+
 def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
 
@@ -122,20 +153,8 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
         ConfigError: the config is wrong, be it that a worker found out.
         UsageError: the request cannot be fulfilled.
     """
-    choice = choose(request, environ)
-    if choice.told:
-        observer.note(choice.told)
-    if choice.finished:
-        return None
-    if choice.run is not None and choice.beside:
-        return checked(run_beside(choice.config, choice.run, observer, environ), choice.locate)
-    run = choice.run or RunDir.claim(choice.config.runs_dir, choice.name)
-    with run.lock():
-        try:
-            return checked(run_job(choice.config, run, observer, environ), choice.locate)
-        except UsageError:
-            run.discard()
-            raise
+    begun = begin(request, observer, environ)
+    return None if begun is None else carry_out(begun, observer, environ)
 
 
 def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:

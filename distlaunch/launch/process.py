@@ -19,6 +19,7 @@ from types import TracebackType
 from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
 
 _WARDEN = Path(__file__).with_name("warden.py")
+_WARDEN_S = 5.0
 
 
 class Lifeline:
@@ -48,7 +49,11 @@ class Lifeline:
         os.close(self._write_fd)
         assert self._warden.stdin is not None
         self._warden.stdin.close()
-        self._warden.wait()
+        try:
+            self._warden.wait(_WARDEN_S)
+        except subprocess.TimeoutExpired:  # somebody has frozen it, and all groups have ended already
+            self._warden.kill()
+            self._warden.wait()
 
     def _tell(self, line: str) -> None:
         assert self._warden.stdin is not None

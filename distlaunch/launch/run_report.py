@@ -128,7 +128,7 @@ def open_run(path: str) -> RunDir:
 def read_report(run: RunDir) -> RunReport:
     """Reads all there is."""
     events = read_events(run.events)
-    attempts = tuple(_attempt(run, number, events) for number in run.attempts())
+    attempts = tuple(attempt_report(run, number, events) for number in run.attempts())
     trainings = [event for event in events if isinstance(event, TrainingStarted)]
     saved = {
         event.step: dataclasses.replace(event, path=str(kept))
@@ -140,7 +140,7 @@ def read_report(run: RunDir) -> RunReport:
     return RunReport(
         path=str(run.path),
         name=run.name,
-        strategy=trainings[-1].strategy if trainings else _configured_strategy(run),
+        strategy=trainings[-1].strategy if trainings else configured_strategy(run),
         command=() if run.has_config() else _command(run),
         status=next((attempt.status for attempt in reversed(attempts) if attempt.is_run), UNKNOWN),
         attempts=attempts,
@@ -156,15 +156,16 @@ def read_report(run: RunDir) -> RunReport:
     )
 
 
-def _attempt(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:
+def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:
+    """How one attempt of a run went, or goes."""
     own = [event for event in events if event.attempt == number]
     ends = [event for event in own if isinstance(event, RunEnded)]
     starts = [event for event in own if isinstance(event, TrainingStarted)]
     steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
-    mode = _planned_mode(run, number) or _told_mode(own, trained=bool(starts or ends))
+    mode = planned_mode(run, number) or _told_mode(own, trained=bool(starts or ends))
     told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
-    problems = "" if failure or ends or told else _config_problems(run, number)
+    problems = "" if failure or ends or told else config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
     if failure is not None or problems:
         status = "failed"
@@ -199,7 +200,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
     return (*["-m"] * ("--module" in argv[:split]), *argv[split + 1 :])
 
 
-def _planned_mode(run: RunDir, number: int) -> str:
+def planned_mode(run: RunDir, number: int) -> str:
     """What an attempt was started for; empty for attempts of older versions, and of notebooks."""
     try:
         return str(json.loads(run.attempt_plan(number).read_text(encoding="utf-8"))["mode"])
@@ -214,7 +215,7 @@ def _told_mode(events: Sequence[Event], *, trained: bool) -> str:
     return {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
 
 
-def _config_problems(run: RunDir, number: int) -> str:
+def config_problems(run: RunDir, number: int) -> str:
     """What a task found wrong with the config before it did anything."""
     errors = (read_error(files) for files in run.tasks(number).values())
     found = next((error.problems for error in errors if error is not None and error.problems), ())
@@ -231,7 +232,7 @@ def _evaluator_events(run: RunDir) -> list[Evaluated]:
     return [event for each in files for event in read_events(each.events) if isinstance(event, Evaluated)]
 
 
-def _configured_strategy(run: RunDir) -> str:
+def configured_strategy(run: RunDir) -> str:
     """For a run that never came to its first step; a script has what strategy it likes."""
     if not run.has_config():
         return SCRIPT

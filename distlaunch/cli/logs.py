@@ -1,0 +1,46 @@
+"""`distlaunch logs`: what a run's tasks print."""
+
+from __future__ import annotations
+
+import select
+import sys
+
+import click
+
+_MOMENT_MS = 200
+
+
+@click.command("logs")
+@click.argument("run", metavar="RUN")
+@click.option("--follow", "-f", is_flag=True, help="Go on, over restarts, until the run has ended.")
+@click.option("--task", metavar="TASK", help="Only what this one prints, e.g. worker:1.")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), metavar="N", help="Default: the newest, and with -f what follows."
+)
+@click.option("--lines", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last lines of each log file.")
+@click.option("--raw", is_flag=True, help="Also what TensorFlow says to itself.")
+def command(run: str, follow: bool, task: str | None, attempt: int | None, lines: int | None, raw: bool) -> None:
+    """Print what the tasks of a run have printed, after the name of each, and what has happened in the run.
+
+    Log files hold no times: without -f the lines come task by task, and the events after them.
+    Ends with 0 when the run has ended, however it did, and with 130 at Ctrl-C.
+    """
+    from distlaunch.launch.logs import Wish, follow_logs, show_logs
+    from distlaunch.launch.run_report import open_run
+    from distlaunch.ui.console import JobConsole
+    from distlaunch.ui.view import TextView, finish_output, make_view
+
+    found, wish = open_run(run), Wish(attempt, task, lines, raw)
+    if follow:
+        view = make_view() if task is None else TextView(JobConsole())
+        follow_logs(found, wish, view, _wait)
+    else:
+        show_logs(found, wish, TextView(JobConsole()))
+    finish_output()
+
+
+def _wait() -> bool:
+    """Passes a moment; at once False when the reader of a pipe has gone, as in `logs -f | head`."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not poll.poll(_MOMENT_MS)

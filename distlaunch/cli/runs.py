@@ -1,0 +1,36 @@
+"""`distlaunch runs`: which runs there are."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+
+@click.command("runs")
+@click.argument("directory", metavar="[DIR]", default="runs")
+@click.option("--json", "as_json", is_flag=True, help="Print them as one JSON array.")
+def command(directory: str, as_json: bool) -> None:
+    """Tell which runs are below DIR (default: runs), the newest last.
+
+    \b
+    running      a launcher works on it
+    done         came to its planned end
+    failed       a task failed
+    stopped      by SIGTERM or `distlaunch stop`, with a checkpoint; interrupted: by Ctrl-C
+    killed       its launcher has vanished; `train RUN --resume` goes on from the last checkpoint
+
+    The time is that from its first sign to its last.
+    """
+    from distlaunch.launch.runs import find_runs
+    from distlaunch.ui.console import JobConsole
+    from distlaunch.ui.runs import print_runs, runs_json
+
+    runs = find_runs(Path(directory).absolute(), time.time())
+    if as_json:
+        click.echo(runs_json(runs))
+    elif runs:
+        print_runs(JobConsole(), runs)
+    else:
+        click.echo(f"no runs in {directory}", err=True)

@@ -1,0 +1,69 @@
+"""`distlaunch runs`: the runs of a directory as a table; and how one of them has ended, as a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from distlaunch.launch.paths import shown
+from distlaunch.launch.run_report import RUNNING
+from distlaunch.launch.runs import KILLED, RunSummary
+from distlaunch.ui import words
+from distlaunch.ui.columns import columns
+from distlaunch.ui.lines import STATUS_STYLES
+
+_STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold"}
+_HEAD = ("run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts")
+_RIGHT = {3, 4, 7, 8}
+_MOST_VALUES = 2
+
+
+def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
+    """A line a run, the status in its colour."""
+    head, *lines = columns(_HEAD, [_row(run) for run in runs], right=_RIGHT)
+    console.print(Text(head, style="dim"), soft_wrap=True, highlight=False)
+    for run, line in zip(runs, lines, strict=True):
+        text = Text(line)
+        at = line.index(run.status, len(_name(run)))
+        text.stylize(_STYLES.get(run.status, "bold"), at, at + len(run.status))
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def runs_json(runs: Sequence[RunSummary]) -> str:
+    """All of it as one JSON array."""
+    return json.dumps([run.to_plain() for run in runs], indent=2)
+
+
+def how_it_ended(run: RunSummary, *, stopped: bool) -> str:
+    """What `stop` tells: `runs/job: stopped at step 40`, and how to go on."""
+    name = shown(run.path)
+    if not stopped:
+        return f"{name} is not running: {run.status} at step {run.step:,}"
+    why = f" ({run.culprit}: {run.reason})" if run.culprit else ""
+    text = f"{name}: {run.status} at step {run.step:,}{why}"
+    return text if run.status == "done" else f"{text}\ngo on  distlaunch train {name} --resume"
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    # loss and the first metric: the table is for an overview, `report` has them all
+    names = [name for name in run.logs if not name.startswith("val_")][:_MOST_VALUES]
+    logs = {name: value for name, value in run.logs.items() if name.removeprefix("val_") in names}
+    return (
+        _name(run),
+        run.status,
+        run.strategy,
+        f"{run.epoch}/{run.epochs}" if run.epochs is not None else str(run.epoch),
+        f"{run.step:,}",
+        words.metrics(logs),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
+        words.duration(run.seconds),
+        str(run.attempts),
+    )
+
+
+def _name(run: RunSummary) -> str:
+    return shown(run.path)

@@ -1,0 +1,270 @@
+"""Runs without a terminal, and the commands that work on them, with a worker that only pretends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from supervised import processes_of, wait_until
+from test_commands import CONFIG, Shell
+
+from distlaunch.errors import UsageError
+from distlaunch.launch.runs import find_runs
+from distlaunch.launch.stopping import stop_run
+from distlaunch.run_dir import RunDir
+
+TWO = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    (tmp_path / "m.py").write_text("def model():\n    pass\n\n\ndef data():\n    pass\n")
+    yield Shell(tmp_path)
+    for process in processes_of(tmp_path):  # launchers first or not: none of them has anything to save
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def run_of(shell: Shell, name: str = "job") -> RunDir:
+    return RunDir(shell.directory / "runs" / name)
+
+
+def detach(shell: Shell, *words: str, **env: str) -> int:
+    """A run that waits for ever in its first epoch; returns its launcher's process."""
+    code, out, err = shell("train", "job.yaml", "--detach", "--json", *words, **{"FAKE": "wait", **env})
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    wait_until(lambda: list(Path(told["run"]).glob("waiting-*")))
+    return told["pid"]
+
+
+def follow(shell: Shell, *words: str) -> tuple[subprocess.Popen[bytes], Callable[[], str]]:
+    """`logs -f` in the background, and what it has printed so far."""
+    path = shell.directory / "followed.txt"
+    argv = [sys.executable, "-m", "distlaunch", "logs", "-f", *words]
+    with path.open("wb") as file:
+        process = subprocess.Popen(argv, cwd=shell.directory, env=shell.env, stdout=file, stderr=file)
+    return process, path.read_text
+
+
+def test_a_detached_run(shell: Shell) -> None:
+    code, out, err = shell("train", "job.yaml", "--detach")
+    assert (code, out) == (0, "runs/job\n")
+    assert err == "follow it  distlaunch logs runs/job -f\nstop it    distlaunch stop runs/job\n"
+    wait_until(lambda: not processes_of(shell.directory))  # the launcher tells the end after it has let the lock go
+    assert run_of(shell).finished()
+    log = run_of(shell).launcher_log.read_text()
+    assert "hello from the model" in log
+    assert re.search(r"^status +done$", log, re.MULTILINE)
+    assert "\x1b" not in log
+
+
+def test_it_survives_its_terminal(shell: Shell) -> None:
+    """A shell in a terminal starts it; the terminal is closed, and what is left of its session is told by SIGHUP."""
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(shell.directory)
+        words = f"{sys.executable} {Path(__file__).with_name('fake_cli.py')} train job.yaml --detach; read line"
+        os.execve("/bin/sh", ["sh", "-c", words], {**shell.env, "FAKE": "wait"})
+    wait_until(lambda: (shell.directory / "runs/job/waiting-worker:0").exists())
+    owner = run_of(shell).owner()
+    assert owner is not None
+    wait_until(lambda: b"stop it" in os.read(terminal, 4096))
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGHUP
+    assert os.getsid(owner.pid) == owner.pid
+    os.kill(owner.pid, signal.SIGHUP)
+    shell("stop", "runs/job")
+    assert "(SIGTERM)" in run_of(shell).launcher_log.read_text()
+
+
+def test_mistakes_are_told_at_once(shell: Shell) -> None:
+    with socket.socket() as holder:
+        holder.bind(("", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        for words, message in [
+            (["--set", "train.epochs=many"], "train.epochs"),
+            ([*TWO, "--set", f"cluster.ports=[{port}, 1]"], f"port {port} is in use"),
+            (["--smoke"], "--detach: --smoke"),
+        ]:
+            code, out, err = shell("train", "job.yaml", "--detach", *words)
+            assert (code, out) == (2, "")
+            assert message in err
+            assert "Traceback" not in err
+    assert not list(shell.directory.glob("runs/*"))
+
+
+def test_a_run_in_use_or_finished(shell: Shell) -> None:
+    pid = detach(shell)
+    code, out, err = shell("train", "job.yaml", "--detach", "--resume")
+    assert (code, out) == (2, "going on with runs/job\n")
+    assert f"this run is still going on (process {pid})" in err
+    assert shell("stop", "runs/job")[0] == 0
+    assert shell("train", "job.yaml", "--detach", "--resume", "-q") == (0, "", "")
+    wait_until(lambda: not run_of(shell).is_busy())
+    assert run_of(shell).attempts() == [0, 1]
+    assert shell("train", "runs/job", "--detach", "--resume")[:2] == (0, "runs/job is finished already\n")
+
+
+def test_stop(shell: Shell) -> None:
+    detach(shell)
+    code, out, err = shell("stop", "runs/job")
+    assert (code, err) == (0, "")
+    assert out == "runs/job: stopped at step 4\ngo on  distlaunch train runs/job --resume\n"
+    wait_until(lambda: not processes_of(shell.directory))
+    assert shell("stop", "runs/job")[:2] == (0, "runs/job is not running: stopped at step 4\n")
+    assert shell("stop", "runs/none")[0] == 2
+
+
+def freeze_tasks(launcher: int) -> None:
+    for process in psutil.Process(launcher).children():
+        if any("fake_worker" in word for word in process.cmdline()):
+            process.suspend()
+
+
+def test_stop_now(shell: Shell) -> None:
+    freeze_tasks(detach(shell))
+    code, out, _ = shell("stop", "runs/job", "--now")
+    assert (code, out.splitlines()[0]) == (0, "runs/job: interrupted at step 4")
+    wait_until(lambda: not processes_of(shell.directory))
+
+
+def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
+    pid = detach(shell)
+    freeze_tasks(pid)
+    code, out, err = shell("stop", "runs/job", "--timeout", "0.2")
+    assert (code, out) == (3, "")
+    assert err == f"error: runs/job: its launcher (process {pid}) still works after 0.2 s\n"
+
+
+def test_only_the_holder_of_the_lock_is_stopped(shell: Shell) -> None:
+    """The lock file of a launcher that is gone names a number that may be another process by now."""
+    shell("train", "job.yaml", "-q")
+    lock = run_of(shell).path / ".lock"
+    lock.write_text(f"{os.getpid()} {socket.gethostname()}")
+    assert "is not running: done" in shell("stop", "runs/job")[1]
+    with run_of(shell).lock():
+        lock.write_text("1 other-host")
+        assert "its launcher is process 1 on other-host; it can only be stopped there" in shell("stop", "runs/job")[2]
+    with run_of(shell).lock(notebook=True):
+        code, _, err = shell("stop", "runs/job")
+        assert (code, "it runs in a notebook" in err) == (2, True)
+    assert not stop_run(run_of(shell))
+
+
+def test_logs(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q", *TWO)
+    code, out, err = shell("logs", "runs/job")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == ["[worker:0] hello from the model", "[worker:1] hello from the model"]
+    assert "training  multi worker mirrored, 2 replicas" in out
+    assert "noise" not in out
+    assert shell("logs", "runs/job", "--task", "worker:1")[1] == "hello from the model\n"
+    raw = shell("logs", "runs/job", "--task", "worker:1", "--raw", "--lines", "1")[1]
+    assert raw == "hello from the model\nI0000 00:00:1.5  12 x.cc:1] noise\n"
+    assert "attempt 0 of runs/job has worker:0, worker:1" in shell("logs", "runs/job", "--task", "ps:0")[2]
+    assert "--attempt: got 3; runs/job has 0" in shell("logs", "runs/job", "--attempt", "3")[2]
+
+
+def test_logs_of_many_lines(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q")
+    log = run_of(shell).task(0, "worker:0").stdout_log
+    log.write_text("".join(f"line {number}\n" for number in range(100_000)) + "no end")
+    assert shell("logs", "runs/job", "--task", "worker:0", "-n", "2")[1] == "line 99998\nline 99999\nno end\n"
+    argv = f"{sys.executable} -m distlaunch logs runs/job | head -1; echo ${{PIPESTATUS[0]}}"
+    piped = subprocess.run(["bash", "-c", argv], cwd=shell.directory, env=shell.env, capture_output=True, text=True)
+    assert (piped.stdout, piped.stderr) == ("line 0\n0\n", "")
+
+
+def test_logs_follow_to_the_end(shell: Shell) -> None:
+    detach(shell)
+    process, printed = follow(shell, "runs/job")
+    wait_until(lambda: "training" in printed())
+    shell("stop", "runs/job")
+    assert process.wait(timeout=10) == 0
+    assert printed().splitlines()[0] == "hello from the model"
+    assert printed().splitlines()[-1] == "stopped"
+
+
+def test_logs_follow_over_restarts(shell: Shell) -> None:
+    shell("train", "job.yaml", "--detach", "-q", "--set", "restarts.max=1", FAKE="kill=worker:0")
+    process, printed = follow(shell, "runs/job", "--attempt", "0")
+    assert process.wait(timeout=15) == 0
+    assert re.search(r"worker:0 on here: killed by SIGKILL.*\nfailed\n\Z", printed())
+    process, printed = follow(shell, "runs/job")
+    assert process.wait(timeout=15) == 0
+    assert printed().endswith("done\n")
+    assert "restored" in printed()
+
+
+def test_following_ends_with_ctrl_c_and_with_its_reader(shell: Shell) -> None:
+    detach(shell)
+    process, printed = follow(shell, "runs/job")
+    wait_until(lambda: "training" in printed())
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=10) == 130
+    assert "Traceback" not in printed()
+    argv = [sys.executable, "-m", "distlaunch", "logs", "-f", "runs/job"]
+    process = subprocess.Popen(argv, cwd=shell.directory, env=shell.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"hello from the model\n"
+    process.stdout.close()
+    assert process.wait(timeout=10) == 0
+    assert run_of(shell).is_busy()
+
+
+def test_runs(shell: Shell) -> None:
+    shell("train", "job.yaml", "-q", "--name", "good")
+    shell("train", "job.yaml", "-q", "--name", "bad", FAKE="fail")
+    pid = detach(shell, "--name", "lost")
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not run_of(shell, "lost").is_busy())
+    detach(shell, "--name", "now", *TWO)
+    (shell.directory / "runs/no-run").mkdir()
+    code, out, err = shell("runs", COLUMNS="40")
+    assert (code, err) == (0, "")
+    cells = [re.split(r" {3,}", line) for line in out.splitlines()]
+    assert cells[0] == ["run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts"]
+    assert [line[:2] for line in cells[1:]] == [
+        ["runs/good", "done"],
+        ["runs/bad", "failed"],
+        ["runs/lost", "killed"],
+        ["runs/now", "running"],
+    ]
+    assert cells[1][2:6] == ["one_device", "2/2", "8", "loss 0.5000, val 1.0000  accuracy 0.5000"]
+    told = json.loads(shell("runs", "--json")[1])
+    assert [(run["status"], run["step"], run["culprit"]) for run in told][1] == ("failed", 8, "worker:0")
+    for path, message in [("nope", "there is no such directory"), ("runs/good", "is a run itself")]:
+        with pytest.raises(UsageError, match=message):
+            find_runs(shell.directory / path, 0.0)
+
+
+def test_hundreds_of_runs_are_quick(shell: Shell) -> None:
+    """Of long histories only the ends are read."""
+    shell("train", "job.yaml", "-q")
+    run = run_of(shell)
+    lines = run.events.read_text().splitlines()
+    steps = next(line for line in lines if "StepsDone" in line)
+    at = lines.index(steps)
+    run.events.write_text("\n".join([*lines[:at], *[steps] * 20_000, *lines[at:]]) + "\n")
+    for number in range(2, 50):
+        shutil.copytree(run.path, run.path.with_name(f"job-{number}"), copy_function=os.link)
+    began = time.monotonic()
+    found = find_runs(run.path.parent, 0.0)
+    assert time.monotonic() - began < 2
+    assert {(each.status, each.step, each.epoch) for each in found} == {("done", 8, 2)}
