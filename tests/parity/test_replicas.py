@@ -62,7 +62,11 @@ IN_GRID = (
 OWN = [name for name in CASES if name not in IN_GRID]
 # 2, 3, 4 and 8 all occur; cases that replicas of one process share with those of two (below) are slow here
 REPLICAS = (2, 3, 4, 8)
-SHARED = ("mlp rmsprop, L2", "mlp L2, custom", "sum of losses", "subclassed", "own train_step", "tf.Module")
+SHARED = (
+    "mlp rmsprop, L2", "mlp L2, custom", "sum of losses", "subclassed", "own train_step", "tf.Module",
+    "mlp adamw clipped, skewed", "mlp clipped by global norm, custom", "mean by sample weight", "own step function",
+    "unknown length", "two optimizers",
+)  # fmt: skip
 PAIRS = [
     pytest.param(name, REPLICAS[index % len(REPLICAS)], marks=pytest.mark.slow if name in SHARED + IN_GRID else ())
     for index, name in enumerate(CASES)

@@ -191,7 +191,12 @@ def test_my_own_model(tmp_path: Path) -> None:
 
 
 # elsewhere in CI: test_sentiment.py trains the first two, tests/parity the model of the others
-ELSEWHERE = ("sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor", "transformer_jax")
+# what other tests run, too, or a config beside them that differs in one line
+ELSEWHERE = (
+    "sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor", "transformer_jax", "convnet",
+    "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "linear_regression", "mnist_mlp",
+    "mnist_mlp_jax",
+)  # fmt: skip
 SMOKE = [
     pytest.param(path, marks=pytest.mark.slow if path.stem in ELSEWHERE else (), id=path.stem)
     for path in sorted(CONFIGS.glob("*.yaml"))
