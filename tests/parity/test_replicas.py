@@ -95,6 +95,7 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
     check(train_mirrored(name, 3), one_device(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", list(EPSILON))
 def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
     """As below: a mean of means is still seen through the rounding of 16 bits."""
