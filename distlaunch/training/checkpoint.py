@@ -143,7 +143,7 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
         earlier = [step for step in self.steps() if step < newest]
-        for step in earlier[: len(earlier) - (self._keep - 1)]:
+        for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
             shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
 
     def _remove_leftovers(self) -> None:

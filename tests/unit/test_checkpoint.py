@@ -41,6 +41,13 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert store.steps() == [3, 100_000_000]
 
 
+def test_none_is_deleted_before_there_are_too_many(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=8)
+    for step in range(1, 10):
+        store.save(STATE, Progress(step=step), {})
+        assert store.steps() == list(range(max(1, step - 7), step + 1))
+
+
 @pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta", "flipped meta", "no state"])
 def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     store = CheckpointStore(tmp_path)
