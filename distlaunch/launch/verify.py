@@ -202,7 +202,7 @@ def _verdict(
         return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
     if judgement.equal:
         return EQUAL, ()
-    if planned.kind in ("dtensor", "jax") and facts.embeddings and (judgement.first_step or 0) > 1:
+    if planned.kind in ("dtensor", "jax") and facts.embeddings and judgement.first_step != 1:
         return DOCUMENTED, (dense_embeddings(facts.embeddings),)
     reasons = explain(planned, judgement, record, reference)
     if judgement.weights_differ and record.series.worst_weight and not reasons:
