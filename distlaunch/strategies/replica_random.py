@@ -1,18 +1,21 @@
-"""Lets replicas draw the random numbers that one device would draw for their rows: dropout masks do not change.
+"""Lets rows keep the random numbers that one device would draw for them: dropout masks do not change.
 
 A random layer draws a tensor whose first dimension is the rows of its input. One device draws it for the global batch.
 Replicas, whose seeds are the same, would each draw the beginning of it, and so all have the same masks. Here each draws
 its own rows of it. TensorFlow's generator counts (Philox, Salmon et al. 2011, "Parallel random numbers: as easy as
-1, 2, 3"), so for the usual kinds of numbers nothing is drawn that is not needed.
+1, 2, 3"), so for the usual kinds of numbers nothing is drawn that is not needed. One device whose rows are in another
+order draws as always, and gives each row the numbers that it has in the usual order.
 
-What is drawn with the rows elsewhere than in the first dimension is the same in each replica.
+What is drawn with the rows elsewhere than in the first dimension is the same in each replica, and in each order.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,8 @@ _COUNTING = ("stateless_random_uniform_v2", "stateless_random_normal_v2")  # one
 _OTHERS = (
     "stateless_truncated_normal_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2"
 )  # fmt: skip
+
+_local = threading.local()  # replicas are traced in threads of their own
 
 
 @dataclass(frozen=True)
@@ -41,56 +46,88 @@ class Place:
     rows: tf.Tensor
     total: tf.Tensor
 
+    def draw(self, draw: Callable[[Any, Any], tf.Tensor], size: tf.Tensor, counter: Any, at_once: int) -> tf.Tensor:
+        """The numbers of these rows.
 
-def install(current: Callable[[], Place | None]) -> None:
-    """Replaces TensorFlow's stateless random operations; does nothing the second time.
+        Args:
+            draw: `(shape, counter)` to numbers.
+            size: shape of the result.
+            at_once: how many numbers one count makes; 0 if that is not fixed.
+        """
+        first, whole = self._within(size[0])
+        if not at_once:
+            return draw(tf.concat([[whole], size[1:]], 0), counter)[first : first + size[0]]
+        before = first * tf.reduce_prod(size[1:])
+        skipped = tf.math.floormod(before, at_once)
+        # the lower half of the counter is zero for every seed, and far from its end for every size
+        moved = tf.bitcast(tf.bitcast(counter, tf.int64) + tf.stack([before // at_once, 0]), tf.uint64)
+        flat = draw([skipped + tf.reduce_prod(size)], moved)
+        return tf.reshape(flat[skipped:], size)
 
-    Args:
-        current: the place of the replica whose step is being traced; None outside of one.
+    def _within(self, length: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The first entry of a dimension in that of one device, and the length of the latter."""
+        times = length // self.rows  # rows may have been merged with other dimensions
+        of_rows = tf.equal(times * self.rows, length)
+        first = tf.where(of_rows, times * self.start, tf.zeros_like(length))
+        return first, tf.where(of_rows, times * self.total, length)
+
+
+@dataclass(frozen=True)
+class Order:
+    """In which order one device has the rows of its batch.
+
+    Attributes:
+        rows: int64 of shape [rows]; where each row is in the usual order.
     """
+
+    rows: tf.Tensor | tf.Variable
+
+    def draw(self, draw: Callable[[Any, Any], tf.Tensor], size: tf.Tensor, counter: Any, at_once: int) -> tf.Tensor:
+        """As of `Place`."""
+        del at_once
+        order = tf.convert_to_tensor(self.rows)
+        number, entries = tf.size(order, tf.int64), tf.range(size[0])
+        times = tf.maximum(size[0] // number, 1)  # rows may have been merged with other dimensions
+        of_rows = tf.equal(times * number, size[0])
+        moved = tf.gather(order, tf.minimum(entries // times, number - 1)) * times + entries % times
+        return tf.gather(draw(size, counter), tf.where(of_rows, moved, entries))
+
+
+@contextlib.contextmanager
+def numbers_for(rows: Place | Order) -> Iterator[None]:
+    """Steps that are traced within it, in this thread, draw the numbers of these rows."""
+    _install()
+    before = getattr(_local, "rows", None)
+    _local.rows = rows
+    try:
+        yield
+    finally:
+        _local.rows = before
+
+
+def _install() -> None:
+    """Replaces TensorFlow's stateless random operations; does nothing the second time."""
     if getattr(_MODULE, "_distlaunch_installed", False):
         return
     for name in (*_COUNTING, *_OTHERS):
-        setattr(_MODULE, name, _of_own_rows(getattr(_MODULE, name), current, counting=name in _COUNTING))
+        setattr(_MODULE, name, _of_own_rows(getattr(_MODULE, name), counting=name in _COUNTING))
     _MODULE._distlaunch_installed = True
 
 
-def _of_own_rows(draw: Callable[..., Any], current: Callable[[], Place | None], *, counting: bool) -> Any:
+def _of_own_rows(draw: Callable[..., Any], *, counting: bool) -> Any:
     def drawn(shape: Any, key: Any, counter: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        place = current()
-        static = None if place is None else tensor_util.constant_value_as_shape(tf.convert_to_tensor(shape))
+        rows: Place | Order | None = getattr(_local, "rows", None)
+        static = None if rows is None else tensor_util.constant_value_as_shape(tf.convert_to_tensor(shape))
         # the number of rows is never known before the step runs; what is known is something else
-        if place is None or static is None or not static.rank or static[0] is not None:
+        if rows is None or static is None or not static.rank or static[0] is not None:
             return draw(shape, key, counter, *args, **kwargs)
-        size = tf.cast(shape, tf.int64)
-        first, whole = _within(size[0], place)
-        if counting:
-            tensor = _counted(draw, size, first, key, counter, *args, **kwargs)
-        else:
-            tensor = draw(tf.concat([[whole], size[1:]], 0), key, counter, *args, **kwargs)
-            tensor = tensor[first : first + size[0]]
+
+        def of_counter(shape: Any, counter: Any) -> tf.Tensor:
+            return draw(shape, key, counter, *args, **kwargs)
+
+        at_once = (2 if tf.as_dtype(kwargs.get("dtype", tf.float32)) == tf.float64 else 4) if counting else 0
+        tensor = rows.draw(of_counter, tf.cast(shape, tf.int64), counter, at_once)
         tensor.set_shape(static)
         return tensor
 
     return drawn
-
-
-def _within(length: tf.Tensor, place: Place) -> tuple[tf.Tensor, tf.Tensor]:
-    """The first entry of a dimension in that of one device, and the length of the latter."""
-    times = length // place.rows  # rows may have been merged with other dimensions
-    of_rows = tf.equal(times * place.rows, length)
-    first = tf.where(of_rows, times * place.start, tf.zeros_like(length))
-    return first, tf.where(of_rows, times * place.total, length)
-
-
-def _counted(
-    draw: Callable[..., Any], size: tf.Tensor, first: tf.Tensor, key: Any, counter: Any, *args: Any, **kwargs: Any
-) -> tf.Tensor:
-    """Entries from `first` on, without drawing those before."""
-    at_once = 2 if tf.as_dtype(kwargs.get("dtype", tf.float32)) == tf.float64 else 4
-    before = first * tf.reduce_prod(size[1:])
-    skipped = tf.math.floormod(before, at_once)
-    # the lower half of the counter is zero for every seed, and far from its end for every size
-    moved = tf.bitcast(tf.bitcast(counter, tf.int64) + tf.stack([before // at_once, 0]), tf.uint64)
-    flat = draw([skipped + tf.reduce_prod(size)], key, moved, *args, **kwargs)
-    return tf.reshape(flat[skipped:], size)

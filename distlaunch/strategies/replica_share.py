@@ -28,9 +28,8 @@ from keras.src.backend.tensorflow import nn as keras_nn
 from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils
 
-from distlaunch.strategies import replica_random
 from distlaunch.strategies.replica_input import first_row
-from distlaunch.strategies.replica_random import Place
+from distlaunch.strategies.replica_random import Place, numbers_for
 
 _local = threading.local()  # replicas are traced in threads of their own
 
@@ -44,11 +43,11 @@ def replica_share(rows: tf.Tensor, total: tf.Tensor) -> Iterator[None]:
         total: scalar float32, examples of the global batch.
     """
     _local.share, _local.means, _local.rows, _local.total = rows / total, False, rows, total
-    _local.place = _place(rows, total)
     try:
-        yield
+        with numbers_for(_place(rows, total)):
+            yield
     finally:
-        del _local.share, _local.rows, _local.total, _local.place
+        del _local.share, _local.rows, _local.total
 
 
 def _place(rows: tf.Tensor, total: tf.Tensor) -> Place:
@@ -136,7 +135,6 @@ def install() -> None:
     loss_module.unscale_loss_for_distribution = unscale_by_share
     loss_module.reduce_weighted_values = reduce_globally
     compile_utils.CompileLoss.call = call_with_means
-    replica_random.install(lambda: getattr(_local, "place", None))
     keras_nn._compute_moments_sync = moments_of_rows
     loss_module._distlaunch_installed = True
 

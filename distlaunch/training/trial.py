@@ -24,6 +24,7 @@ from distlaunch.errors import CheckpointError
 from distlaunch.events import Event, StepsDone
 from distlaunch.strategies.protocol import Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
+from distlaunch.strategies.replica_random import Order, numbers_for
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
 from distlaunch.training.inspection import facts_of, takes_shards
@@ -37,6 +38,9 @@ _SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is 
 _SANE = {"float32": 1e-3, "float64": 1e-6}
 _SANE_IF_MIXED = 0.1
 """What rounding can do to the loss of the first step, at most."""
+_SANE_ORDER = 1e-4
+"""What another order of the examples can do to it where layers draw random numbers. More, and the numbers of some layer
+do not follow the order."""
 
 
 class Stopped(Exception):  # noqa: N818 (no error)
@@ -49,10 +53,15 @@ class Trial:
     def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
         self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+        self._rows: list[int] = []  # of each step's batch
+        self._places: tf.Variable | None = None
+        """Where each row of a step's batch is in the usual order; the reference's."""
 
     def prepare(self, model: keras.Model) -> None:
         """To be called when the model is built, before its steps are made."""
         watch_gradients(model)
+        if self._order.reference:
+            self._places = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
     def run(self, session: Session, path: Path) -> None:
         """Runs the trial and writes its record; every task calls it.
@@ -62,7 +71,9 @@ class Trial:
         """
         store, is_chief = session.store, session.strategy.is_chief
         if self._order.reference:
-            record = self._reference(session, store)
+            assert self._places is not None, "the model is built"
+            with numbers_for(Order(self._places)):
+                record = self._reference(session, store)
         else:
             source = _source(session)
             series, final = self._train(session, store.load(0).state if is_chief else None, source)
@@ -77,11 +88,11 @@ class Trial:
         initial = session.program.snapshot()
         store.save(initial, Progress(), plain)
         facts = facts_of(self._config, session.model, source)
+        self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
         series, final = self._train(session, initial, source)
         store.save(final, Progress(step=self._order.steps), plain)
         noise, origin = self._noise(session, initial, source, (series, final), facts)
-        rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
-        return Record(1, series, facts, rows, noise, origin)
+        return Record(1, series, facts, self._rows, noise, origin)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
@@ -91,30 +102,35 @@ class Trial:
         what happens where rounding moves an activation over the kink of a ReLU. Rounding the weights does.
         """
         series, final = reference
-        seeds = range(1, NOISE_RUNS + 1)
-        variants: dict[str, list[tuple[State, Source]]] = {
-            "permuted": [(initial, permuted(source, seed)) for seed in seeds],
-            "rounded": [(rounded(initial, seed), source) for seed in seeds],
-        }
         if facts.random_ops:  # each run reads other data
-            variants = {}
-        if facts.random:  # other masks for the same example
-            variants.pop("permuted", None)
-        runs: list[Series] = []
-        names: list[str] = []
-        for name, variant in variants.items():
-            found = [_compared(*self._train(session, *each), final) for each in variant]
-            if _is_rounding(session.model, found, series):
-                runs, names = runs + found, [*names, name]
-        return runs, " and ".join(names) or "none"
+            return [], "none"
+        limit = _SANE.get(session.model.dtype_policy.name, _SANE_IF_MIXED)
+        limit_of_order = min(limit, _SANE_ORDER) if facts.random else limit
+        seeds = range(1, NOISE_RUNS + 1)
+        moved = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
+        kinds = {"rounded": (moved, limit)}
+        if not _is_sparse(source):
+            other = [_compared(*self._train(session, initial, source, seed), final) for seed in seeds]
+            kinds = {"permuted": (other, limit_of_order), **kinds}
+        kept = {name: runs for name, (runs, allowed) in kinds.items() if _is_rounding(runs, series, allowed)}
+        return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
 
-    def _train(self, session: Session, state: State | None, source: Source) -> tuple[Series, State]:
-        """The steps from a state; the chief's counts."""
+    def _train(
+        self, session: Session, state: State | None, source: Source, order: int | None = None
+    ) -> tuple[Series, State]:
+        """The steps from a state; the chief's counts.
+
+        Args:
+            order: a seed by which the examples of each batch are permuted; None: they stay as they are.
+        """
         program, logs, norms = session.program, [], []
-        program.set_train_data(source)
+        program.set_train_data(source if order is None else permuted(source, order))
         program.restore(state)
         for step in range(1, self._order.steps + 1):
             program.reset_metrics()
+            if self._places is not None:
+                rows = self._rows[step - 1]
+                self._places.assign(tf.range(rows, dtype=tf.int64) if order is None else _order(rows, order, step - 1))
             began = time.monotonic()
             result = program.run_steps(1, Vote(stop=self._should_stop()))
             if result.vote.stop or (self._order.reference and self._should_stop()):
@@ -133,19 +149,25 @@ def _source(session: Session) -> Source:
 
 
 def permuted(source: Source, seed: int) -> Source:
-    """The same batches, with the examples of each in another order. Sparse batches stay as they are."""
+    """The same batches, none of them sparse, with the examples of each in another order."""
 
     def shuffle(number: tf.Tensor, element: Any) -> Any:
-        rows = tf.range(num_rows(element))
-        order = tf.random.experimental.stateless_shuffle(rows, seed=[tf.constant(seed, tf.int64), number])
-        leaves = tf.nest.flatten(element)
-        if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
-            return element
+        order = _order(num_rows(element), seed, number)
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), element)
 
     packed = source.elements.map(lambda *element: (pack(element),)) if _is_tuple(source) else source.elements
     numbered = packed.enumerate()
     return replace(source, elements=numbered.map(lambda number, element: shuffle(number, _unwrapped(element, source))))
+
+
+def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
+    """Where each row of a permuted batch was; int64 of shape [rows]."""
+    seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
+    return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
+
+
+def _is_sparse(source: Source) -> bool:
+    return any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(source.elements.element_spec))
 
 
 def _is_tuple(source: Source) -> bool:
@@ -170,9 +192,8 @@ def rounded(state: State, seed: int) -> State:
     return {name: moved(name, value) for name, value in state.items()}
 
 
-def _is_rounding(model: Any, noise: list[Series], series: Series) -> bool:
+def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
     """Whether the first step, in which nothing has grown yet, deviates no more than rounding can make it."""
-    limit = _SANE.get(model.dtype_policy.name, _SANE_IF_MIXED)
     names = [name for name in series.logs[0] if "loss" in name]
     pairs = [(run.logs[0].get(name, math.nan), series.logs[0][name], limit) for run in noise for name in names]
     for run in noise:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from distlaunch.strategies import replica_share
 from distlaunch.strategies.replica_input import split_rows
+from distlaunch.strategies.replica_random import Order, numbers_for
 
 REPLICAS = 3
 
@@ -71,6 +72,22 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
         np.testing.assert_array_equal(got, whole.numpy())
     for part in strategy.experimental_local_results(together):
         np.testing.assert_array_equal(part.numpy(), alone.numpy())
+
+
+@pytest.mark.parametrize("rows", [12, 7])
+def test_rows_in_another_order_keep_their_numbers(rows: int) -> None:
+    x, order = np.ones((rows, 5), np.float32), np.random.default_rng(0).permutation(rows)
+    layer = Draws()
+    signature = [tf.TensorSpec([None, 5])]
+    state = layer.seed.state.numpy()
+    *expected, alone = tf.function(layer, input_signature=signature)(x)
+    layer.seed.state.assign(state)
+    with numbers_for(Order(tf.Variable(order))):
+        *drawn, together = tf.function(layer.call, input_signature=signature)(x)
+    for usual, own in zip(expected, drawn, strict=True):
+        by_row = [np.reshape(part.numpy(), (rows, -1)) for part in (usual, own)]
+        np.testing.assert_array_equal(by_row[1], by_row[0][order])
+    np.testing.assert_array_equal(together, alone)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
