@@ -35,6 +35,7 @@ from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica_branches import BRANCHES
 from distlaunch.strategies.replica_share import chain
 from distlaunch.strategies.variables import optimizers_of
+from distlaunch.strategies.whole_weights import give_whole_weights
 
 _in_process: dict[tuple[int, int], Any] = {}
 """Servers of this process, which cannot be stopped, by numbers of workers and ps: a second run uses them again."""
@@ -96,6 +97,7 @@ class ParameterServer(StrategyDefaults):
     def adopt(self, model: keras.Model) -> None:
         if self._partitioner is not None:
             show_shards(model)
+            give_whole_weights(model)
         for optimizer in optimizers_of(model):
             if any(whole_path(variable) for variable in model.trainable_variables):
                 check_optimizer(optimizer)

@@ -11,7 +11,7 @@ and never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, t
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -122,6 +122,20 @@ def show_shards(model: keras.Model) -> None:
         table = getattr(layer, "_embeddings", None)
         if isinstance(layer, keras.layers.Embedding) and table is not None and is_split(table):
             _look_up_in_shards(layer)
+
+
+def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Variables by path; the shards of one that is split count as one, in the place of the first."""
+    shards: dict[str, list[Any]] = {}
+    for variable in variables:
+        if (whole := whole_path(variable)) is not None:
+            shards.setdefault(whole, []).append(variable)
+    for variable in variables:
+        whole = whole_path(variable)
+        if whole is None:
+            yield variable.path, variable
+        elif whole in shards:
+            yield whole, Shards(shards.pop(whole))
 
 
 def _shard_variables(whole: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.strategies.partition import Shards, whole_path
+from distlaunch.strategies.partition import joined
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 
@@ -61,24 +61,10 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
 
 def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: dict[str, int] = {}
-    for path, variable in _joined(list(variables)):
+    for path, variable in joined(list(variables)):
         name = f"{prefix}/{path}"
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), variable
-
-
-def _joined(variables: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Variables by path; the shards of one that is split count as one, in the place of the first."""
-    shards: dict[str, list[Any]] = {}
-    for variable in variables:
-        if (whole := whole_path(variable)) is not None:
-            shards.setdefault(whole, []).append(variable)
-    for variable in variables:
-        whole = whole_path(variable)
-        if whole is None:
-            yield variable.path, variable
-        elif whole in shards:
-            yield whole, Shards(shards.pop(whole))
 
 
 def host_value(variable: Any) -> np.ndarray:

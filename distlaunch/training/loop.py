@@ -17,7 +17,6 @@ import numpy as np
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, StepsDone
-from distlaunch.strategies.partition import whole_path
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks import (
@@ -257,7 +256,7 @@ class TrainingLoop:
         if not self._around.is_chief:
             return
         progress = replace(self._progress, callbacks=[plain_state(callback) for callback in self._callbacks])
-        for index, callback in enumerate(self._callbacks if self._weights_are_whole() else ()):
+        for index, callback in enumerate(self._callbacks):
             state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
         began = self._around.clock()
         try:
@@ -269,10 +268,6 @@ class TrainingLoop:
         seconds = self._around.clock() - began
         self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
 
-    def _weights_are_whole(self) -> bool:
-        """Callbacks hold weights as the model lists them: shards fit no model that is split otherwise."""
-        return not any(whole_path(variable) is not None for variable in self._model.variables)
-
     def _restore_callbacks(self, start: Progress, arrays: State) -> None:
         for index, callback in enumerate(self._callbacks):
             place = place_of(callback, index)
@@ -280,8 +275,7 @@ class TrainingLoop:
                 restore_state(callback, start.callbacks[place])
             prefix = f"{CALLBACK}{place}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-            if self._weights_are_whole():
-                restore_arrays(callback, own)
+            restore_arrays(callback, own)
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
         history.epoch = list(range(start.epoch))

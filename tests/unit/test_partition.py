@@ -8,7 +8,8 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.config.strategy import Partitioner  # noqa: E402
-from distlaunch.strategies.partition import Shards, make_partitioner, num_shards, shard_bounds  # noqa: E402
+from distlaunch.strategies.partition import Shards, make_partitioner, num_shards, shard_bounds, show_shards  # noqa: E402
+from distlaunch.strategies.whole_weights import give_whole_weights  # noqa: E402
 
 WHOLE = np.arange(21, dtype=np.float32).reshape(7, 3) - 10
 
@@ -68,3 +69,54 @@ def test_assigning_and_looking_up(shards: Shards) -> None:
 def test_partitioners(arguments: dict, shape: list[int], expected: int) -> None:
     partitioner = make_partitioner(Partitioner(**arguments))
     assert num_shards(partitioner, tf.TensorShape(shape), tf.float32) == expected
+
+
+def test_weights_come_out_whole(virtual_devices: None, tmp_path) -> None:
+    """What a split model gives out and writes is what a whole one takes, and back."""
+    keras = pytest.importorskip("keras")
+
+    class Scale(keras.layers.Layer):
+        """Keras writes its variables by their position."""
+
+        def build(self, shape):
+            self.offset = self.add_weight(shape=(shape[-1],), name="offset")
+            self.factor = self.add_weight(shape=(shape[-1],), name="factor", initializer="ones")
+
+        def call(self, x):
+            return x * tf.convert_to_tensor(self.factor) + tf.convert_to_tensor(self.offset)
+
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Input((4,)), keras.layers.Dense(7), Scale(), keras.layers.Dense(2)]
+        return keras.Sequential(layers)
+
+    def split(next_creator, **kwargs):
+        value = kwargs["initial_value"]
+        value = tf.convert_to_tensor(value() if callable(value) else value)
+        if not value.dtype.is_floating or value.shape.rank == 0:
+            return next_creator(**kwargs)
+        parts = [value[start:stop] for start, stop in shard_bounds(int(value.shape[0]), 2)]
+        return Shards([next_creator(**{**kwargs, "initial_value": part, "shape": part.shape}) for part in parts])
+
+    whole, x = made(), np.ones((8, 4), np.float32)
+    whole.set_weights([value + 0.5 for value in whole.get_weights()])
+    with tf.variable_creator_scope(split):
+        model = made()
+    show_shards(model)
+    give_whole_weights(model)
+    assert [value.shape for value in model.get_weights()] == [value.shape for value in whole.get_weights()]
+    model.set_weights(whole.get_weights())
+    for own, expected in zip(model.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, expected)
+    np.testing.assert_allclose(model(x), whole(x), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"shape \(4, 7\); got \(7, 4\)"):
+        model.set_weights([value.T for value in whole.get_weights()])
+    path = tmp_path / "whole.weights.h5"
+    whole.save_weights(path)
+    model.set_weights([value * 0 for value in whole.get_weights()])
+    model.load_weights(path)
+    model.save_weights(tmp_path / "split.weights.h5")
+    other = made()
+    other.load_weights(tmp_path / "split.weights.h5")
+    for own, expected in zip(other.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, expected)
