@@ -102,12 +102,22 @@ def test_a_lost_server_or_coordinator_restarts_the_job_once(tmp_path: Path, task
     assert curve[-1] == 200
 
 
+LOADED = """
+import keras, numpy as np
+model = keras.models.load_model("last.keras")
+parts = {"model": model.weights, "optimizer": model.optimizer.variables}
+np.savez("variables.npz", **{f"{name}_{i}": v.numpy() for name, part in parts.items() for i, v in enumerate(part)})
+"""
+"""What a callback of the split model has written, as any Keras loads it."""
+
+
 def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
     """SIGTERM: exit 4 with a checkpoint; resumed, the weights are those of the uninterrupted run, bit by bit."""
     options = (*NO_EXPORT, *NO_EVALUATOR)
     options += set_("train.epochs=3", "data.train_examples=3000", "train.steps_per_call=4")
     options += set_("determinism=true", "cluster.workers=1", "cluster.ps=2")
     partitioned = set_("strategy.partitioner={kind: fixed_shards, num_shards: 2}")
+    partitioned += set_("train.callbacks=[{name: ModelCheckpoint, args: {filepath: last.keras}}]")
     code, _, err = run("train", FASHION, *options, "--name", "whole", cwd=tmp_path)
     assert code == 0, err
     job = start("train", FASHION, *options, *partitioned, "--name", "stopped", cwd=tmp_path)
@@ -123,6 +133,15 @@ def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> N
     assert expected.keys() == got.keys(), "a split variable is stored whole"
     for name, value in expected.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    written = np.load(tmp_path / "variables.npz")
+    trained = [value for name, value in expected.items() if name.startswith("model/")]
+    slots = [value for name, value in expected.items() if name.startswith("optimizer/")]
+    for group, values in (("model", trained), ("optimizer", slots)):
+        assert len(values) == sum(name.startswith(group) for name in written)
+        for index, value in enumerate(values):
+            np.testing.assert_array_equal(written[f"{group}_{index}"], value)
 
 
 def test_both_hostings_give_the_same_report(tmp_path: Path) -> None:
