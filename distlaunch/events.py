@@ -223,21 +223,46 @@ class RunEnded(Event):
     logs: Logs = field(default_factory=dict)
 
 
+_MOST_WAITING = 10_000
+"""Of steps; epochs, checkpoints and ends wait in any number."""
+
+
 class EventWriter:
-    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line."""
+    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line.
+
+    A disk that is full stops nobody: events wait in memory, and are written with the first that can be.
+    """
 
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self._attempt, self._task = attempt, task
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting: list[bytes] = []
+        self._torn = False
 
     def write(self, event: Event) -> Event:
         """Stamps the event with time, attempt and task, and appends it."""
         stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt, task=self._task)
-        os.write(self._fd, (stamped.to_json() + "\n").encode())
+        if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
+            self._waiting.append((stamped.to_json() + "\n").encode())
+        self._flush()
         return stamped
 
+    def _flush(self) -> None:
+        while self._waiting:
+            line = (b"\n" if self._torn else b"") + self._waiting[0]
+            try:
+                written = os.write(self._fd, line)
+            except OSError:
+                return
+            # the rest of a line does not follow: others may have written meanwhile
+            self._torn = written < len(line)
+            if written < len(line):
+                return
+            del self._waiting[0]
+
     def close(self) -> None:
+        """What could not be written by now is lost."""
         os.close(self._fd)
 
 

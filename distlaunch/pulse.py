@@ -44,7 +44,7 @@ class Pulse:
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb+") as file:
-                os.ftruncate(file.fileno(), _FORMAT.size)
+                os.posix_fallocate(file.fileno(), 0, _FORMAT.size)  # a hole would kill the task on a full disk
                 self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         self._change(beats=1)
         threading.Thread(target=self._beat, name="pulse", daemon=True).start()

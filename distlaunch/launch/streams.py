@@ -81,10 +81,12 @@ class _Stream:
     task: str
     pipe: IO[bytes]
     log_path: Path
-    log_fd: int | None
+    log_fd: int
     allowance: Allowance
     splitter: LineSplitter = field(default_factory=LineSplitter)
     num_hidden: int = 0
+    num_lost: int = 0
+    """Bytes that could not be written to the log since the last that could."""
 
 
 class Pump:
@@ -144,15 +146,18 @@ class Pump:
         return len(data)
 
     def _write_log(self, stream: _Stream, data: bytes) -> None:
+        """A full disk must not take the job down with it; the log goes on when there is room again."""
         view = memoryview(data)
-        while view and stream.log_fd is not None:
-            try:
+        try:
+            if stream.num_lost:
+                os.write(stream.log_fd, f"\n[distlaunch: {stream.num_lost:,} bytes could not be written]\n".encode())
+                stream.num_lost = 0
+            while view:
                 view = view[os.write(stream.log_fd, view) :]
-            except OSError as error:
-                # a full disk must not take the job down with it
-                os.close(stream.log_fd)
-                stream.log_fd = None
-                self._show(stream.task, f"{stream.log_path} cannot be written any more: {error.strerror}")
+        except OSError as error:
+            if not stream.num_lost:
+                self._show(stream.task, f"{stream.log_path} cannot be written: {error.strerror}")
+            stream.num_lost += len(view)
 
     def _forward(self, stream: _Stream, data: bytes) -> None:
         now = self._clock()
@@ -183,5 +188,4 @@ class Pump:
                 self._show(stream.task, line)
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
-        if stream.log_fd is not None:
-            os.close(stream.log_fd)
+        os.close(stream.log_fd)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.errors import CheckpointError, ConfigError, Problem
 from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, StepsDone
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
@@ -89,6 +89,9 @@ class TrainingLoop:
         Args:
             state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
             callback_arrays: those of them that are callbacks', in every task.
+
+        Raises:
+            CheckpointError: the last checkpoint cannot be written: what the run is for would be lost.
         """
         self._progress = start
         self._around.on_step(start.step)
@@ -102,11 +105,12 @@ class TrainingLoop:
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
             if ended is None:
-                self._save_checkpoint()
+                self._save_checkpoint(otherwise="the run can go on from an older one")
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
         self._hooks.on_train_end(logs)
-        self._save_checkpoint()  # after on_train_end, in which EarlyStopping may put the best weights back
+        # after on_train_end, in which EarlyStopping may put the best weights back
+        self._save_checkpoint(otherwise=None)
         return Outcome("done", self._progress, scalars(logs))
 
     def _source(self, start: Progress) -> Any:
@@ -250,7 +254,11 @@ class TrainingLoop:
 
     # state
 
-    def _save_checkpoint(self) -> None:
+    def _save_checkpoint(self, *, otherwise: str | None = "training goes on") -> None:
+        """
+        Args:
+            otherwise: what then happens if it cannot be written; None: the run fails.
+        """
         self._around.on_meeting()
         state = self._program.snapshot()
         if not self._around.is_chief:
@@ -262,7 +270,11 @@ class TrainingLoop:
         try:
             path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
         except OSError as error:
-            reason = f"not written: {error.strerror or error}; training goes on"
+            why = error.strerror or str(error)
+            if otherwise is None:
+                message = f"the last checkpoint, of step {progress.step}, cannot be written: {why}"
+                raise CheckpointError(f"{message}; make room, and resume the run") from None
+            reason = f"not written: {why}; {otherwise}"
             self._around.emit(CheckpointFailed(step=progress.step, reason=reason))
             return
         seconds = self._around.clock() - began
