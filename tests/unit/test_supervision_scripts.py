@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
@@ -83,6 +84,17 @@ DECISIONS = {
 def test_decide(case: str) -> None:
     rules, history, now, expected = DECISIONS[case]
     assert decide(history, now, rules) == expected
+
+
+def test_many_servers_are_decided_on_at_once() -> None:
+    """The launcher asks several times a second; while it decides, nobody reads the output of the tasks."""
+    servers = [f"worker:{index}" for index in range(500)] + [f"ps:{index}" for index in range(500)]
+    rules = Rules(CHIEF, False, 100, 30, frozenset(servers), scripts=True)
+    history = [*up(CHIEF, *servers), Exited(5, CHIEF, 0)]
+    began = time.monotonic()
+    decision = decide(history, 5, rules)
+    assert time.monotonic() - began < 1
+    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, TERM, ())
 
 
 ASKED = [Asked(10, TERM), Sent(10, TERM)]
