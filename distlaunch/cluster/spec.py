@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class ClusterSpec:
 
     jobs: Mapping[str, tuple[str, ...]]
 
-    @property
+    @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks; the chief, or worker 0 where there is no chief, comes first."""
         return tuple(Task(job, index) for job in JOBS for index in range(len(self.jobs.get(job, ()))))
