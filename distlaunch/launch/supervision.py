@@ -1,4 +1,4 @@
-"""What to do about a run's processes, as pure functions: history in, what to do out. How it ended: `verdict`."""
+"""What to do about a run's processes, as pure functions of where they stand. How it ended: `verdict`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlaunch.errors import ExitCode
-from distlaunch.launch.facts import Exited, Fact, Rules
+from distlaunch.launch.facts import Exited, Rules
 from distlaunch.launch.standing import (
     Reason,
     Standing,
@@ -67,9 +67,8 @@ class _Times:
     kill_at: float
 
 
-def decide(history: Sequence[Fact], now: float, rules: Rules) -> Decision:
+def decide(standing: Standing, now: float, rules: Rules) -> Decision:
     """What to do now, given what has happened."""
-    standing = Standing.of(history)
     found = reasons(standing, rules)
     due = [reason for reason in found if reason[0] <= now]
     if not due and (decision := _replace(standing, rules)) is not None:

@@ -10,7 +10,7 @@ import pytest
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
 from distlaunch.launch.facts import Training as Up
-from distlaunch.launch.standing import Why
+from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import Verdict, conclude
 from distlaunch.protocol import DUMP_SIGNAL
@@ -83,7 +83,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     rules, history, now, expected = DECISIONS[case]
-    assert decide(history, now, rules) == expected
+    assert decide(Standing.of(history), now, rules) == expected
 
 
 def test_many_servers_are_decided_on_at_once() -> None:
@@ -92,7 +92,7 @@ def test_many_servers_are_decided_on_at_once() -> None:
     rules = Rules(CHIEF, False, 100, 30, frozenset(servers), scripts=True)
     history = [*up(CHIEF, *servers), Exited(5, CHIEF, 0)]
     began = time.monotonic()
-    decision = decide(history, 5, rules)
+    decision = decide(Standing.of(history), 5, rules)
     assert time.monotonic() - began < 1
     assert (decision.why, decision.send, decision.to) == (Why.LINGERING, TERM, ())
 
