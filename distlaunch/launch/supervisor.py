@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
@@ -143,7 +143,10 @@ class Supervisor:
             now = self._clock()
             if now < look_at:
                 continue
-            self._read_events()
+            events = list(self._follower.read())
+            if events:  # what a task printed before it told something is shown before that
+                self._pump.turn(0.0)
+            self._take(events)
             # after the events: what had happened before a signal came must not seem to be later
             self._hear(heard, self._clock())
             heard = []
@@ -180,7 +183,10 @@ class Supervisor:
                 self._observer.note(what + ctrl_c)
 
     def _read_events(self) -> None:
-        for event in self._follower.read():
+        self._take(self._follower.read())
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
             self._lookout.hear()
             self._progress.add(event)
             for fact in facts_of(event, self._clock()):
