@@ -183,9 +183,6 @@ class Supervisor:
                 what = "stopping after the current step" if training and not self._told_waiting else "stopping"
                 self._observer.note(what + ctrl_c)
 
-    def _read_events(self) -> None:
-        self._take(self._follower.read())
-
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
             self._lookout.hear()
@@ -207,13 +204,12 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Notes which processes have ended; their last words are read before their end counts."""
-        ended = [
-            (name, child) for name, child in self._children.items() if child.code is None and child.poll() is not None
-        ]
+        left = [(name, child) for name, child in self._children.items() if child.code is None]
+        ended = [(name, child) for name, child in left if child.poll() is not None]
         for name, _ in ended:
             self._pump.finish(name)
         if ended:
-            self._read_events()
+            self._take(self._follower.read())
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
@@ -266,7 +262,7 @@ class Supervisor:
             find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
         )
         self._write_end(verdict.status, failure)
-        self._read_events()
+        self._take(self._follower.read())
         asked = bool(self._standing.asked)
         return Outcome(
             verdict.status,
