@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +24,13 @@ EXPORTS = {
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
-def write_atomically(path: Path, text: str | Iterable[str]) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Readers see the old file or the whole new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -150,8 +148,7 @@ class RunDir:
         return bool(ends) and ends[-1].status == "done"
 
     def write_json(self, path: Path, data: Any) -> None:
-        # piece by piece: the plan of a thousand tasks, each with the addresses of all, is large
-        write_atomically(path, itertools.chain(json.JSONEncoder(indent=2).iterencode(data), "\n"))
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
 
     @staticmethod
     def claim(runs_dir: Path | str, name: str) -> RunDir:

@@ -35,7 +35,7 @@ class Owner:
 
     @staticmethod
     def parse(text: str) -> Owner:
-        """What `str` has made; also the bare number of older versions."""
+        """What `str` has made."""
         pid, host, kind, *_ = [*text.split(), "", "", ""]
         return Owner(int(pid), host, kind == NOTEBOOK) if pid.isdigit() else Owner()
 

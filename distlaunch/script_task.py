@@ -12,7 +12,6 @@ import importlib.util
 import io
 import os
 import sys
-import traceback
 import types
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -116,8 +115,10 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
 
 def _end_with(error: BaseException, files: TaskDir) -> None:
     """Tells the launcher and the log of an exception, and ends as Python does after one."""
+    from distlaunch.task_error import write_exception
+
     error.__traceback__ = _without_own_frames(error.__traceback__)
-    _write_error(error, files)
+    write_exception(files, error)
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         import signal
@@ -132,28 +133,6 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace
-
-
-def _write_error(error: BaseException, files: TaskDir) -> None:
-    import json
-    import socket
-    import time
-
-    from distlaunch.run_dir import write_atomically
-
-    data = {
-        "kind": "exception",
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "user_error": False,
-    }
-    try:
-        write_atomically(files.error_json, json.dumps(data, indent=2) + "\n")
-    except OSError as failed:  # a full disk; the log still has the traceback
-        print(f"cannot write {files.error_json}: {failed}", file=sys.stderr)
 
 
 if __name__ == "__main__":

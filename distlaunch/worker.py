@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import signal
 import socket
@@ -28,7 +27,8 @@ from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
 from distlaunch.lifeline import hold_lifeline
 from distlaunch.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.pulse import Pulse
-from distlaunch.run_dir import RunDir, write_atomically
+from distlaunch.run_dir import RunDir
+from distlaunch.task_error import write_exception, write_problems
 from distlaunch.trials import TrialOrder
 
 
@@ -139,13 +139,13 @@ def _run(arguments: argparse.Namespace) -> int:
         session.leave()
         return ExitCode.DONE
     except ConfigError as error:
-        problems = [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
-        _write_error(files.error_json, {"kind": "config", "problems": problems})  # the launcher shows it, once
+        write_problems(files, error.problems)  # the launcher shows them, once
         return ExitCode.USAGE
     except BaseException as error:
-        if not isinstance(error, DistlaunchError):  # those are told whole by the launcher
+        user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
+        if not user_error:
             traceback.print_exc()
-        _write_error(files.error_json, {**_describe(error), "step": pulse.step})
+        write_exception(files, error, step=pulse.step, user_error=user_error)
         return ExitCode.FAILED
 
 
@@ -174,25 +174,6 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
     if arguments.task == spec.chief:
         return run.events
     return run.task(arguments.attempt, str(arguments.task)).events
-
-
-def _describe(error: BaseException) -> dict[str, Any]:
-    return {
-        "kind": "exception",
-        "type": type(error).__name__,
-        "message": str(error),
-        "traceback": traceback.format_exc(),
-        "host": socket.gethostname(),
-        "time": time.time(),
-        "user_error": isinstance(error, DistlaunchError),
-    }
-
-
-def _write_error(path: Any, data: dict[str, Any]) -> None:
-    try:
-        write_atomically(path, json.dumps(data, indent=2) + "\n")
-    except OSError as error:  # a full disk; the log still has the traceback
-        print(f"cannot write {path}: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,10 @@ class Task:
     def __str__(self) -> str:
         return f"{self.job}:{self.index}"
 
+    def to_plain(self) -> dict[str, Any]:
+        """As in TF_CONFIG."""
+        return {"type": self.job, "index": self.index}
+
     @staticmethod
     def parse(text: str) -> Task:
         """The inverse of `str`; raises UsageError."""
@@ -41,7 +46,7 @@ class ClusterSpec:
 
     jobs: Mapping[str, tuple[str, ...]]
 
-    @property
+    @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks; the chief, or worker 0 where there is no chief, comes first."""
         return tuple(Task(job, index) for job in JOBS for index in range(len(self.jobs.get(job, ()))))
@@ -54,10 +59,13 @@ class ClusterSpec:
     def address(self, task: Task) -> str:
         return self.jobs[task.job][task.index]
 
+    def to_plain(self) -> dict[str, list[str]]:
+        """As in TF_CONFIG."""
+        return {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
+
     def tf_config(self, task: Task) -> str:
         """The value of TF_CONFIG for a task."""
-        cluster = {job: list(addresses) for job, addresses in self.jobs.items() if addresses}
-        return json.dumps({"cluster": cluster, "task": {"type": task.job, "index": task.index}})
+        return json.dumps({"cluster": self.to_plain(), "task": task.to_plain()})
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:

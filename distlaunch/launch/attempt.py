@@ -51,21 +51,18 @@ def run_attempt(
     """
     from distlaunch.config.load import dump_config
 
-    whole = config
-    if workers is not None or isinstance(config.cluster.workers, Span):
-        config = with_workers(config, workers or config.cluster.num_workers)
+    whole, config = config, with_workers(config, workers or config.cluster.num_workers)
     place = ENGINES[engine].find(config, environ)
     try:
         config = fit_config(config, place.cluster)
         attempt = run.next_attempt()
         plan = plan_launch(config, run, attempt, mode, place.cluster, here=place.here, gpus=place.gpus, extra=extra)
-        text = dump_config(config)
-        write_atomically(run.attempt_config(attempt), text)
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
+        write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
             # a run that is resumed may have all of its workers again
-            is_span = isinstance(whole.cluster.workers, Span)
-            write_atomically(run.config, dump_config(whole) if is_span else text)
+            kept = whole if isinstance(whole.cluster.workers, Span) else config
+            write_atomically(run.config, dump_config(kept))
             run.write_json(run.plan, plan.to_plain())
             run.write_json(run.environment, describe_environment(place.gpus))
         for task in plan.tasks:

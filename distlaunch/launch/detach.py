@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -49,7 +50,8 @@ class Daemon:
         for standard in (1, 2):
             os.dup2(fd, standard)
         os.close(fd)
-        os.write(self._pipe, b"1")
+        with contextlib.suppress(BrokenPipeError):  # the terminal was closed meanwhile, and nobody waits any more
+            os.write(self._pipe, b"1")
         os.close(self._pipe)
         self._pipe = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import signal
 from dataclasses import dataclass
 
@@ -156,6 +157,11 @@ class Rules:
     replaceable: frozenset[str] = frozenset()
     aside: frozenset[str] = frozenset()
     scripts: bool = False
+
+    @functools.cached_property
+    def auxiliary(self) -> frozenset[str]:
+        """Tasks whose end is never the run's end."""
+        return self.servers | self.aside
 
     @property
     def preempted(self) -> tuple[int, ...]:

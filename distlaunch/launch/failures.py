@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import signal
-import time
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.launch.facts import PREEMPTION_CODE, Blame
 from distlaunch.launch.noise import is_noise
-from distlaunch.run_dir import TaskDir, write_atomically
+from distlaunch.run_dir import TaskDir
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
@@ -165,20 +163,6 @@ def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     if error is None or error.user_error or error.blame is Blame.CONFIG or (tells_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
-
-
-def record_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:
-    """Writes error.json for a task that was killed, and so could not."""
-    data = {
-        "kind": "signal",
-        "signal": signal.Signals(-code).name if -code in set(signal.Signals) else str(-code),
-        "out_of_memory": oom if -code == signal.SIGKILL else False,
-        "step": step,
-        "host": host,
-        "time": time.time(),
-    }
-    with contextlib.suppress(OSError):  # a full disk
-        write_atomically(files.error_json, json.dumps(data, indent=2) + "\n")
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ class AttemptLogs:
             for path in (task.files.stdout_log, task.files.stderr_log)
         ]
         self._events = None if wish.task else EventFollower(plan, from_now=False)
-        observer.started(_only(plan, chosen))
+        observer.started(dataclasses.replace(plan, tasks=tuple(chosen)))
 
     def show(self, most: int | None = None) -> None:
         """What is new."""
@@ -179,9 +179,5 @@ def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a notebook's has no plan
         plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
-    tasks = tuple(TaskPlan(Task.parse(name), (), os.environ, run.task(attempt, name)) for name in names)
+    tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
     return LaunchPlan(run.path, attempt, "train", tasks, 0, 0, chief=Task.parse(chief))
-
-
-def _only(plan: LaunchPlan, tasks: Sequence[TaskPlan]) -> LaunchPlan:
-    return LaunchPlan(plan.run_dir, plan.attempt, plan.mode, tuple(tasks), 0, 0, chief=plan.chief)

@@ -49,11 +49,13 @@ class TaskPlan:
     mute: bool = False
 
     def to_plain(self) -> dict[str, Any]:
+        """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
+        known = {"TF_CONFIG": {"task": self.task.to_plain()}} if "TF_CONFIG" in self.env else {}
         return {
             "task": str(self.task),
             "address": self.address,
             "argv": list(self.argv),
-            "env": dict(self.env),
+            "env": {**self.env, **known},
             "logs": str(self.files.path),
             **({"serves": True} if self.serves else {}),
         }
@@ -66,6 +68,7 @@ class LaunchPlan:
     Attributes:
         chief: the task that writes checkpoints and the run's events; it may run under another launcher.
         elsewhere: addresses of the cluster's tasks that other launchers start.
+        cluster: what TF_CONFIG tells the tasks; empty where none gets it.
     """
 
     run_dir: Path
@@ -77,6 +80,7 @@ class LaunchPlan:
     stall_timeout_s: float | None = None
     chief: Task = Task("worker", 0)  # noqa: RUF009 (frozen)
     elsewhere: Mapping[str, str] | None = None
+    cluster: ClusterSpec = ClusterSpec({})  # noqa: RUF009 (frozen)
 
     @property
     def lead(self) -> Task:
@@ -103,6 +107,7 @@ class LaunchPlan:
             "start_timeout_s": self.start_timeout_s,
             "stop_timeout_s": self.stop_timeout_s,
             "stall_timeout_s": self.stall_timeout_s,
+            **({"cluster": self.cluster.to_plain()} if self.cluster.tasks else {}),
             "tasks": [task.to_plain() for task in self.tasks],
             **({"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}),
         }
@@ -212,6 +217,7 @@ def plan_launch(
         stall_timeout_s=config.cluster.stall_timeout_s,
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
+        cluster=cluster,
     )
 
 

@@ -163,7 +163,7 @@ def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> Attempt
     starts = [event for event in own if isinstance(event, TrainingStarted)]
     steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
-    mode = planned_mode(run, number) or _told_mode(own, trained=bool(starts or ends))
+    mode = planned_mode(run, number)
     told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
     problems = "" if failure or ends or told else config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
@@ -201,18 +201,11 @@ def _command(run: RunDir) -> tuple[str, ...]:
 
 
 def planned_mode(run: RunDir, number: int) -> str:
-    """What an attempt was started for; empty for attempts of older versions, and of notebooks."""
+    """What an attempt was started for; one without a plan is a notebook's."""
     try:
         return str(json.loads(run.attempt_plan(number).read_text(encoding="utf-8"))["mode"])
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
-
-
-def _told_mode(events: Sequence[Event], *, trained: bool) -> str:
-    results = [event for event in events if isinstance(event, Evaluated | Predicted | Exported)]
-    if trained or not results:
         return "train"
-    return {Evaluated: "evaluate", Predicted: "predict", Exported: "export"}[type(results[-1])]
 
 
 def config_problems(run: RunDir, number: int) -> str:

@@ -93,6 +93,7 @@ def plan_script(
         stop_timeout_s=job.stop_timeout_s,
         stall_timeout_s=job.stall_timeout_s,
         chief=tasks[0],
+        cluster=cluster,
     )
 
 

@@ -182,11 +182,11 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
     for end in standing.exits.values():
         if is_failure(end, standing, rules):
             found.append((end.at, Why.FAILURE))
-        elif end.code in rules.preempted and end.task not in rules.servers | rules.aside:
+        elif end.code in rules.preempted and end.task not in rules.auxiliary:
             found.append((end.at, Why.STOPPED))
     if has_ended_well(standing, rules):
-        lingering = [linger_until(task, standing, rules) for task in standing.alive]
-        found.append((min(lingering, default=float("inf")), Why.LINGERING))
+        until = linger_until(standing, rules)
+        found.append((min(until.values(), default=float("inf")), Why.LINGERING))
     found += [(fact.at, Why.STALLED) for fact in standing.stalled.values() if fact.task not in rules.replaceable]
     found += [(at, Why.OVERDUE) for at in standing.absent.values()]
     if standing.spawned:
@@ -211,14 +211,18 @@ def _is_good(end: Exited, standing: Standing, rules: Rules) -> bool:
 def _leaders(standing: Standing, rules: Rules) -> list[str]:
     if not rules.scripts:
         return [rules.chief]
-    return [task for task in standing.spawned if task not in rules.servers | rules.aside]
+    return [task for task in standing.spawned if task not in rules.auxiliary]
 
 
-def linger_until(task: str, standing: Standing, rules: Rules) -> float:
-    """How long a task may go on after the chief has ended well."""
+def linger_until(standing: Standing, rules: Rules) -> dict[str, float]:
+    """How long each task that is left may go on after the chief has ended well."""
     chief_at = max(standing.exits[leader].at for leader in _leaders(standing, rules))
-    if task in rules.servers:
-        return chief_at
-    if task in rules.aside:
-        return max(chief_at, standing.heard.get(task, chief_at)) + rules.start_timeout_s
-    return chief_at + rules.stop_timeout_s
+
+    def until(task: str) -> float:
+        if task in rules.servers:
+            return chief_at
+        if task in rules.aside:
+            return max(chief_at, standing.heard.get(task, chief_at)) + rules.start_timeout_s
+        return chief_at + rules.stop_timeout_s
+
+    return {task: until(task) for task in standing.alive}

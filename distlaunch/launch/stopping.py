@@ -68,7 +68,11 @@ def _check(owner: Owner, name: str) -> None:
 
 
 def _ignores(pid: int, number: signal.Signals) -> bool:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False  # it has just ended
+    for line in text.splitlines():
         if line.startswith("SigIgn:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False

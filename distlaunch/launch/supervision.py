@@ -1,4 +1,4 @@
-"""What to do about a run's processes, as pure functions: history in, what to do out. How it ended: `verdict`."""
+"""What to do about a run's processes, as pure functions of where they stand. How it ended: `verdict`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlaunch.errors import ExitCode
-from distlaunch.launch.facts import Exited, Fact, Rules
+from distlaunch.launch.facts import Exited, Rules
 from distlaunch.launch.standing import (
     Reason,
     Standing,
@@ -67,9 +67,8 @@ class _Times:
     kill_at: float
 
 
-def decide(history: Sequence[Fact], now: float, rules: Rules) -> Decision:
+def decide(standing: Standing, now: float, rules: Rules) -> Decision:
     """What to do now, given what has happened."""
-    standing = Standing.of(history)
     found = reasons(standing, rules)
     due = [reason for reason in found if reason[0] <= now]
     if not due and (decision := _replace(standing, rules)) is not None:
@@ -135,19 +134,20 @@ def _whom(tasks: list[str], standing: Standing) -> tuple[str, ...]:
 def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[str, _Times]:
     """When to end each task that is left, given the reasons that hold."""
     (at, why), *others = due
-    quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
-    schedule: dict[str, _Times] = {}
-    for task in standing.alive:
-        if why is Why.LINGERING:
-            until = linger_until(task, standing, rules)
-            times = _Times(until, until + quick_s)
-        else:
-            times = _stop_times(at, why, standing, rules)
-        # whoever asks to end while another reason already holds is heard too
-        for other_at, other in others:
-            if other in (Why.INTERRUPT, Why.TERMINATE):
-                kill_at = _stop_times(other_at, other, standing, rules).kill_at
-                times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
+    # whoever asks to end while another reason already holds is heard too
+    asked = [
+        (other_at, _stop_times(other_at, other, standing, rules).kill_at)
+        for other_at, other in others
+        if other in (Why.INTERRUPT, Why.TERMINATE)
+    ]
+    if why is Why.LINGERING:
+        quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
+        schedule = {task: _Times(until, until + quick_s) for task, until in linger_until(standing, rules).items()}
+    else:
+        schedule = dict.fromkeys(standing.alive, _stop_times(at, why, standing, rules))
+    for task, times in schedule.items():
+        for other_at, kill_at in asked:
+            times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
         if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
             times = _after_chief(times, standing, rules)
         schedule[task] = times

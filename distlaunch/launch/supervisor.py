@@ -7,15 +7,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
-from distlaunch.launch.absence import find_absent
 from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
-from distlaunch.launch.facts import Absent, Asked, Blamed, Exited, Fact, GivenUp, Sent, Spawned, Training
-from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error, record_signal
+from distlaunch.launch.facts import Asked, Exited, Fact, GivenUp, Sent, Spawned, Training
+from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
+from distlaunch.launch.lookout import Lookout
 from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.outcome import Outcome, rules_of, warnings_of
 from distlaunch.launch.plan import REMOVED_ENV, LaunchPlan, TaskPlan
@@ -26,10 +26,10 @@ from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.streams import Pump
 from distlaunch.launch.supervision import Decision, decide
 from distlaunch.launch.verdict import conclude
-from distlaunch.launch.vitality import Vitality
 from distlaunch.protocol import DUMP_SIGNAL
-from distlaunch.pulse import BEAT_S, read_signs
+from distlaunch.pulse import read_signs
 from distlaunch.run_dir import RunDir
+from distlaunch.task_error import write_signal
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
@@ -57,8 +57,10 @@ class Supervisor:
         self._plan, self._clock, self._on_training, self._signals = plan, clock, on_training, signals
         self._observer = Sturdy(observer)
         self._environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+        self._tasks = {str(task.task): task for task in plan.tasks}
         self._rules = rules_of(plan)
         self._history: list[Fact] = []
+        self._standing = Standing()
         self._children: dict[str, Child] = {}
         self._traces = Traces()
         self._progress = Progress(str(plan.lead))
@@ -66,12 +68,8 @@ class Supervisor:
         self._screen = Screen(self._observer.line, clock)
         self._pump = Pump(self._screen.line, clock)
         self._began = clock()
+        self._lookout = Lookout(plan, self._rules, self._began)
         self._told_waiting = False
-        together = self._names() - self._rules.servers - self._rules.aside
-        self._vitality = Vitality(plan.stall_timeout_s, together)
-        self._looked_at, self._heard = float("-inf"), False
-        self._mute = {str(task.task) for task in plan.tasks if task.mute}
-        self._looked_for_absent = plan.mode != "run"
 
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
@@ -97,14 +95,18 @@ class Supervisor:
             finally:
                 self._observer.ended()
 
+    def _note(self, fact: Fact) -> None:
+        self._history.append(fact)
+        self._standing.add(fact)
+
     def _spawn(self, task: TaskPlan, lifeline: Lifeline) -> None:
         name, now = str(task.task), self._clock()
-        self._history.append(Spawned(now, name))
+        self._note(Spawned(now, name))
         try:
             child = Child(task.argv, {**self._environ, **task.env}, lifeline)
         except OSError as error:
             self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
-            self._history.append(Exited(now, name, 127))
+            self._note(Exited(now, name, 127))
             return
         self._children[name] = child
         self._pump.add(name, child.stdout, task.files.stdout_log)
@@ -114,19 +116,18 @@ class Supervisor:
 
     def _respawn(self, decision: Decision, lifeline: Lifeline) -> None:
         """Starts tasks again as they were started first, except those that would end the same way."""
-        tasks = {str(task.task): task for task in self._plan.tasks}
         for name in decision.give_up:
-            self._history.append(GivenUp(self._clock(), name))
-            self._observer.note(f"{name} {self._how_it_ended(tasks[name])}; going on without it")
+            self._note(GivenUp(self._clock(), name))
+            self._observer.note(f"{name} {self._how_it_ended(name)}; going on without it")
         for name in decision.respawn:
-            how, host = self._how_it_ended(tasks[name]), self._progress.hosts.get(name, "")
+            how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk
-                tasks[name].files.set_error_aside()
-            self._spawn(tasks[name], lifeline)
+                self._tasks[name].files.set_error_aside()
+            self._spawn(self._tasks[name], lifeline)
             self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
 
-    def _how_it_ended(self, task: TaskPlan) -> str:
-        return briefly(self._traces.codes.get(str(task.task), 127), read_error(task.files))
+    def _how_it_ended(self, name: str) -> str:
+        return briefly(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
 
     def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
         if tasks and not self._told_waiting:
@@ -143,15 +144,17 @@ class Supervisor:
             now = self._clock()
             if now < look_at:
                 continue
-            self._read_events()
+            events = list(self._follower.read())
+            if events:  # what a task printed before it told something is shown before that
+                self._pump.turn(0.0)
+            self._take(events)
             # after the events: what had happened before a signal came must not seem to be later
             self._hear(heard, self._clock())
             heard = []
             self._reap()
-            self._look_for_errors()
-            self._look_for_stalls()
-            self._look_for_absent()
-            decision = decide(self._history, self._clock(), self._rules)
+            for fact in self._lookout.look(self._clock(), self._standing):
+                self._note(fact)
+            decision = decide(self._standing, self._clock(), self._rules)
             if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
                 self._screen.fail()
             if decision.send is not None:
@@ -172,104 +175,56 @@ class Supervisor:
         for number in numbers:
             if number == signal.SIGCHLD:
                 continue
-            again = any(isinstance(fact, Asked) for fact in self._history)
-            self._history.append(Asked(now, number))
+            again = bool(self._standing.asked)
+            self._note(Asked(now, number))
             if not again:
                 ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
-                training = self._rules.needs_finish and any(isinstance(fact, Training) for fact in self._history)
+                training = self._rules.needs_finish and self._standing.training_at is not None
                 what = "stopping after the current step" if training and not self._told_waiting else "stopping"
                 self._observer.note(what + ctrl_c)
 
-    def _read_events(self) -> None:
-        for event in self._follower.read():
-            facts = facts_of(event, self._clock())
-            self._heard = True
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._lookout.hear()
             self._progress.add(event)
-            for fact in facts:
+            for fact in facts_of(event, self._clock()):
                 if isinstance(fact, Training):
                     self._note_training(fact)
                 else:
-                    self._history.append(fact)
-            if not self._rules.needs_finish and all(
-                str(task.task) in self._progress.hosts for task in self._plan.tasks
-            ):
+                    self._note(fact)
+            if not self._rules.needs_finish and self._progress.hosts.keys() >= self._tasks.keys():
                 self._note_training(Training(self._clock()))
             if self._follower.is_for_show(event):
                 self._observer.event(event)
 
-    def _names(self) -> set[str]:
-        return {str(task.task) for task in self._plan.tasks}
-
     def _note_training(self, fact: Training) -> None:
-        if not any(isinstance(known, Training) for known in self._history):
-            self._history.append(fact)
+        if self._standing.training_at is None:
+            self._note(fact)
             self._on_training()
 
     def _reap(self) -> None:
         """Notes which processes have ended; their last words are read before their end counts."""
-        ended = [
-            (name, child) for name, child in self._children.items() if child.code is None and child.poll() is not None
-        ]
+        left = [(name, child) for name, child in self._children.items() if child.code is None]
+        ended = [(name, child) for name, child in left if child.poll() is not None]
         for name, _ in ended:
             self._pump.finish(name)
         if ended:
-            self._read_events()
-        files = {str(task.task): task.files for task in self._plan.tasks}
-        standing = Standing.of(self._history) if ended else Standing()
+            self._take(self._follower.read())
         for name, child in ended:
             assert child.code is not None
             self._traces.codes[name] = child.code
+            standing, files = self._standing, self._tasks[name].files
             by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
-            if child.code < 0 and not by_us and not files[name].error_json.exists():
-                step, host = read_signs(files[name].pulse).step, self._progress.hosts.get(name, socket.gethostname())
-                record_signal(files[name], child.code, step, host, oom=self._out_of_memory())
-            self._history.append(Exited(self._clock(), name, child.code))
+            if child.code < 0 and not by_us and not files.error_json.exists():
+                step, host = read_signs(files.pulse).step, self._progress.hosts.get(name, socket.gethostname())
+                with contextlib.suppress(OSError):  # a full disk
+                    write_signal(files, child.code, step, host, oom=self._out_of_memory())
+            self._note(Exited(self._clock(), name, child.code))
 
     def _out_of_memory(self) -> bool | None:
         """Whether the kernel has killed for memory in this attempt; None: not known."""
         now = oom_kills()
         return None if self._oom_before is None or now is None else now > self._oom_before
-
-    def _look_for_errors(self) -> None:
-        """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
-        stopping = any(isinstance(fact, Sent) for fact in self._history)
-        if stopping or all(code == ExitCode.DONE for code in self._traces.codes.values()):
-            return
-        known = Standing.of(self._history).blames
-        for task in self._plan.tasks:
-            name = str(task.task)
-            if name not in known and (error := read_error(task.files)) is not None:
-                self._history.append(Blamed(self._clock(), name, error.blame))
-
-    def _look_for_stalls(self) -> None:
-        """Adds who shows nothing any more, once for each process."""
-        now = self._clock()
-        if now < self._looked_at + BEAT_S:
-            return
-        self._looked_at = now
-        standing = Standing.of(self._history)
-        alive = standing.came - set(standing.exits) - self._mute
-        up = [task for task in self._plan.tasks if str(task.task) in alive]
-        training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
-        signs = {str(task.task): read_signs(task.files.pulse) for task in up}
-        stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
-        self._heard = False
-        if standing.asked:  # the time to stop has a limit of its own
-            return
-        for stall in stalls:
-            if stall.task not in standing.stalled:
-                self._history.append(stall)
-                self._traces.steps = self._vitality.steps()
-
-    def _look_for_absent(self) -> None:
-        """Once, when the time to start is over."""
-        now = self._clock()
-        if self._looked_for_absent or now < self._began + self._plan.start_timeout_s:
-            return
-        self._looked_for_absent = True
-        standing = Standing.of(self._history)
-        if not standing.asked:
-            self._history += [Absent(now, name) for name in find_absent(self._plan, standing)]
 
     def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
         alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}
@@ -280,9 +235,9 @@ class Supervisor:
         for name, child in alive.items():
             if number != DUMP_SIGNAL:
                 child.send(number)
-            elif name in self._progress.hosts and name not in self._mute:
+            elif name in self._progress.hosts and not self._tasks[name].mute:
                 child.dump_stacks()
-        self._history.append(Sent(self._clock(), number, to))
+        self._note(Sent(self._clock(), number, to))
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
         names = ", ".join(alive[:8]) + (f" and {len(alive) - 8:,} more" if len(alive) > 8 else "")
@@ -301,21 +256,20 @@ class Supervisor:
 
     def _finish(self) -> Outcome:
         verdict = conclude(self._history, self._clock(), self._rules)
-        self._traces.hosts = self._progress.hosts
+        self._traces.hosts, self._traces.steps = self._progress.hosts, self._lookout.steps
         problems = config_problems(self._plan, verdict) if verdict.culprit else ()
         failure = (
             find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
         )
         self._write_end(verdict.status, failure)
-        self._read_events()
-        given_up = [fact.task for fact in self._history if isinstance(fact, GivenUp)]
-        asked = any(isinstance(fact, Asked) for fact in self._history)
+        self._take(self._follower.read())
+        asked = bool(self._standing.asked)
         return Outcome(
             verdict.status,
             ExitCode.USAGE if problems else verdict.exit_code,
             failure,
             problems,
-            warnings_of(self._plan, verdict, given_up, self._vitality.shares()),
+            warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._lookout.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
             mark=mark_of(self._plan, verdict),
             lost=is_lost(self._plan, verdict, self._traces),

@@ -19,27 +19,35 @@ from distlaunch.training.data import Split, make_split, with_preprocessing
 from distlaunch.training.splits import read_splits
 
 
-def in_order(config: RunConfig, run: RunDir, name: str) -> Split:
+def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None) -> Split:
     """A split as the data function gives it: not shuffled, nothing dropped; of one that repeats for ever, as many
     batches as an epoch or a validation has.
+
+    Args:
+        validation: the split for validation, which always is so.
 
     Raises:
         ConfigError: there is no such split.
     """
-    splits = with_preprocessing(read_splits(config.data), config, run)
-    data, examples = splits.validation, config.data.validation_examples
-    steps = config.validation.steps if config.validation else None
     if name == "train":
-        data, examples, steps = splits.train, config.data.train_examples, config.train.steps_per_epoch
-    if data is None:
+        split, steps = _training_split(config, run), config.train.steps_per_epoch
+    else:
+        split, steps = validation, config.validation.steps if config.validation else None
+    if split is None:
         raise ConfigError(Problem(("data",), f"there is no {name} split to predict"))
-    section = config.data.model_copy(update={"validation_examples": examples})
-    split = make_split(data, section, seed=config.seed, training=False, preprocessing=splits.preprocessing)
     if split.endless:
         assert steps is not None, "no session opens such a split without"
         batches = split.batches
         split = replace(split, batches=lambda number, start: batches(number, start).take(steps), num_batches=steps)
-    return replace(split, name=name)
+    return split
+
+
+def _training_split(config: RunConfig, run: RunDir) -> Split:
+    """Read anew: who trains has no need to keep what the data function gave."""
+    splits = with_preprocessing(read_splits(config.data), config, run)
+    section = config.data.model_copy(update={"validation_examples": config.data.train_examples})
+    split = make_split(splits.train, section, seed=config.seed, training=False, preprocessing=splits.preprocessing)
+    return replace(split, name="train")
 
 
 def named_arrays(predictions: Any) -> dict[str, np.ndarray]:

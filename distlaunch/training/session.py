@@ -133,9 +133,8 @@ class Session:
             output: the file; None: one below the run directory.
         """
         self._restore(step)
-        predictions = self.program.predict(
-            in_order(self._config, self._run, split).evaluation_source(), self._should_stop
-        )
+        data = in_order(self._config, self._run, split, self.validation)
+        predictions = self.program.predict(data.evaluation_source(), self._should_stop)
         if predictions is None:
             return
         if self.strategy.is_chief:
@@ -146,14 +145,15 @@ class Session:
             self._emit(Predicted(step=self._restored_step, split=split, path=str(path), shapes=shapes))
         self.program.agree(Vote())
 
-    def usual_formats(self) -> list[ExportFormat]:
-        """What to export if nobody says it: as the config does after training, or what the model allows."""
-        return list(self._config.export) or ["saved_model" if isinstance(self.model, ModuleModel) else "keras"]
-
     def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | None) -> None:
-        """Writes the model of a checkpoint. Raises ConfigError, before it writes, for formats that it cannot have."""
-        formats = formats or self.usual_formats()
-        if isinstance(self.model, ModuleModel):
+        """Writes the model of a checkpoint. Raises ConfigError, before it writes, for formats that it cannot have.
+
+        Args:
+            formats: empty: those of the config; where it has none, what the model allows.
+        """
+        is_module = isinstance(self.model, ModuleModel)
+        formats = formats or self._config.export or ["saved_model" if is_module else "keras"]
+        if is_module:
             check_formats_of_module(formats)
         self._restore(step)
         self.export(formats)
@@ -164,7 +164,8 @@ class Session:
             return
         state = self.program.snapshot()
         if self.strategy.is_chief:
-            rows, raw = self.train.first_rows(CHECKED_ROWS), self.train.first_rows(CHECKED_ROWS, raw=True)
+            raw = self.train.first_rows(CHECKED_ROWS, raw=True)
+            rows = raw if self._preprocessing is None else self._preprocessing(raw)
             x = keras.utils.unpack_x_y_sample_weight(raw)[0]
             try:
                 trained = Trained(self._config, state, rows, x, self._preprocessing)

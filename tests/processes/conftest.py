@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from supervised import processes_of
+from supervised import processes_of, wait_until
 
 
 @pytest.fixture
@@ -17,6 +18,8 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
     path.mkdir()
     fds = set(os.listdir("/proc/self/fd"))
     yield path
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not processes_of(path), 1)  # on a busy machine a killed process takes a moment to go
     left = processes_of(path)
     for process in left:
         process.kill()

@@ -167,10 +167,10 @@ if os.environ.get("FAKE") == "config":
     problems = [{"key": ["data", "global_batch"], "message": "does not fit"}]
     FILES.error_json.write_text(json.dumps({"kind": "config", "problems": problems}))
     end(2)
+print("hello from the model", flush=True)
+print("I0000 00:00:1.5  12 x.cc:1] noise", file=sys.stderr)
 WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
 WRITER.write(ev.DataResolved(name="m:data", source="memory", examples={"train": 16, "validation": 4}))
-print("hello from the model")
-print("I0000 00:00:1.5  12 x.cc:1] noise", file=sys.stderr)
 if ARGS.mode == "train":
     train()
 elif ARGS.mode == "evaluate":

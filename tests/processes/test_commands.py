@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -226,6 +228,26 @@ def test_several_workers(shell: Shell) -> None:
     assert code == 0
     assert "[worker:0] hello" in out
     assert "[worker:1] hello" in out
+
+
+def test_more_tasks_than_the_shell_allows_files_for(shell: Shell) -> None:
+    """As long as the system allows it."""
+    with limited(resource.RLIMIT_NOFILE, 100):
+        kind = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=20"]
+        process = shell.start("train", "job.yaml", "-q", *kind, "--set", "data.global_batch=20")
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+@contextlib.contextmanager
+def limited(what: int, soft: int) -> Iterator[None]:
+    """What processes that are started meanwhile inherit."""
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
 
 
 def test_one_task_of_a_given_cluster(shell: Shell) -> None:

@@ -92,6 +92,14 @@ def test_it_survives_its_terminal(shell: Shell) -> None:
     assert "(SIGTERM)" in run_of(shell).launcher_log.read_text()
 
 
+def test_a_terminal_that_is_closed_while_the_launcher_comes_up(shell: Shell) -> None:
+    """Nobody reads the pipe any more at whose end the command has waited."""
+    code = "import os, pathlib; from distlaunch.launch.detach import Daemon; reading, writing = os.pipe()\n"
+    code += "os.close(reading); Daemon(writing, pathlib.Path('log')).settle(); print('going on')"
+    subprocess.run([sys.executable, "-c", code], cwd=shell.directory, env=shell.env, check=True)
+    assert (shell.directory / "log").read_text() == "going on\n"
+
+
 def test_mistakes_are_told_at_once(shell: Shell) -> None:
     with socket.socket() as holder:
         holder.bind(("", 0))

@@ -66,7 +66,7 @@ def split_of(
     monkeypatch.setattr(predictions, "read_splits", lambda config: splits)
     section = {"function": "m:d", "global_batch": 4, **data}
     config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
-    source = in_order(config, RunDir(tmp_path), name).evaluation_source()
+    source = in_order(config, RunDir(tmp_path), name, None).evaluation_source()
     rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
     return np.concatenate(rows).tolist()
 

@@ -112,6 +112,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     )  # fmt: skip
     write(run.task(0, "evaluator:0").events, 0, "evaluator:0", result(100, 0.9))
     write(run.task(1, "evaluator:0").events, 1, "evaluator:0", result(100, 0.75), result(200, 0.5))
+    run.write_json(run.attempt_plan(2), {"mode": "evaluate"})
     write(run.events, 2, "chief:0", TaskStarted(host="a", pid=1), result(200, 0.5))
     return run
 

@@ -21,7 +21,7 @@ from distlaunch.launch.facts import (
     Stalled,
     Training,
 )
-from distlaunch.launch.standing import Why
+from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
@@ -125,7 +125,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
-    assert decide(history, now, RULES) == expected
+    assert decide(Standing.of(history), now, RULES) == expected
 
 
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
@@ -242,14 +242,14 @@ def test_who_did_not_come() -> None:
 
 def test_evaluation_ends_with_exit_code_0() -> None:
     history = [*TRAINING, Exited(10, B, 0), Exited(11, A, 0)]
-    assert decide(history, 11, EVALUATION) == Decision(Why.NOTHING, over=True)
+    assert decide(Standing.of(history), 11, EVALUATION) == Decision(Why.NOTHING, over=True)
     assert conclude(history, 11, EVALUATION).status == "done"
 
 
 def test_servers_end_with_the_chief() -> None:
     rules = Rules("chief:0", True, 100, 30, frozenset({"ps:0"}))
     history = [Spawned(0, "chief:0"), Spawned(0, "ps:0"), Training(1), Finished(9, "chief:0"), Exited(10, "chief:0", 0)]
-    assert decide(history, 10, rules) == Decision(Why.LINGERING, send=TERM)
+    assert decide(Standing.of(history), 10, rules) == Decision(Why.LINGERING, send=TERM)
     history += [Sent(10, TERM), Exited(10.1, "ps:0", -15)]
     assert conclude(history, 10.1, rules).status == "done"
     assert conclude(history, 10.1, rules).odd == ()

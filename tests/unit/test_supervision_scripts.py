@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
 from distlaunch.launch.facts import Training as Up
-from distlaunch.launch.standing import Why
+from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import Verdict, conclude
 from distlaunch.protocol import DUMP_SIGNAL
@@ -82,7 +83,18 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     rules, history, now, expected = DECISIONS[case]
-    assert decide(history, now, rules) == expected
+    assert decide(Standing.of(history), now, rules) == expected
+
+
+def test_many_servers_are_decided_on_at_once() -> None:
+    """The launcher asks several times a second; while it decides, nobody reads the output of the tasks."""
+    servers = [f"worker:{index}" for index in range(500)] + [f"ps:{index}" for index in range(500)]
+    rules = Rules(CHIEF, False, 100, 30, frozenset(servers), scripts=True)
+    history = [*up(CHIEF, *servers), Exited(5, CHIEF, 0)]
+    began = time.monotonic()
+    decision = decide(Standing.of(history), 5, rules)
+    assert time.monotonic() - began < 1
+    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, TERM, ())
 
 
 ASKED = [Asked(10, TERM), Sent(10, TERM)]

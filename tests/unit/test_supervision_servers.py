@@ -25,7 +25,7 @@ from distlaunch.launch.facts import (
     Stalled,
     Training,
 )
-from distlaunch.launch.standing import Why
+from distlaunch.launch.standing import Standing, Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
@@ -208,7 +208,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
-    assert decide(history, now, RULES) == expected
+    assert decide(Standing.of(history), now, RULES) == expected
 
 
 def test_twenty_kills_are_survived() -> None:
@@ -216,7 +216,7 @@ def test_twenty_kills_are_survived() -> None:
     for number in range(20):
         at = 10.0 * (number + 1)
         history.append(Exited(at, W1, -9))
-        assert decide(history, at, RULES) == AGAIN
+        assert decide(Standing.of(history), at, RULES) == AGAIN
         history += [Spawned(at, W1), Came(at + 1, W1)]
     history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, TERM, (W0, W1, PS))]
     history += [*(Exited(301, task, 0) for task in (W0, W1, PS)), Exited(310, EV, 0)]
@@ -325,7 +325,7 @@ def test_who_came_late_is_not_who_was_started_again() -> None:
     ],
 )
 def test_a_worker_whose_chief_is_elsewhere(facts: list[Fact], expected: Decision) -> None:
-    assert decide([*ALONE, *facts], 10, LONE) == expected
+    assert decide(Standing.of([*ALONE, *facts]), 10, LONE) == expected
 
 
 def test_the_end_of_a_worker_whose_chief_is_elsewhere() -> None:

@@ -11,6 +11,7 @@ from distlaunch.cluster.ports import HeldPorts, hold_ports, pick_ports
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.launch.limits import allow_open_files
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, can_join, local_cluster, local_tasks
@@ -53,6 +54,8 @@ class LocalEngine:
         count, ports = sum(local_tasks(config).values()), config.cluster.ports
         if not count:
             return LocalPlace(ClusterSpec({}), gpus=gpus)
+        if not dry:
+            allow_open_files(count + config.cluster.evaluator)
         if ports == "auto":
             if dry:
                 return LocalPlace(local_cluster(config, [PICKED_LATER] * count), gpus=gpus)

@@ -1,0 +1,82 @@
+"""What the launcher finds out about its tasks by looking at their files and ports, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from distlaunch.errors import ExitCode
+from distlaunch.launch.absence import find_absent
+from distlaunch.launch.facts import Absent, Blamed, Fact, Rules, Stalled
+from distlaunch.launch.failures import read_error
+from distlaunch.launch.plan import LaunchPlan
+from distlaunch.launch.standing import Standing
+from distlaunch.launch.vitality import Vitality
+from distlaunch.pulse import BEAT_S, read_signs
+
+
+class Lookout:
+    """Looks after the tasks of one attempt.
+
+    Args:
+        now: when the attempt begins.
+
+    Attributes:
+        steps: where each task was when the last stall was found.
+    """
+
+    def __init__(self, plan: LaunchPlan, rules: Rules, now: float) -> None:
+        self._plan, self._rules = plan, rules
+        self._tasks = {str(task.task): task for task in plan.tasks}
+        self._vitality = Vitality(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
+        self._stalls_from = now
+        self._heard = False
+        # only scripts are waited for by their ports; the others tell when they come
+        self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
+        self.steps: Mapping[str, int] = {}
+
+    def hear(self) -> None:
+        """The run has told something."""
+        self._heard = True
+
+    def look(self, now: float, standing: Standing) -> list[Fact]:
+        """What is new."""
+        facts: list[Fact] = list(self._errors(now, standing))
+        if now >= self._stalls_from:
+            self._stalls_from = now + BEAT_S
+            facts += self._stalls(now, standing)
+        if now >= self._absent_from:
+            self._absent_from = float("inf")
+            facts += [Absent(now, name) for name in find_absent(self._plan, standing)] if not standing.asked else []
+        return facts
+
+    def shares(self) -> dict[str, float]:
+        """As of `Vitality`."""
+        return self._vitality.shares()
+
+    def _errors(self, now: float, standing: Standing) -> Iterator[Blamed]:
+        """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
+        if (standing.termed.keys() | standing.killed.keys()) - standing.given_up:
+            return
+        if all(end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()):
+            return
+        for name, task in self._tasks.items():
+            # what a log tells without an error.json is told by tasks that have ended
+            may_tell = name in standing.exits or task.files.error_json.exists()
+            if may_tell and name not in standing.blames and (error := read_error(task.files)) is not None:
+                yield Blamed(now, name, error.blame)
+
+    def _stalls(self, now: float, standing: Standing) -> list[Stalled]:
+        """Who shows nothing any more, once for each process."""
+        alive = standing.came - standing.exits.keys()
+        signs = {
+            name: read_signs(task.files.pulse) for name, task in self._tasks.items() if name in alive and not task.mute
+        }
+        training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
+        stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
+        self._heard = False
+        if standing.asked:  # the time to stop has a limit of its own
+            return []
+        new = [stall for stall in stalls if stall.task not in standing.stalled]
+        if new:
+            self.steps = self._vitality.steps()
+        return new

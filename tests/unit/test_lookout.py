@@ -1,0 +1,59 @@
+"""What the launcher finds in the files of its tasks."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from distlaunch.cluster.spec import Task
+from distlaunch.launch.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Sent, Spawned
+from distlaunch.launch.lookout import Lookout
+from distlaunch.launch.outcome import rules_of
+from distlaunch.launch.plan import LaunchPlan, TaskPlan
+from distlaunch.launch.standing import Standing
+from distlaunch.run_dir import RunDir
+from distlaunch.task_error import write_exception
+
+CHIEF, WORKER, EVALUATOR = "chief:0", "worker:0", "evaluator:0"
+UP: list[Fact] = [*(Spawned(0, task) for task in (CHIEF, WORKER)), *(Came(1, task) for task in (CHIEF, WORKER))]
+KILLED = [Sent(9, signal.SIGKILL, (WORKER,)), Exited(9, WORKER, -9)]
+AGAIN = [*KILLED, Spawned(9, WORKER), Came(10, WORKER)]
+FAILED = Exited(20, WORKER, 3)
+GIVEN_UP = [Spawned(0, EVALUATOR), Exited(5, EVALUATOR, 1), GivenUp(5, EVALUATOR)]
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> LaunchPlan:
+    run = RunDir(tmp_path)
+    tasks = [
+        TaskPlan(Task.parse(name), (), {}, run.task(0, name), serves=name == WORKER)
+        for name in (CHIEF, WORKER, EVALUATOR)
+    ]
+    return LaunchPlan(tmp_path, 0, "train", tuple(tasks), 100, 10, chief=Task("chief", 0))
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [
+        ([*UP, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
+        ([*UP, *AGAIN, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
+        ([*UP, *GIVEN_UP, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
+        ([*UP, FAILED, Blamed(20, WORKER, Blame.CAUSE)], []),
+        ([*UP, FAILED, Sent(20, signal.SIGTERM)], []),
+    ],
+    ids=["first", "after it was killed and started again", "after another was given up", "known", "being stopped"],
+)
+def test_the_error_of_a_task_that_has_failed(plan: LaunchPlan, history: list[Fact], found: list[Fact]) -> None:
+    write_exception(plan.tasks[1].files, ValueError("no"), step=4)
+    assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == found
+
+
+@pytest.mark.parametrize("history", [UP, [*UP, *AGAIN], [*UP, *GIVEN_UP]], ids=["up", "again", "given up"])
+def test_no_files_are_read_for_errors_while_all_goes_well(
+    plan: LaunchPlan, history: list[Fact], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distlaunch.launch.lookout.read_error", None)
+    write_exception(plan.tasks[1].files, ValueError("no"), step=4)
+    assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == []
