@@ -329,7 +329,9 @@ class Supervisor:
         if failure is not None:
             log = str(failure.log or "")
             events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        if self._plan.is_run and at.ended is None and not self._plan.is_beside:
+        # after Ctrl-C the task only knows that it was stopped
+        untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
+        if self._plan.is_run and untold and not self._plan.is_beside:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
