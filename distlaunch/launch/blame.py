@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
 from distlaunch.launch.failures import Failure, TaskError, explain_exit, is_outside, last_lines, may_pass, read_error
+from distlaunch.launch.hints import hint_for
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
 from distlaunch.launch.standing import TRIES, Why
 from distlaunch.launch.verdict import Verdict
@@ -77,6 +78,13 @@ def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     """The finding about a failed attempt."""
+    finding = _find(plan, verdict, traces)
+    # a script may be older than the Keras it runs with
+    told = plan.mode == "run" and verdict.why is Why.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if told else finding
+
+
+def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     tasks = {str(task.task): task for task in plan.tasks}
     if verdict.why is Why.OVERDUE:
         return _overdue(plan, verdict, traces, tasks)

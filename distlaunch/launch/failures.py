@@ -73,6 +73,7 @@ class Failure:
         task: who failed first; empty if it cannot be laid on one task.
         reason: what happened, in one sentence.
         detail: the last lines of the traceback, or of the log where there is no traceback.
+        hint: what helps, if that is known.
     """
 
     task: str
@@ -81,6 +82,7 @@ class Failure:
     detail: tuple[str, ...]
     log: Path | None
     user_error: bool = False
+    hint: str = ""
 
 
 def read_error(files: TaskDir) -> TaskError | None:
@@ -187,8 +189,8 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
         return ()
     if error is not None and error.traceback.strip():
         told = _without_listing(error.traceback.rstrip().splitlines())
-        lines = [line for line in told if line.strip("\t ^~|") and not is_noise(line)]
-        return _tail_of(lines, limit)
+        told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
+        return _tail_of_trace([line for line in told if not is_noise(line)], limit)
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:
@@ -214,9 +216,16 @@ def headline(message: str) -> str:
     if message.lstrip().startswith("in user code:"):
         return _cut(lines[-1].strip())
     line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
+        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
     if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
         line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
     return _cut(line)
+
+
+_OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
+_NUMBERS = re.compile(r"(?=.*\d)[\s\[\](){}\d.,e+-]*")
+"""A line of a large array."""
 
 
 def _cut(line: str) -> str:
@@ -232,6 +241,19 @@ def _without_listing(lines: list[str]) -> list[str]:
         if not listing and not line.lstrip().startswith("[[{{node"):
             kept.append(line)
     return kept
+
+
+def _tail_of_trace(lines: list[str], limit: int) -> tuple[str, ...]:
+    """The end of a traceback, and where it left the user's own code, if that is further up."""
+    own = [number for number, line in enumerate(lines) if _FRAME.match(line) and not _INSTALLED.search(line)]
+    if not own or own[-1] >= len(lines) - limit:
+        return _tail_of(lines, limit)
+    place = lines[own[-1] : own[-1] + 2]
+    return (*_tail_of(place, 2), "    ...", *_tail_of(lines, limit - len(place) - 1))
+
+
+_FRAME = re.compile(r'  File "')
+_INSTALLED = re.compile(r'File "(<|[^"]*/(site|dist)-packages/|[^"]*/lib/python\d)')
 
 
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
