@@ -169,6 +169,15 @@ def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     return not error.summary.startswith(_IMPORTS)
 
 
+_PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
+"""What programs that were called wrongly end with, and what shells tell of programs that cannot be run."""
+
+
+def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = True) -> bool:
+    """Whether a task that ended by itself, without an exception, may not do so the next time."""
+    return code is not None and code not in _PERMANENT_CODES and (step is not None or not tells_steps)
+
+
 def record_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:
     """Writes error.json for a task that was killed, and so could not."""
     data = {

@@ -317,7 +317,7 @@ class Supervisor:
             problems,
             warnings_of(self._plan, verdict, given_up, self._vitality.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
-            mark=mark_of(self._plan, verdict),
+            mark=mark_of(self._plan, verdict, self._traces),
             lost=is_lost(self._plan, verdict, self._traces),
         )
 
