@@ -8,10 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
-from distlaunch.launch.failures import Failure, TaskError, explain_exit, is_outside, last_lines, may_pass, read_error
+from distlaunch.launch.failures import (
+    Failure,
+    TaskError,
+    explain_exit,
+    is_outside,
+    last_lines,
+    may_come_further,
+    may_pass,
+    read_error,
+)
+from distlaunch.launch.hints import hint_for
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
 from distlaunch.launch.standing import TRIES, Why
 from distlaunch.launch.verdict import Verdict
+from distlaunch.pulse import read_signs
+
+EXIT_MARK = "exit code "
 
 
 @dataclass
@@ -54,7 +67,11 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
         return True
     if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
         return False
-    return is_lost(plan, verdict, traces) or may_pass(_error_of(plan, verdict), tells_steps=plan.mode != "run")
+    error, tells_steps = _error_of(plan, verdict), plan.mode != "run"
+    if error is None and not is_lost(plan, verdict, traces):
+        code = traces.codes.get(verdict.culprit)
+        return may_come_further(code, _step_of(plan, verdict), tells_steps=tells_steps)
+    return is_lost(plan, verdict, traces) or may_pass(error, tells_steps=tells_steps)
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
@@ -64,19 +81,41 @@ def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     return verdict.why is Why.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
 
 
-def mark_of(plan: LaunchPlan, verdict: Verdict) -> str:
-    """What tells a failure by an exception from another; empty for one of another kind."""
-    error = _error_of(plan, verdict) if verdict.why is Why.FAILURE else None
-    return error.mark if error is not None else ""
+def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
+    """What tells a failure by an exception or an exit at some step from another; empty for one of another kind."""
+    if verdict.why is not Why.FAILURE:
+        return ""
+    if (error := _error_of(plan, verdict)) is not None:
+        return error.mark
+    step = _step_of(plan, verdict)
+    if step is None or is_lost(plan, verdict, traces):  # of a script nobody knows how far it had come
+        return ""
+    return f"{EXIT_MARK}{traces.codes.get(str(verdict.culprit))} at step {step}"
 
 
 def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
-    culprit = next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
+    culprit = _culprit(plan, verdict)
     return None if culprit is None else read_error(culprit.files)
+
+
+def _step_of(plan: LaunchPlan, verdict: Verdict) -> int | None:
+    culprit = _culprit(plan, verdict)
+    return None if culprit is None else read_signs(culprit.files.pulse).step
+
+
+def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
+    return next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
 
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     """The finding about a failed attempt."""
+    finding = _find(plan, verdict, traces)
+    # a script may be older than the Keras it runs with
+    told = plan.mode == "run" and verdict.why is Why.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if told else finding
+
+
+def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     tasks = {str(task.task): task for task in plan.tasks}
     if verdict.why is Why.OVERDUE:
         return _overdue(plan, verdict, traces, tasks)

@@ -71,6 +71,7 @@ class Failure:
         task: who failed first; empty if it cannot be laid on one task.
         reason: what happened, in one sentence.
         detail: the last lines of the traceback, or of the log where there is no traceback.
+        hint: what helps, if that is known.
     """
 
     task: str
@@ -79,6 +80,7 @@ class Failure:
     detail: tuple[str, ...]
     log: Path | None
     user_error: bool = False
+    hint: str = ""
 
 
 def read_error(files: TaskDir) -> TaskError | None:
@@ -165,14 +167,23 @@ def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     return not error.summary.startswith(_IMPORTS)
 
 
+_PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
+"""What programs that were called wrongly end with, and what shells tell of programs that cannot be run."""
+
+
+def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = True) -> bool:
+    """Whether a task that ended by itself, without an exception, may not do so the next time."""
+    return code is not None and code not in _PERMANENT_CODES and (step is not None or not tells_steps)
+
+
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
     """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
         told = _without_listing(error.traceback.rstrip().splitlines())
-        lines = [line for line in told if line.strip("\t ^~|") and not is_noise(line)]
-        return _tail_of(lines, limit)
+        told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
+        return _tail_of_trace([line for line in told if not is_noise(line)], limit)
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:
@@ -198,9 +209,16 @@ def headline(message: str) -> str:
     if message.lstrip().startswith("in user code:"):
         return _cut(lines[-1].strip())
     line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
+        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
     if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
         line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
     return _cut(line)
+
+
+_OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
+_NUMBERS = re.compile(r"(?=.*\d)[\s\[\](){}\d.,e+-]*")
+"""A line of a large array."""
 
 
 def _cut(line: str) -> str:
@@ -216,6 +234,19 @@ def _without_listing(lines: list[str]) -> list[str]:
         if not listing and not line.lstrip().startswith("[[{{node"):
             kept.append(line)
     return kept
+
+
+def _tail_of_trace(lines: list[str], limit: int) -> tuple[str, ...]:
+    """The end of a traceback, and where it left the user's own code, if that is further up."""
+    own = [number for number, line in enumerate(lines) if _FRAME.match(line) and not _INSTALLED.search(line)]
+    if not own or own[-1] >= len(lines) - limit:
+        return _tail_of(lines, limit)
+    place = lines[own[-1] : own[-1] + 2]
+    return (*_tail_of(place, 2), "    ...", *_tail_of(lines, limit - len(place) - 1))
+
+
+_FRAME = re.compile(r'  File "')
+_INSTALLED = re.compile(r'File "(<|[^"]*/(site|dist)-packages/|[^"]*/lib/python\d)')
 
 
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class Outcome:
         problems: mistakes in the config that tasks found while building; then `failure` is None.
         warnings: what went wrong without making the attempt fail.
         retryable: it failed for a reason that need not come again, and nobody asked to stop.
-        mark: of an exception: what it was, and at which step. The same twice in a row will come again.
+        mark: of an exception or an exit: what it was, and at which step. The same twice in a row will come again.
         lost: it failed since a task was killed, lost or frozen, not by an exception of its own.
     """
 

@@ -17,6 +17,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Span
 from distlaunch.errors import ExitCode
 from distlaunch.launch.attempt import AttemptResult, run_attempt
+from distlaunch.launch.blame import EXIT_MARK
 from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.signals import SignalPipe
@@ -76,7 +77,8 @@ def repeat(
                 return result
             if outcome.mark and outcome.mark == mark:
                 at_step = "" if result.plan.mode == "run" else " at the same step"
-                told.note(f"the same exception{at_step} twice in a row: it would come again")
+                what = "exit code" if mark.startswith(EXIT_MARK) else "exception"
+                told.note(f"the same {what}{at_step} twice in a row: it would come again")
                 return result
             mark = outcome.mark
             if stopped := _stopped_within(signals, 0):

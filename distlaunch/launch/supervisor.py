@@ -271,7 +271,7 @@ class Supervisor:
             problems,
             warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._lookout.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
-            mark=mark_of(self._plan, verdict),
+            mark=mark_of(self._plan, verdict, self._traces),
             lost=is_lost(self._plan, verdict, self._traces),
         )
 
@@ -283,7 +283,9 @@ class Supervisor:
         if failure is not None:
             log = str(failure.log or "")
             events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        if self._plan.is_run and at.ended is None and not self._plan.is_beside:
+        # after Ctrl-C the task only knows that it was stopped
+        untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
+        if self._plan.is_run and untold and not self._plan.is_beside:
             events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too

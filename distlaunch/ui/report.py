@@ -66,6 +66,8 @@ def print_failure(console: Console, state: RunState, result: AttemptResult) -> N
     table.add_column(overflow="fold")
     if failure.log is not None:
         table.add_row("log", shown(failure.log))
+    if failure.hint:
+        table.add_row("hint", failure.hint)
     if result.plan.mode == "train":
         last = state.checkpoint or state.restored
         at = f" (goes on from step {last.step:,})" if last else ""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import RUNNING
+from distlaunch.launch.run_report import RUNNING, SCRIPT
 from distlaunch.launch.runs import KILLED, RunSummary
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns
@@ -41,11 +41,13 @@ def runs_json(runs: Sequence[RunSummary]) -> str:
 def how_it_ended(run: RunSummary, *, stopped: bool) -> str:
     """What `stop` tells: `runs/job: stopped at step 40`, and how to go on."""
     name = shown(run.path)
+    is_script = run.strategy == SCRIPT  # of its steps nobody knows
+    how = run.status if is_script else f"{run.status} at step {run.step:,}"
     if not stopped:
-        return f"{name} is not running: {run.status} at step {run.step:,}"
+        return f"{name} is not running: {how}"
     why = f" ({run.culprit}: {run.reason})" if run.culprit else ""
-    text = f"{name}: {run.status} at step {run.step:,}{why}"
-    return text if run.status == "done" else f"{text}\ngo on  distlaunch train {name} --resume"
+    text = f"{name}: {how}{why}"
+    return text if run.status == "done" or is_script else f"{text}\ngo on  distlaunch train {name} --resume"
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

@@ -93,6 +93,8 @@ def misbehave(step: int) -> None:
         data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T\nValueError: boom"}
         FILES.error_json.write_text(json.dumps(data))
         end(3)
+    if how == "exit" or (how == "exit_once" and ATTEMPT == 0):
+        end(7)
     kind, _, victim = how.partition("=")
     now = kind == "kill_always" or (kind == "kill" and ATTEMPT == 0)
     if now and (step > 4 or victim == "worker:1"):

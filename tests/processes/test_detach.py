@@ -152,6 +152,13 @@ def test_stop_now(shell: Shell) -> None:
     wait_until(lambda: not processes_of(shell.directory))
 
 
+def test_stop_after_ctrl_c(shell: Shell) -> None:
+    pid = detach(shell)
+    os.kill(pid, signal.SIGINT)
+    assert "runs/job" in shell("stop", "runs/job")[1]
+    assert "interrupted at step 4" in shell("stop", "runs/job")[1]
+
+
 def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
     pid = detach(shell)
     freeze_tasks(pid)

@@ -169,6 +169,15 @@ def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Sh
     assert "boom" in err
 
 
+def test_an_exit_code_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
+    code, out, _ = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE="exit")
+    assert code == 3
+    assert "restart 1 of 5: worker:0 ended with exit code 7" in out
+    assert "the same exit code at the same step twice in a row" in out
+    assert statuses(shell) == ["failed"] * 2
+    assert shell("train", "job.yaml", "-q", "--set", "restarts.max=1", FAKE="exit_once")[0] == 0
+
+
 def test_an_exception_that_passes_is_retried_after_a_while(shell: Shell) -> None:
     settings = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=0.2", "--set", "restarts.window_s=100"]
     code, out, _ = shell("train", "job.yaml", *settings, FAKE="raise_once")

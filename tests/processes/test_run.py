@@ -329,7 +329,9 @@ if TASK == 'worker:1' and ATTEMPT < 2:
 @pytest.mark.parametrize(
     ("text", "attempts"),
     [
-        ("sys.exit(5)", 1),  # its own decision
+        ("sys.exit(5)", 3),
+        ("os._exit(1)", 3),
+        ("sys.exit(2)", 1),  # called wrongly
         ("sys.exit(200)", 3),
         ("raise ImportError('no')", 1),
         ("raise ValueError('no')", 2),  # the same twice in a row
@@ -339,6 +341,25 @@ if TASK == 'worker:1' and ATTEMPT < 2:
 def test_what_is_worth_a_restart(runner: Runner, text: str, attempts: int) -> None:
     assert runner("-q", "--restarts", "2", runner.script(text))[0] == 3
     assert len(runner.events(RunEnded)) == attempts
+
+
+def test_what_helps_is_told(runner: Runner) -> None:
+    text = "class Metric: pass\nmark('up')\nwait_for('up-*', 2)\nMetric().reset_states()\n"
+    code, _, err = runner("--workers", "2", runner.script(text))
+    assert code == 3
+    assert "AttributeError: 'Metric' object has no attribute 'reset_states'" in err
+    assert "hint  Keras 3 calls it `reset_state()`; or install tf_keras and set TF_USE_LEGACY_KERAS=1\n" in err
+
+
+def test_stop(runner: Runner) -> None:
+    process = runner.start("-q", "--workers", "2", runner.script(HANG))
+    runner.wait_hanging(2)
+    stopped = subprocess.run(
+        [sys.executable, "-m", "distlaunch", "stop", "runs/job"], cwd=runner.directory, env=runner.env,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert (stopped.returncode, stopped.stdout) == (0, "runs/job: stopped\n")
+    assert end(process)[0] == 4
 
 
 def test_the_chief_ends_a_job_of_servers(runner: Runner) -> None:

@@ -31,6 +31,7 @@ USER_CODE = 'in user code:\n\n    File "x.py", line 257, in share  *\n        re
         ("\nfirst", "first"),
         (GRAPH_ERROR, "Collective ops is aborted by: recvmsg:Connection reset by peer"),
         (USER_CODE, "TypeError: no match"),
+        ("a value (Rows:{\n  0: [1, 2],\n}) of no use", "a value (Rows:{ ... }) of no use"),
     ],
 )
 def test_headline(message: str, expected: str) -> None:
@@ -101,6 +102,25 @@ def test_a_torn_error_file_is_none(tmp_path: Path, text: str) -> None:
     files = TaskDir(tmp_path)
     files.error_json.write_text(text)
     assert read_error(files) is None
+
+
+def test_large_arrays_are_left_out(tmp_path: Path) -> None:
+    rows = "\n".join(["          [0.        , 1.5e-3],", "          ...,", "           0.25  , 0.        ]]]"])
+    files = TaskDir(tmp_path)
+    write(
+        files, type="ValueError", message="x", traceback=f'  File "x.py", line 3\n    f(2)\nValueError: {{\n{rows}\n}}'
+    )
+    assert last_lines(files, read_error(files)) == ('  File "x.py", line 3', "    f(2)", "ValueError: {", "}")
+
+
+def test_the_place_in_ones_own_code_is_kept(tmp_path: Path) -> None:
+    """Keras explains some errors at length."""
+    own, keras = '  File "/home/me/x.py", line 3, in f', '  File "/v/lib/python3.12/site-packages/keras/y.py", line 4'
+    long = [f"what helps: {number}" for number in range(30)]
+    trace = "\n".join(["Traceback (most recent call last):", own, "    g(2)", keras, "    raise", *long])
+    files = TaskDir(tmp_path)
+    write(files, type="ValueError", message="x", traceback=trace)
+    assert last_lines(files, read_error(files), 6) == (own, "    g(2)", "    ...", *long[-3:])
 
 
 def test_users_errors_need_no_traceback(tmp_path: Path) -> None:
