@@ -234,7 +234,7 @@ class EventWriter:
     """
 
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
-        self._attempt, self._task = attempt, task
+        self.path, self._attempt, self._task = path, attempt, task
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []
@@ -247,6 +247,11 @@ class EventWriter:
             self._waiting.append((stamped.to_json() + "\n").encode())
         self._flush()
         return stamped
+
+    @property
+    def behind(self) -> bool:
+        """Whether events wait for room."""
+        return bool(self._waiting)
 
     def _flush(self) -> None:
         while self._waiting:

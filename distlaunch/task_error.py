@@ -56,8 +56,9 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
 def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) -> None:
     try:
         _write(files, data, step, socket.gethostname())
-    except OSError as error:  # a full disk; the log still has the traceback
-        print(f"cannot write {files.error_json}: {error}", file=sys.stderr)
+    except OSError as error:  # a full disk; the launcher still reads what is printed
+        print(f"{files.error_json} cannot be written: {error.strerror}", file=sys.stderr)
+        print(data.get("message") or data["problems"], file=sys.stderr)
 
 
 def _write(files: TaskDir, data: dict[str, Any], step: int | None, host: str) -> None:

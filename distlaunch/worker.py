@@ -101,7 +101,10 @@ def _run(arguments: argparse.Namespace) -> int:
         writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
 
         def emit(event: Event) -> None:
+            was_behind = writer.behind
             writer.write(event)
+            if writer.behind and not was_behind:
+                print(f"{writer.path} cannot be written; what happens is told when there is room", file=sys.stderr)
 
         stop = StopFlag(pulse.turn)
         began = time.monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.launch.facts import PREEMPTION_CODE, Blame
 from distlaunch.launch.noise import is_noise
+from distlaunch.launch.user_frames import shortened
 from distlaunch.run_dir import TaskDir
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
@@ -183,7 +184,7 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.traceback.strip():
         told = _without_listing(error.traceback.rstrip().splitlines())
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
-        return _tail_of_trace([line for line in told if not is_noise(line)], limit)
+        return tuple(map(_cut, shortened([line for line in told if not is_noise(line)], limit)))
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:
@@ -234,19 +235,6 @@ def _without_listing(lines: list[str]) -> list[str]:
         if not listing and not line.lstrip().startswith("[[{{node"):
             kept.append(line)
     return kept
-
-
-def _tail_of_trace(lines: list[str], limit: int) -> tuple[str, ...]:
-    """The end of a traceback, and where it left the user's own code, if that is further up."""
-    own = [number for number, line in enumerate(lines) if _FRAME.match(line) and not _INSTALLED.search(line)]
-    if not own or own[-1] >= len(lines) - limit:
-        return _tail_of(lines, limit)
-    place = lines[own[-1] : own[-1] + 2]
-    return (*_tail_of(place, 2), "    ...", *_tail_of(lines, limit - len(place) - 1))
-
-
-_FRAME = re.compile(r'  File "')
-_INSTALLED = re.compile(r'File "(<|[^"]*/(site|dist)-packages/|[^"]*/lib/python\d)')
 
 
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:

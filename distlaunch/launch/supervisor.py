@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
-from distlaunch.launch.facts import Asked, Exited, Fact, GivenUp, Sent, Spawned, Training
+from distlaunch.launch.facts import Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
 from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.launch.lookout import Lookout
@@ -154,6 +154,8 @@ class Supervisor:
             self._reap()
             for fact in self._lookout.look(self._clock(), self._standing):
                 self._note(fact)
+                if isinstance(fact, Stalled):
+                    self._tell_stall(fact)
             decision = decide(self._standing, self._clock(), self._rules)
             if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
                 self._screen.fail()
@@ -239,13 +241,20 @@ class Supervisor:
                 child.dump_stacks()
         self._note(Sent(self._clock(), number, to))
 
+    def _tell_stall(self, stall: Stalled) -> None:
+        limit = f"for {self._plan.stall_timeout_s:g} s"
+        if stall.frozen:
+            self._observer.note(f"{stall.task} has shown no sign of life {limit}")
+        else:
+            waited = f", and the others wait for {stall.task}" if stall.task else ""
+            self._observer.note(f"training has made no step {limit}{waited}")
+
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
         names = ", ".join(alive[:8]) + (f" and {len(alive) - 8:,} more" if len(alive) > 8 else "")
         if number == signal.SIGKILL:
             # after a failure, or before the first step, nobody expects a clean end
             if why is Why.STALLED and set(alive) <= self._rules.replaceable:
-                silence = f"for {self._plan.stall_timeout_s:g} s"
-                self._observer.note(f"{names} gave no sign of life {silence}: killed, to be started again")
+                self._observer.note(f"{names} killed, to be started again")
             elif why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
                 self._observer.note(f"killing {names}")
         elif why is Why.FAILURE:

@@ -1,4 +1,4 @@
-"""Begins a traceback where the user's own code begins: the frames above are of no use to them."""
+"""What of a traceback helps the user: it begins and is seen to leave where their own code is."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ _OTHERS = (
 )
 
 
-def from_own_code(lines: Sequence[str]) -> list[str]:
-    """The lines from the first frame of the user's code on, in the last of several exceptions; all if there is none."""
+def shortened(lines: Sequence[str], limit: int) -> list[str]:
+    """The lines from the first frame of the user's code on, in the last of several exceptions; all if there is none.
+
+    Args:
+        limit: how many lines at most; the last ones stay, and where the user's code was left.
+    """
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
     frames = ((number, _FRAME.match(line)) for number, line in enumerate(lines[begin:], begin))
-    own = (number for number, match in frames if match and _is_own(match[1]))
-    return list(lines[next(own, 0) :])
+    own = [number for number, match in frames if match and _is_own(match[1])]
+    told = list(lines[own[0] if own else 0 :])
+    if len(told) <= limit:
+        return told
+    if not own or own[-1] >= len(lines) - limit:
+        return told[-limit:]
+    place = lines[own[-1] : own[-1] + 2]
+    return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
 
 
 def _is_own(path: str) -> bool:

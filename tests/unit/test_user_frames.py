@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.launch.user_frames import from_own_code
+from distlaunch.launch.user_frames import shortened
 
 
 def _failing() -> list[str]:
@@ -18,20 +18,27 @@ def _failing() -> list[str]:
 
 def test_begins_with_the_first_frame_of_the_users_code() -> None:
     own = _failing()
-    ours = ["Traceback (most recent call last):", f'  File "{from_own_code.__code__.co_filename}", line 1, in call']
+    ours = ["Traceback (most recent call last):", f'  File "{shortened.__code__.co_filename}", line 1, in call']
     ours += ["    return function()", '  File "<string>", line 1, in <module>']
-    told = from_own_code([*ours, *own[1:]])
+    told = shortened([*ours, *own[1:]], 20)
     assert told == own[1:], "frames of libraries that it calls stay"
 
 
 def test_the_last_of_several_exceptions() -> None:
     own = _failing()
     assert (
-        from_own_code([*own, "", "During handling of the above exception, another one occurred:", "", *own]) == own[1:]
+        shortened([*own, "", "During handling of the above exception, another one occurred:", "", *own], 20) == own[1:]
     )
+
+
+def test_a_long_one_shows_where_the_users_code_was_left() -> None:
+    own = _failing()
+    inside = [line for number in range(9) for line in (f'  File "{json.__file__}", line {number}, in f', "    f()")]
+    told = shortened([*own[:3], *inside, "ValueError: no"], 6)
+    assert told == [*own[1:3], "    ...", *inside[-2:], "ValueError: no"]
 
 
 def test_without_a_frame_of_ones_own_all_stays() -> None:
     lines = ["Traceback (most recent call last):", f'  File "{json.__file__}", line 1, in loads', "ValueError: no"]
-    assert from_own_code(lines) == lines
-    assert from_own_code([]) == []
+    assert shortened(lines, 20) == lines
+    assert shortened([], 20) == []
