@@ -63,6 +63,9 @@ class ModelFacts:
         own_step: the step function, or the model's method, that trains instead of Keras's.
         random_ops: operations of the data pipeline that draw other numbers in each process.
         own_losses: the sum of the losses that the model adds (regularisation), with the first weights.
+        mixes_rows: `model` or `loss`: what computes something else for a part of a batch than for the same rows of the
+            whole.
+        own_state: other variables than weights that the layers change in training.
     """
 
     batch_norm: Sequence[str] = ()
@@ -72,6 +75,8 @@ class ModelFacts:
     own_step: str = ""
     random_ops: Sequence[str] = ()
     own_losses: float = 0.0
+    mixes_rows: str = ""
+    own_state: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Proble
         if all(messages):
             yield Problem(site.key, str(messages[0]))
     elif site.args is not None:
-        # a loss or metric function (y_true, y_pred) without arguments is used as it is
+        # of a loss or metric function (y_true, y_pred) itself two are given by the training step
         complete = site.role not in ("losses", "metrics")
         given = _GIVEN.get(site.role, 0)
         for argument, message in argument_problems(function, site.args, complete=complete, by_position=given):

@@ -71,6 +71,16 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
             f"{_named('class', facts.own_batch_norm)}: if it normalises by statistics of the batch, these are of each "
             "replica's own rows; sum them with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
         )
+    if facts.own_state:
+        causes.append(
+            f"{_named('variable', facts.own_state)}: changed in training, by each replica's own rows; sum them "
+            "over replicas with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
+        )
+    if facts.mixes_rows:
+        causes.append(
+            f"the {facts.mixes_rows} looks at several examples together: what it gives for a batch is not what it "
+            "gives for the parts, of which each replica has one; train on a mesh, where it sees the whole batch"
+        )
     if not causes and facts.own_step:
         causes.append(f"perhaps {facts.own_step}, which is your own: {_remedy(facts.own_step)}")
     return causes
@@ -137,5 +147,5 @@ def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
 
 def _named(what: str, names: Sequence[str]) -> str:
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    plural = {"metric": "metrics", "random layer": "random layers", "class": "classes"}
+    plural = {"metric": "metrics", "random layer": "random layers", "class": "classes", "variable": "variables"}
     return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

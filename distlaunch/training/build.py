@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,7 +112,7 @@ def _component(value: Named, group: str, key: Key) -> Any:
         if ":" in component.name:
             function = load_function(component.name, key)
             # a loss or metric function (y_true, y_pred) is used as it is; anything else makes the object
-            return function if _takes_predictions(function) and not args else function(**args)
+            return _with_args(function, args) if _takes_predictions(function, args) else function(**args)
         name = canonical(group, component.name)
         made = getattr(getattr(keras, group), name or component.name, None)
         return made(**args) if made is not None else _GET[group](component.name)
@@ -129,9 +131,18 @@ def _schedule(value: Any) -> Any:
     return value
 
 
-def _takes_predictions(function: Any) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and code.co_varnames[:2] in {("y_true", "y_pred"), ("y", "y_pred")}
+def _takes_predictions(function: Any, args: dict[str, Any]) -> bool:
+    """Whether a function wants two arguments more, so that it is the loss itself and none that makes it."""
+    if not inspect.isfunction(function):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    missing = [p for p in parameters if p.kind in positional and p.default is p.empty and p.name not in args]
+    return len(missing) == 2
+
+
+def _with_args(function: Any, args: dict[str, Any]) -> Any:
+    return functools.wraps(function)(functools.partial(function, **args)) if args else function
 
 
 def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy, *, own_step: bool) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.module_model import parts_of
-from distlaunch.strategies.protocol import Source
-from distlaunch.strategies.replica_input import pack
+from distlaunch.strategies.protocol import Source, State
+from distlaunch.strategies.replica_input import num_rows, pack, slice_rows
 from distlaunch.trials import ModelFacts
 
 _RANDOM_OPS = frozenset(
@@ -22,8 +23,9 @@ _RANDOM_OPS = frozenset(
 )
 """TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
 
-
 _SHARDING_OP = "ShardDataset"
+_MIXED = 1e-3
+"""Halves of a batch that deviate by more than this, relative to 1 and to the value, are not rounded otherwise."""
 
 
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
@@ -36,7 +38,22 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
         own_step=_own_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
+        mixes_rows=_mixes_rows(model, source),
     )
+
+
+def own_state(model: keras.Model, before: State, after: State) -> list[str]:
+    """Numbers beside the weights that layers of the user's have changed: names of variables."""
+    found = []
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) or _seems_batch_norm(layer):
+            continue
+        for variable in layer._non_trainable_variables:
+            name = f"model/{variable.path}"
+            kept = name not in after or np.array_equal(before[name], after[name])
+            if not kept and np.issubdtype(after[name].dtype, np.floating):
+                found.append(variable.path)
+    return found
 
 
 def takes_shards(source: Source) -> bool:
@@ -61,6 +78,38 @@ def _draws(layer: Any) -> bool:
     """Whether it draws random numbers in training; a Dropout of rate 0 does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
     return bool(own or getattr(layer, "_seed_generators", None)) and getattr(layer, "rate", None) != 0
+
+
+def _mixes_rows(model: keras.Model, source: Source) -> str:
+    """Whether what one device computes for a batch is not the mean of what it computes for the halves."""
+    batch = next(iter(source.elements.map(lambda *element: source.load(pack(element))).take(1)))
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = int(num_rows(x))
+    try:
+        whole = model(x, training=False)
+        halves = [model(slice_rows(x, *span), training=False) for span in _halves(rows)]
+    except Exception:  # no forward pass, or one of other inputs: a model with a step of its own
+        return ""
+    for own, *parts in zip(tf.nest.flatten(whole), *map(tf.nest.flatten, halves), strict=True):
+        if not np.allclose(own, np.concatenate(parts), rtol=_MIXED, atol=_MIXED):
+            return "model"
+    if not model.compiled or y is None or weights is not None:  # weights are divided by their sum
+        return ""
+    own = sum(float(loss) for loss in model.losses)
+
+    def loss_of(start: int, stop: int) -> float:
+        target, predictions = (slice_rows(each, start, stop) for each in (y, whole))
+        return float(model.compute_loss(None, target, predictions, training=False)) - own
+
+    try:
+        parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))
+        return "" if np.isclose(loss_of(0, rows), parts, rtol=_MIXED, atol=_MIXED) else "loss"
+    except Exception:  # a step of its own has losses of its own
+        return ""
+
+
+def _halves(rows: int) -> list[tuple[int, int]]:
+    return [(0, rows // 2), (rows // 2, rows)] if rows > 1 else [(0, rows)]
 
 
 def _own_step(config: RunConfig, model: keras.Model) -> str:

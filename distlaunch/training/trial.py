@@ -27,7 +27,7 @@ from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.strategies.replica_random import Order, numbers_for
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
-from distlaunch.training.inspection import facts_of, takes_shards
+from distlaunch.training.inspection import facts_of, own_state, takes_shards
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
@@ -91,6 +91,7 @@ class Trial:
         self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
         series, final = self._train(session, initial, source)
         store.save(final, Progress(step=self._order.steps), plain)
+        facts = replace(facts, own_state=own_state(session.model, initial, final))
         noise, origin = self._noise(session, initial, source, (series, final), facts)
         return Record(1, series, facts, self._rows, noise, origin)
 

@@ -51,6 +51,30 @@ class Own(keras.Model):
         return {"loss": loss}
 
 
+class Centre(layers.Layer):
+    """Keeps a mean of its own."""
+
+    def build(self, shape):
+        self.centre = self.add_weight(shape=(shape[-1],), initializer="zeros", trainable=False, name="centre")
+
+    def call(self, x, training=False):
+        if training:
+            self.centre.assign(0.9 * self.centre + 0.1 * keras.ops.mean(x, 0))
+        return x - self.centre
+
+
+def centred():
+    return keras.Sequential([layers.Input((10,)), Centre(), layers.Dense(3)])
+
+
+def contrastive(y, z):
+    """Compares the examples of a batch with each other."""
+    logits = keras.ops.matmul(z, keras.ops.transpose(z))
+    y = keras.ops.reshape(y, (-1, 1))
+    same = keras.ops.cast(keras.ops.equal(y, keras.ops.transpose(y)), "float32")
+    return -keras.ops.mean(keras.ops.log_softmax(logits) * same, -1)
+
+
 class Broken(keras.layers.Layer):
     """Comes to no number on everything but one device."""
 
@@ -207,6 +231,21 @@ def test_dropout_is_that_of_one_device_and_hides_no_fault(project: Path) -> None
     assert code == 1
     assert rows["mirrored"]["verdict"] == "differs"
     assert "norm_0" in rows["mirrored"]["reasons"][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("model.function=mine.py:centred", "variable sequential/centre/centre: changed in training"),
+        ("compile.loss=mine.py:contrastive", "the loss looks at several examples together"),
+    ],
+)
+def test_what_is_computed_of_several_examples(setting: str, reason: str, project: Path) -> None:
+    code, rows = verify(project, setting, "compile.metrics=null", kinds="mirrored,dtensor")
+    assert code == 1
+    assert {kind: row["verdict"] for kind, row in rows.items()} == {"mirrored": "differs", "dtensor": "equal"}
+    assert rows["mirrored"]["reasons"][0].startswith(reason)
 
 
 @pytest.mark.slow

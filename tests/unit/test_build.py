@@ -1,0 +1,43 @@
+"""Losses and metrics that are functions of the user's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from distlaunch.config.run import Component
+from distlaunch.training.build import _component
+
+MINE = """
+import keras
+
+def plain(target, output):
+    return keras.ops.mean(keras.ops.abs(target - output), -1)
+
+def scaled(y_true, y_pred, factor=1.0):
+    return plain(y_true, y_pred) * factor
+
+def of_factor(factor):
+    return lambda y_true, y_pred: plain(y_true, y_pred) * factor
+
+def made():
+    return keras.losses.MeanAbsoluteError()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("plain", {}, 2),
+        ("scaled", {}, 2),
+        ("scaled", {"factor": 3}, 6),
+        ("of_factor", {"factor": 3}, 6),
+        ("made", {}, 2),
+    ],
+)
+def test_a_loss_is_the_function_or_what_it_makes(name: str, args: dict, expected: float, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    loss = _component(Component(name=f"{tmp_path}/mine.py:{name}", args=args), "losses", ("compile", "loss"))
+    assert float(np.mean(loss(np.zeros((4, 2)), np.full((4, 2), 2.0)))) == expected
