@@ -1,5 +1,7 @@
 """Finds what in a model and its data may make a strategy's numbers differ from those of one device."""
 
+# pyright: reportArgumentType=false
+# (what pyright infers of Keras's functions is often wrong)
 from __future__ import annotations
 
 from typing import Any
