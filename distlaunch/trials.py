@@ -20,10 +20,12 @@ class TrialOrder:
 
     Attributes:
         reference: draws the weights that all others start from, and measures the model's own rounding noise.
+        dense: compares with the reference's run with dense gradients, too.
     """
 
     steps: int
     reference: bool = False
+    dense: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -89,6 +91,8 @@ class Record:
         noise: runs on one device that differ in rounding only.
         noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
             both; `none`: one device does not repeat its own numbers, so there is no telling.
+        dense: the reference's: the same steps with dense gradients, if it has others; a trial's: its own series,
+            compared with that.
     """
 
     replicas: int
@@ -98,6 +102,7 @@ class Record:
     noise: Sequence[Series] = ()
     noise_source: str = ""
     shards: bool = False
+    dense: Series | None = None
 
     def write(self, path: Path) -> None:
         write_atomically(path, json.dumps(asdict(self)) + "\n")
@@ -108,5 +113,6 @@ class Record:
         plain: dict[str, Any] = json.loads(path.read_text())
         plain["series"] = Series(**plain["series"])
         plain["facts"] = ModelFacts(**plain["facts"])
+        plain["dense"] = plain["dense"] and Series(**plain["dense"])
         plain["noise"] = tuple(Series(**each) for each in plain["noise"])
         return Record(**plain)

@@ -38,11 +38,15 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
 
 
 def dense_embeddings(layers: Sequence[str]) -> str:
-    """What to say where embeddings make a mesh differ after a first step that is equal."""
+    """What to say where a mesh gives the numbers of one device whose gradients are dense.
+
+    Args:
+        layers: Embedding layers; there may be none, but rows that are taken from a variable otherwise.
+    """
+    what = _named("Embedding", layers) if layers else "rows that are looked up"
     return (
-        f"{_named('Embedding', layers)}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow "
-        "device update only the rows that occur, as documented; loss and gradients of the first step are equal, and "
-        "what comes after was not judged"
+        f"{what}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow device update only the "
+        "rows that occur, as documented; compared with one device whose gradients are dense, which is equal"
     )
 
 

@@ -68,7 +68,7 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
     train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
     if train.steps_per_epoch is None:  # parameter servers want it where the length of the data is not known
         train = train.model_copy(update={"steps_per_epoch": 1})
-    checkpoint = config.checkpoint.model_copy(update={"every_epochs": 1, "every_steps": None})
+    checkpoint = config.checkpoint.model_copy(update={"every_epochs": 1, "every_steps": None, "keep": 3})
     return config.model_copy(
         update={
             "strategy": _STRATEGY.validate_python(strategy),

@@ -27,6 +27,8 @@ from distlaunch.trials import Record, TrialOrder
 
 EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented", "failed"
 NOT_COMPARED, CANNOT_RUN = "not compared", "cannot run"
+_MESH_KINDS = ("dtensor", "jax")
+"""Gradients are dense there."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class _Bench:
     ) -> None:
         self._request, self._environ, self._signals = request, environ, signals
         self._run = RunDir.claim(folder, "verify")
-        result = self._attempt(reference_config(choice.config), reference=True)
+        result = self._attempt(reference_config(choice.config), TrialOrder(request.steps, reference=True))
         checked(result, choice.locate)
         if result.outcome.status != "done":
             raise _Ended(result, None)
@@ -156,8 +158,9 @@ class _Bench:
         if planned.verdict:
             return Row(planned, planned.verdict, (planned.reason,))
         began = time.monotonic()
+        dense = self.reference.dense is not None and planned.kind in _MESH_KINDS
         try:
-            result = self._attempt(planned.config, reference=False)
+            result = self._attempt(planned.config, TrialOrder(self._request.steps, dense=dense))
         except DistlaunchError as error:  # too few GPUs, no ports
             return Row(planned, CANNOT_RUN, (str(error),))
         row = self._row(planned, result)
@@ -175,11 +178,15 @@ class _Bench:
         record, reference = Record.read(self._run.record(result.plan.attempt)), self.reference
         judgement = judge(record.series, reference.series, reference.noise, reference.rows)
         verdict, reasons = _verdict(planned, reference, record, judgement)
+        if verdict == DIFFERS and record.dense is not None and reference.dense is not None:
+            dense = judge(record.dense, reference.dense, reference.noise, reference.rows)
+            if dense.equal:
+                verdict, reasons, judgement = DOCUMENTED, (dense_embeddings(reference.facts.embeddings),), dense
         return Row(dataclasses.replace(planned, replicas=record.replicas), verdict, reasons, judgement)
 
-    def _attempt(self, config: RunConfig, *, reference: bool) -> AttemptResult:
+    def _attempt(self, config: RunConfig, order: TrialOrder) -> AttemptResult:
         self._stop_if_asked()
-        extra = ("--trial", TrialOrder(self._request.steps, reference).to_json())
+        extra = ("--trial", order.to_json())
         with self._run.lock():
             result = run_attempt(
                 config, self._run, "verify", Silent(), self._environ, extra=extra, signals=self._signals
@@ -197,13 +204,10 @@ class _Bench:
 def _verdict(
     planned: PlannedTrial, reference: Record, record: Record, judgement: Judgement
 ) -> tuple[str, tuple[str, ...]]:
-    facts = reference.facts
     if (step := first_not_a_number(reference.series)) is not None:
         return DIFFERS, (f"one device itself comes to a loss or gradients that are no number in step {step}",)
     if judgement.equal:
         return EQUAL, ()
-    if planned.kind in ("dtensor", "jax") and facts.embeddings and judgement.first_step != 1:
-        return DOCUMENTED, (dense_embeddings(facts.embeddings),)
     reasons = explain(planned, judgement, record, reference)
     if judgement.weights_differ and record.series.worst_weight and not reasons:
         reasons = (f"the cause is not known; the weight that deviates most is {record.series.worst_weight}",)

@@ -277,8 +277,12 @@ def _told_plainly() -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-        if "dtensor/mlir" not in str(error):
+        if "tensorflow/dtensor/" not in str(error):
             raise
+        if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
+            loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
+            message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
+            raise ConfigError(Problem(("strategy", "kind"), message)) from error
         found = re.search(r"error: (.*)", str(error))
         reason = found[1].strip() if found else str(error).splitlines()[0]
         message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"

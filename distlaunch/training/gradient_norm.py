@@ -1,9 +1,11 @@
-"""Lets optimizers keep the norm of the gradients that they were last given, under every strategy."""
+"""Lets optimizers keep the norm of the gradients that they were last given, or take them dense."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,6 +20,9 @@ class _WithNorm:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
+        self._distlaunch_sparse_given |= any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
+        if self._distlaunch_dense:
+            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
         self._distlaunch_norm.assign(_norm(grads))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -40,7 +45,25 @@ def watch_gradients(model: keras.Model) -> None:
         cls: Any = type(optimizer)
         norm = optimizer.add_variable((), dtype="float32", aggregation="only_first_replica", name="gradient_norm")
         optimizer._distlaunch_norm = norm
+        optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False
         optimizer.__class__ = type(cls.__name__, (_WithNorm, cls), {})
+
+
+def given_sparse(model: keras.Model) -> bool:
+    """Whether a step that was traced had gradients of rows only, as those of embeddings are."""
+    return any(optimizer._distlaunch_sparse_given for optimizer in optimizers_of(model))
+
+
+@contextlib.contextmanager
+def dense_gradients(model: keras.Model) -> Iterator[None]:
+    """Steps that are traced within it have all gradients dense, as they are on a mesh."""
+    for optimizer in optimizers_of(model):
+        optimizer._distlaunch_dense = True
+    try:
+        yield
+    finally:
+        for optimizer in optimizers_of(model):
+            optimizer._distlaunch_dense = False
 
 
 def gradient_norms(model: keras.Model) -> list[float]:

@@ -22,14 +22,15 @@ import tensorflow as tf
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import CheckpointError
 from distlaunch.events import Event, StepsDone
-from distlaunch.strategies.protocol import Source, State, Vote
+from distlaunch.strategies.protocol import Program, Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.strategies.replica_random import Order, numbers_for
 from distlaunch.training.checkpoint import CheckpointStore, Progress
-from distlaunch.training.gradient_norm import gradient_norms, watch_gradients
+from distlaunch.training.gradient_norm import dense_gradients, given_sparse, gradient_norms, watch_gradients
 from distlaunch.training.inspection import facts_of, own_state, takes_shards
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
+from distlaunch.training.steps import make_steps
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
 
 NOISE_RUNS = 4
@@ -79,8 +80,10 @@ class Trial:
             series, final = self._train(session, store.load(0).state if is_chief else None, source)
             if not is_chief:
                 return
-            series = _compared(series, final, store.load(self._order.steps).state)
-            record = Record(session.strategy.num_replicas, series, shards=takes_shards(source))
+            steps = self._order.steps
+            dense = _compared(series, final, store.load(steps + 1).state) if self._order.dense else None
+            series = _compared(series, final, store.load(steps).state)
+            record = Record(session.strategy.num_replicas, series, shards=takes_shards(source), dense=dense)
         record.write(path)
 
     def _reference(self, session: Session, store: CheckpointStore) -> Record:
@@ -93,7 +96,13 @@ class Trial:
         store.save(final, Progress(step=self._order.steps), plain)
         facts = replace(facts, own_state=own_state(session.model, initial, final))
         noise, origin = self._noise(session, initial, source, (series, final), facts)
-        return Record(1, series, facts, self._rows, noise, origin)
+        dense = None
+        if given_sparse(session.model):
+            with dense_gradients(session.model):
+                program = session.strategy.program(make_steps(self._config, session.model))
+                dense, final = self._train(session, initial, source, program=program)
+            store.save(final, Progress(step=self._order.steps + 1), plain)  # beside the other end
+        return Record(1, series, facts, self._rows, noise, origin, dense=dense)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
@@ -117,14 +126,20 @@ class Trial:
         return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
 
     def _train(
-        self, session: Session, state: State | None, source: Source, order: int | None = None
+        self,
+        session: Session,
+        state: State | None,
+        source: Source,
+        order: int | None = None,
+        program: Program | None = None,
     ) -> tuple[Series, State]:
         """The steps from a state; the chief's counts.
 
         Args:
             order: a seed by which the examples of each batch are permuted; None: they stay as they are.
+            program: another than the session's.
         """
-        program, logs, norms = session.program, [], []
+        program, logs, norms = program or session.program, [], []
         program.set_train_data(source if order is None else permuted(source, order))
         program.restore(state)
         for step in range(1, self._order.steps + 1):
