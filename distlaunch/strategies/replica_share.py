@@ -29,7 +29,7 @@ from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils
 
 from distlaunch.strategies.replica_input import first_row
-from distlaunch.strategies.replica_random import Place, numbers_for
+from distlaunch.strategies.row_random import Place, numbers_for
 
 _local = threading.local()  # replicas are traced in threads of their own
 

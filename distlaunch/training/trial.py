@@ -24,7 +24,7 @@ from distlaunch.errors import CheckpointError
 from distlaunch.events import Event, StepsDone
 from distlaunch.strategies.protocol import Program, Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
-from distlaunch.strategies.replica_random import Order, numbers_for
+from distlaunch.strategies.row_random import Order, numbers_for
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import dense_gradients, given_sparse, gradient_norms, watch_gradients
 from distlaunch.training.inspection import facts_of, own_state, takes_shards

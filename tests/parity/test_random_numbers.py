@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from distlaunch.strategies import replica_share
 from distlaunch.strategies.replica_input import split_rows
-from distlaunch.strategies.replica_random import Order, numbers_for
+from distlaunch.strategies.row_random import Order, numbers_for
 
 REPLICAS = 3
 
