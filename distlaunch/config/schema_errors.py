@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from distlaunch.config import expected
 from distlaunch.config.expected import Expected, inside
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy_switch import KINDS
+from distlaunch.config.strategy_switch import KINDS, MODELS
 from distlaunch.config.tree import Key
 from distlaunch.config.words import closest, did_you_mean, listed, received, show
 from distlaunch.errors import Problem
@@ -138,8 +138,15 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
     hint = did_you_mean(name, allowed)
     if not hint:
         home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
-        hint = f"; did you mean {home}?" if home else "; remove it"
+        own = ".".join(map(str, key))  # another kind's, in the same section
+        hint = f"; did you mean {home}?" if home and home != own else _of_other_kinds(key) or "; remove it"
     return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
+
+
+def _of_other_kinds(key: Key) -> str:
+    """Which kinds of strategy have a key that this one has not."""
+    kinds = [kind for kind, model in MODELS.items() if key[-1] in model.model_fields]
+    return f"; it belongs to kind: {' or '.join(kinds)}" if key[:-1] == (_STRATEGY,) and kinds else ""
 
 
 def _allowed(key: Key, data: dict[str, Any]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,11 @@ from distlaunch.training.references import load_function
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+
+_NOT_RESTORED = ("min_delta", "append_header")
+"""Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more; and CSVLogger looks
+into its file for a header when training begins."""
 
 
 def build_callbacks(
@@ -55,6 +62,7 @@ def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.ca
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
     callback._place = index
+    callback._made_with = _plain(callback)
     return callback
 
 
@@ -79,13 +87,50 @@ def _is_keras(callback: keras.callbacks.Callback) -> bool:
 
 
 def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Attributes of a callback that are plain numbers or strings, such as EarlyStopping's `wait` and `best`."""
+    """What a checkpoint keeps of a callback's attributes that are plain numbers or strings.
+
+    Returns:
+        `class`; `changed`: values that are not those it was made with, such as EarlyStopping's `wait` and `best`;
+        `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
+    """
+    made_with, now = getattr(callback, "_made_with", {}), _plain(callback)
+    unchanged = [name for name, value in now.items() if name in made_with and made_with[name] == value]
+    changed = {name: value for name, value in now.items() if name not in unchanged}
+    return {"class": type(callback).__name__, "changed": changed, "unchanged": unchanged}
+
+
+def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
     state = {}
     for name, value in vars(callback).items():
         plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
         if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
             state[name] = plain
     return state
+
+
+def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
+    """Lets a CSVLogger go on with its file, less the rows of epochs that are trained again. To be called before
+    training begins.
+
+    Args:
+        epoch: the first to come, from 0.
+    """
+    if not isinstance(callback, keras.callbacks.CSVLogger) or not os.path.exists(callback.filename):
+        return
+    callback.append = True
+    with open(callback.filename, "rb+") as file:
+        lines = file.readlines()
+        end, last = len(lines), math.inf
+        while end > 0 and epoch <= (number := _epoch_of(lines[end - 1], callback.sep)) < last:
+            end, last = end - 1, number
+        if end < len(lines):
+            file.truncate(sum(map(len, lines[:end])))
+
+
+def _epoch_of(line: bytes, separator: str) -> float:
+    """-1: it has none."""
+    first = line.partition(separator.encode())[0].strip(b' "')
+    return float(first) if first.isdigit() else -1.0
 
 
 def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
@@ -112,9 +157,11 @@ def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.nd
         setattr(callback, attribute, values)
 
 
-def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """The inverse of `plain_state`; attributes that the callback no longer has are passed over."""
-    for name, value in state.items():
-        # Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more
-        if name in vars(callback) and name != "min_delta":
+def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
+    """The inverse of `plain_state`; attributes that the callback no longer has, or has no number in, are passed over."""
+    made_with = getattr(callback, "_made_with", {})
+    found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
+    now = _plain(callback)
+    for name, value in found.items():
+        if name in now and name not in _NOT_RESTORED:
             setattr(callback, name, value)

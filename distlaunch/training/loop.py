@@ -21,6 +21,7 @@ from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vot
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks import (
     array_state,
+    continue_log,
     place_of,
     plain_state,
     restore_arrays,
@@ -99,6 +100,8 @@ class TrainingLoop:
         if start.step > 0:
             self._program.restore(state)
         self._model.stop_training = False
+        for callback in self._callbacks if start.step > 0 else ():
+            continue_log(callback, start.epoch)
         self._hooks.on_train_begin()
         self._restore_callbacks(start, callback_arrays or {})
         logs = {name: values[-1] for name, values in start.history.items() if values}
@@ -283,8 +286,9 @@ class TrainingLoop:
     def _restore_callbacks(self, start: Progress, arrays: State) -> None:
         for index, callback in enumerate(self._callbacks):
             place = place_of(callback, index)
-            if place < len(start.callbacks):
-                restore_state(callback, start.callbacks[place])
+            if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:
+                continue  # the config has another there by now
+            restore_state(callback, start.callbacks[place])
             prefix = f"{CALLBACK}{place}/"
             own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
             restore_arrays(callback, own)
