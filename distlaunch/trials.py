@@ -68,6 +68,7 @@ class ModelFacts:
         mixes_rows: `model` or `loss`: what computes something else for a part of a batch than for the same rows of the
             whole.
         own_state: other variables than weights that the layers change in training.
+        other_examples: the data pipeline gives other examples each time it is read.
     """
 
     batch_norm: Sequence[str] = ()
@@ -79,6 +80,7 @@ class ModelFacts:
     own_losses: float = 0.0
     mixes_rows: str = ""
     own_state: Sequence[str] = ()
+    other_examples: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Record:
             both; `none`: one device does not repeat its own numbers, so there is no telling.
         dense: the reference's: the same steps with dense gradients, if it has others; a trial's: its own series,
             compared with that.
+        examples: a checksum of the first batches.
     """
 
     replicas: int
@@ -103,6 +106,7 @@ class Record:
     noise_source: str = ""
     shards: bool = False
     dense: Series | None = None
+    examples: str = ""
 
     def write(self, path: Path) -> None:
         write_atomically(path, json.dumps(asdict(self)) + "\n")

@@ -24,17 +24,34 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
         )
     elif planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
         causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
-    if facts.random_ops:
-        causes.append(
-            f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
-            "use tf.random.stateless_* operations with a seed made of the example's number"
-        )
+    if random := random_data(facts):
+        causes.append(random)
+    elif not trial.shards and trial.examples != reference.examples:
+        causes = [
+            "the data function returned other examples in this process than in the reference's: seed what it draws, "
+            "for example np.random.default_rng(0)"
+        ]
     elif reference.noise_source == "none":
         causes.append(
             "one device does not repeat its own numbers either: the model or its step draws random numbers that no "
             "seed of Keras's governs; use keras.random with a keras.random.SeedGenerator that the model holds"
         )
     return tuple(causes or _unknown(judgement, facts))
+
+
+def random_data(facts: ModelFacts) -> str:
+    """What to say of a data pipeline that does not repeat itself; empty if it does."""
+    if facts.random_ops:
+        return (
+            f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
+            "use tf.random.stateless_* operations with a seed made of the example's number"
+        )
+    if facts.other_examples:
+        return (
+            "the data pipeline gives other examples each time it is read: let it draw from a generator with a seed "
+            "that is made anew for each pass, for example np.random.default_rng(0)"
+        )
+    return ""
 
 
 def dense_embeddings(layers: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.nd
 
 
 def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
-    """The inverse of `plain_state`; attributes that the callback no longer has, or has no number in, are passed over."""
+    """The inverse of `plain_state`; attributes that are gone, or are no number now, are passed over."""
     made_with = getattr(callback, "_made_with", {})
     found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
     now = _plain(callback)

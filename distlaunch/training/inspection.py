@@ -4,6 +4,7 @@
 # (what pyright infers of Keras's functions is often wrong)
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import keras
@@ -56,6 +57,15 @@ def own_state(model: keras.Model, before: State, after: State) -> list[str]:
             if not kept and np.issubdtype(after[name].dtype, np.floating):
                 found.append(variable.path)
     return found
+
+
+def checksum(source: Source, batches: int) -> str:
+    """Of the content of the first batches."""
+    digest = hashlib.sha256()
+    for batch in source.elements.map(lambda *element: source.load(pack(element))).take(batches):
+        for leaf in tf.nest.flatten(batch, expand_composites=True):
+            digest.update(leaf.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def takes_shards(source: Source) -> bool:

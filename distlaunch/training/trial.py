@@ -27,12 +27,13 @@ from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.strategies.row_random import Order, numbers_for
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.gradient_norm import dense_gradients, given_sparse, gradient_norms, watch_gradients
-from distlaunch.training.inspection import facts_of, own_state, takes_shards
+from distlaunch.training.inspection import checksum, facts_of, own_state, takes_shards
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.training.steps import make_steps
 from distlaunch.trials import ModelFacts, Record, Series, TrialOrder
 
+_BATCHES_COMPARED = 3
 NOISE_RUNS = 4
 """Of each kind: an activation crosses a kink in some runs only, and where one can, a trial may too."""
 _SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
@@ -83,7 +84,13 @@ class Trial:
             steps = self._order.steps
             dense = _compared(series, final, store.load(steps + 1).state) if self._order.dense else None
             series = _compared(series, final, store.load(steps).state)
-            record = Record(session.strategy.num_replicas, series, shards=takes_shards(source), dense=dense)
+            record = Record(
+                session.strategy.num_replicas,
+                series,
+                shards=takes_shards(source),
+                dense=dense,
+                examples=checksum(source, _BATCHES_COMPARED),
+            )
         record.write(path)
 
     def _reference(self, session: Session, store: CheckpointStore) -> Record:
@@ -94,7 +101,9 @@ class Trial:
         self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
         series, final = self._train(session, initial, source)
         store.save(final, Progress(step=self._order.steps), plain)
-        facts = replace(facts, own_state=own_state(session.model, initial, final))
+        examples = checksum(source, _BATCHES_COMPARED)
+        other = examples != checksum(source, _BATCHES_COMPARED)
+        facts = replace(facts, own_state=own_state(session.model, initial, final), other_examples=other)
         noise, origin = self._noise(session, initial, source, (series, final), facts)
         dense = None
         if given_sparse(session.model):
@@ -102,7 +111,7 @@ class Trial:
                 program = session.strategy.program(make_steps(self._config, session.model))
                 dense, final = self._train(session, initial, source, program=program)
             store.save(final, Progress(step=self._order.steps + 1), plain)  # beside the other end
-        return Record(1, series, facts, self._rows, noise, origin, dense=dense)
+        return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
 
     def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
                facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
@@ -112,7 +121,7 @@ class Trial:
         what happens where rounding moves an activation over the kink of a ReLU. Rounding the weights does.
         """
         series, final = reference
-        if facts.random_ops:  # each run reads other data
+        if facts.random_ops or facts.other_examples:  # each run reads other data
             return [], "none"
         limit = _SANE.get(session.model.dtype_policy.name, _SANE_IF_MIXED)
         limit_of_order = min(limit, _SANE_ORDER) if facts.random else limit

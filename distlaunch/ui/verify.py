@@ -8,8 +8,9 @@ import textwrap
 from typing import Any
 
 from distlaunch.errors import ExitCode
+from distlaunch.launch.causes import random_data
 from distlaunch.launch.judgement import NOISE_FACTOR, TOLERANCE, spread
-from distlaunch.launch.verify import DIFFERS, FAILED, Row, VerifyResult
+from distlaunch.launch.verify import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
 from distlaunch.trials import Record
 from distlaunch.ui.columns import columns
 from distlaunch.ui.words import duration
@@ -41,7 +42,7 @@ def as_json(result: VerifyResult) -> str:
     reference = result.reference
     noise = None
     if reference is not None:
-        first, largest = spread(reference.series, reference.noise)
+        first, largest = spread(reference.series, reference.noise) if reference.noise else (None, None)
         noise = {"source": reference.noise_source, "first_step": _number(first), "largest": _number(largest)}
     told = {
         "steps": result.steps,
@@ -101,7 +102,9 @@ def _conclusion(result: VerifyResult) -> list[str]:
     if bad:
         lines.append(f"{bad} of {bad + proven} do not give one device's numbers.")
     elif proven:
-        lines.append(f"All {proven} that were compared give one device's numbers.")
+        documented = sum(row.verdict == DOCUMENTED for row in result.rows)
+        but = f", {documented} of them but for what is documented" if documented else ""
+        lines.append(f"All {proven} that were compared give one device's numbers{but}.")
     else:
         lines.append("Nothing was compared.")
     return lines
@@ -109,7 +112,8 @@ def _conclusion(result: VerifyResult) -> list[str]:
 
 def _noise(reference: Record, steps: int) -> str:
     if reference.noise_source == "none":
-        return f"Noise of one device: not known, since it does not repeat its numbers. Allowed: {TOLERANCE:g}."
+        why = random_data(reference.facts) or "it does not repeat its numbers"
+        return f"Noise of one device: not known, since {why}. Allowed: {TOLERANCE:g}."
     words = {
         "permuted": "examples permuted within each batch",
         "rounded": "first weights moved in the last digit",

@@ -129,6 +129,11 @@ def jitter(x, y):
     return x + tf.random.normal(tf.shape(x)), y
 
 
+def unseeded():
+    x = np.random.default_rng().normal(size=(89, 10)).astype("float32")
+    return {"train": (x, (x[:, 0] > 0).astype("int64"))}
+
+
 def data():
     x = np.random.default_rng(0).normal(size=(89, 10)).astype("float32")
     return {"train": (x, (x[:, 0] > 0) + (x[:, 1] > 0).astype("int64"))}
@@ -253,6 +258,9 @@ def test_random_numbers_in_the_data_pipeline(project: Path) -> None:
     code, rows = verify(project, "data.map=mine.py:jitter")
     assert code == 1
     assert "RandomStandardNormal" in rows["mirrored"]["reasons"][0]
+    code, rows = verify(project, "data.function=mine.py:unseeded")
+    assert code == 1
+    assert rows["mirrored"]["reasons"][0].startswith("the data function returned other examples")
 
 
 @pytest.mark.slow
