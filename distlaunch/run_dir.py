@@ -22,6 +22,13 @@ EXPORTS = {
 """What each format is called in the folder of exports."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
+
+
+def steps_of(checkpoints: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first."""
+    names = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(match[1]) for path in names if (match := _CHECKPOINT.match(path.name)))
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -133,6 +140,10 @@ class RunDir:
         """Where a checkpoint is now, if it is kept: the run may have been moved since it was written."""
         path = self.checkpoints / Path(written).name
         return path if path.exists() else None
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, oldest first."""
+        return steps_of(self.checkpoints)
 
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""

@@ -24,8 +24,7 @@ def command(
     from distlaunch.ui.view import finish_output, make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
-    extra = ["--split", split, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
-    result = job.use_run(run, "evaluate", overrides, extra, view, os.environ)
+    result = job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)

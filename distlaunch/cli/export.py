@@ -41,8 +41,7 @@ def command(
 
     view = make_view(as_json=as_json, quiet=quiet)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
-    extra = [*chosen, *(["--checkpoint", str(checkpoint)] if checkpoint is not None else [])]
-    result = job.use_run(run, "export", overrides, extra, view, os.environ)
+    result = job.use_run(run, "export", overrides, chosen, view, os.environ, checkpoint)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)

@@ -77,10 +77,9 @@ def command(
         name = "--output -" if to_stdout else "--batch-size"
         raise UsageError(f"{name}: is for an export's predictions; add --input FILE or --data FUNCTION")
     extra = ["--split", split or "validation"]
-    extra += ["--checkpoint", str(checkpoint)] if checkpoint is not None else []
     extra += ["--output", str(path)] if path is not None else []
     view = make_view(as_json=as_json, quiet=quiet)
-    result = job.use_run(target, "predict", overrides, extra, view, os.environ)
+    result = job.use_run(target, "predict", overrides, extra, view, os.environ, checkpoint)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)

@@ -48,6 +48,10 @@ def argument_problems(
         by_position: values that are given before these, by position.
         complete: the function is called with these arguments only, so none may be missing.
     """
+    if by_position > len(function.positional) and function.node.args.vararg is None:
+        wanted = f"def {function.name}({', '.join(['inputs', *function.by_name])})"
+        yield "", f"it is called with the training inputs, which {function} does not take; write `{wanted}`"
+        return
     given = [*function.positional[:by_position], *given]
     if function.node.args.kwarg is None:
         for name in given:

@@ -182,7 +182,7 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        told = _without_listing(error.traceback.rstrip().splitlines())
+        told = _without_listing(_COLOURS.sub("", error.traceback).rstrip().splitlines())
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return tuple(map(_cut, shortened([line for line in told if not is_noise(line)], limit)))
     for path in (files.stderr_log, files.stdout_log):

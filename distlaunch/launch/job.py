@@ -172,11 +172,21 @@ def use_run(
     extra: Sequence[str],
     observer: Observer,
     environ: Mapping[str, str],
+    checkpoint: int | None = None,
 ) -> AttemptResult:
-    """Starts the processes of an existing run to do something else than training."""
+    """Starts the processes of an existing run to do something else than training.
+
+    Args:
+        checkpoint: the step of the checkpoint to take; None: the newest.
+    """
     run = open_run(path)
     if not run.has_config():
         raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
+    if checkpoint is not None:
+        if checkpoint not in (steps := run.checkpoint_steps()):
+            have = ", ".join(map(str, steps)) or "none"
+            raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
+        extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate = _load_run(run, overrides, environ)
     if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from dataclasses import asdict, dataclass, field
@@ -22,9 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from distlaunch.errors import CheckpointError
+from distlaunch.run_dir import steps_of
 from distlaunch.strategies.protocol import State
 
-_NAME = re.compile(r"step-(\d{8,})\Z")
 _PLAIN = "biufc"  # kinds of types that npz files hold by themselves
 
 
@@ -103,8 +102,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, oldest first."""
-        names = self.directory.iterdir() if self.directory.is_dir() else ()
-        return sorted(int(match[1]) for path in names if (match := _NAME.match(path.name)))
+        return steps_of(self.directory)
 
     def load(self, step: int) -> Saved:
         """Reads one checkpoint. Raises CheckpointError if it is missing or damaged."""

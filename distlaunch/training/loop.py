@@ -16,7 +16,7 @@ import numpy as np
 
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import CheckpointError, ConfigError, Problem
-from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, StepsDone
+from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks import (
@@ -112,6 +112,7 @@ class TrainingLoop:
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
         self._hooks.on_train_end(logs)
+        self._tell_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None)
         return Outcome("done", self._progress, scalars(logs))
@@ -122,6 +123,17 @@ class TrainingLoop:
         if self._train.num_batches:
             return self._train.training_source(*divmod(start.step, self._train.num_batches), ends_visible=False)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step)
+
+    def _tell_early_end(self) -> None:
+        at = self._progress
+        if not self._around.is_chief or at.epoch >= self._epochs or not at.finished:
+            return
+        who = next((callback for callback in self._callbacks if getattr(callback, "stopped_epoch", 0)), None)
+        name = "a callback" if who is None else type(who).__name__
+        best = getattr(who, "best_epoch", None) if getattr(who, "restore_best_weights", False) else None
+        whose = "" if best is None else f"; the weights are those of epoch {best + 1}"
+        message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
+        self._around.emit(Notice(level="info", message=message))
 
     # one epoch
 

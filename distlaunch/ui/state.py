@@ -54,6 +54,7 @@ class RunState:
     """How often each task was started again while the others went on."""
     job_restarts: int = 0
     failed: TaskFailed | None = None
+    _told_at: float | None = None  # when the last steps of this epoch were told
 
     @staticmethod
     def of(events: Iterable[Event]) -> RunState:
@@ -76,12 +77,14 @@ class RunState:
                 self.data = event
             case TrainingStarted():
                 self.training, self.step, self.epoch = event, event.first_step, event.first_epoch
+                self._told_at = None
                 self.step_in_epoch, self.logs, self.epoch_open = 0, {}, True
             case StepsDone():
                 self._add_steps(event)
             case EpochEnded():
                 self.last_epoch, self.num_epochs = event, self.num_epochs + 1
                 self.epoch, self.step, self.logs, self.epoch_open = event.epoch, event.step, event.logs, False
+                self._told_at = None
                 self.training_s += event.seconds
             case CheckpointSaved():
                 self.checkpoint = event
@@ -126,7 +129,10 @@ class RunState:
     def _add_steps(self, event: StepsDone) -> None:
         self.epoch, self.step, self.step_in_epoch, self.logs = event.epoch, event.step, event.step_in_epoch, event.logs
         self.epoch_open = True
-        if event.seconds > 0:
-            now = event.steps / event.seconds
+        # what callbacks take between the calls counts, validation and checkpoints at the end of an epoch do not
+        seconds = event.seconds if self._told_at is None else max(event.seconds, event.time - self._told_at)
+        self._told_at = event.time
+        if seconds > 0:
+            now = event.steps / seconds
             before = self.steps_per_s
             self.steps_per_s = now if before is None else before + _SMOOTHING * (now - before)

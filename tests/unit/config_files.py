@@ -30,6 +30,9 @@ async def later():
     return None
 
 LIMIT = 3
+
+def none():
+    return None
 """
 
 BASE = """\
