@@ -263,6 +263,7 @@ def test_one_task_of_a_given_cluster(shell: Shell) -> None:
 
 def test_evaluate_and_export(shell: Shell, golden: Callable[[str, str], None]) -> None:
     shell("train", "job.yaml", "-q")
+    (shell.directory / "runs/job/checkpoints/step-00000008").mkdir(parents=True)  # which the fake worker has only told
     code, out, err = shell("evaluate", "runs/job", "--checkpoint", "8")
     assert (code, err) == (0, "")
     golden("train/evaluate.txt", out)

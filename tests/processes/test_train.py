@@ -100,8 +100,8 @@ def test_the_main_job_evaluates_and_exports(tmp_path: Path) -> None:
     assert evaluated["loss"] == pytest.approx(ended["val_loss"], rel=1e-5)
     assert evaluated["accuracy"] == pytest.approx(ended["val_accuracy"], rel=1e-6)
     code, _, err = run("evaluate", str(run_dir.path), "--checkpoint", "7", cwd=tmp_path)
-    assert code == 3
-    assert "no checkpoint of step 7" in " ".join(err.split())
+    assert code == 2
+    assert "has none of step 7; those there are:" in " ".join(err.split())
     assert "Traceback" not in err
     code, out, err = run("predict", str(run_dir.path), "--json", cwd=tmp_path)
     assert code == 0, err
