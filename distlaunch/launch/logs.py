@@ -19,7 +19,7 @@ from distlaunch.launch.noise import is_noise
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.launch.run_report import UNKNOWN, attempt_report
+from distlaunch.launch.run_report import KILLED, attempt_report
 from distlaunch.launch.streams import LineSplitter
 from distlaunch.run_dir import RunDir
 
@@ -113,7 +113,7 @@ class AttemptLogs:
         if self._events is None:
             return
         report = attempt_report(self._run, self.attempt, read_events(self._run.events))
-        if report.status == UNKNOWN:
+        if report.status == KILLED:
             self._observer.note("the launcher is gone without a word: killed, or lost with its machine")
         elif report.culprit == "config":
             self._observer.note(f"failed: {report.reason}")

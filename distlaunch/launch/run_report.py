@@ -35,8 +35,8 @@ _Kind = TypeVar("_Kind", bound=Event)
 
 RUNNING = "running"
 SCRIPT = "script"
-UNKNOWN = "unknown"
-"""Nobody told the end: the launcher was killed, or the machine was lost."""
+KILLED = "killed"
+"""Nobody told the end: the launcher has vanished without a word, perhaps with its machine."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AttemptReport:
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
-        status: as in RunEnded, or `running` or `unknown`; `done` for other modes that have told a result.
+        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have told a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
     """
@@ -142,7 +142,7 @@ def read_report(run: RunDir) -> RunReport:
         name=run.name,
         strategy=trainings[-1].strategy if trainings else configured_strategy(run),
         command=() if run.has_config() else _command(run),
-        status=next((attempt.status for attempt in reversed(attempts) if attempt.is_run), UNKNOWN),
+        status=next((attempt.status for attempt in reversed(attempts) if attempt.is_run), KILLED),
         attempts=attempts,
         training=trainings[-1] if trainings else None,
         data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
@@ -172,7 +172,7 @@ def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> Attempt
     elif running:
         status = RUNNING
     else:
-        status = ends[-1].status if ends else "done" if mode not in ("train", "run") and told else UNKNOWN
+        status = ends[-1].status if ends else "done" if mode not in ("train", "run") and told else KILLED
     return AttemptReport(
         attempt=number,
         mode=mode,
@@ -233,7 +233,7 @@ def configured_strategy(run: RunDir) -> str:
 
     with contextlib.suppress(ConfigError, OSError):
         return load_resolved(run.config).strategy.kind
-    return UNKNOWN
+    return KILLED
 
 
 def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:

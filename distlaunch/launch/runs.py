@@ -19,11 +19,8 @@ from distlaunch.events import (
     parse_events,
 )
 from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import RUNNING, UNKNOWN, attempt_report, configured_strategy, planned_mode
+from distlaunch.launch.run_report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
 from distlaunch.run_dir import RunDir
-
-KILLED = "killed"
-"""The launcher has vanished without a word: killed, or lost with its machine."""
 
 _USES = ("evaluate", "predict", "export", "verify")
 """What is done with a run beside running it."""
@@ -89,7 +86,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     first_at = events[0].time if events else run.path.stat().st_mtime
     last_at = now if running and now is not None else events[-1].time if events else first_at
     end = None if training is None else attempt_report(run, training, events)
-    status = RUNNING if running else KILLED if end is None or end.status in (RUNNING, UNKNOWN) else end.status
+    status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
     return RunSummary(
         path=str(run.path),
         status=status,

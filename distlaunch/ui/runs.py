@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import RUNNING, SCRIPT
-from distlaunch.launch.runs import KILLED, RunSummary
+from distlaunch.launch.run_report import KILLED, RUNNING, SCRIPT
+from distlaunch.launch.runs import RunSummary
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns
 from distlaunch.ui.lines import STATUS_STYLES

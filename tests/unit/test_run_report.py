@@ -145,7 +145,7 @@ def test_report_as_json(run: RunDir) -> None:
 
 def test_a_run_that_is_going_on_or_was_lost(run: RunDir) -> None:
     run.task(3, "chief:0").path.mkdir(parents=True)
-    assert json.loads(report("runs/job", "--json"))["status"] == "unknown"
+    assert json.loads(report("runs/job", "--json"))["status"] == "killed"
     with run.lock():
         assert json.loads(report("runs/job", "--json"))["status"] == "running"
 
@@ -170,7 +170,7 @@ def test_a_config_that_a_task_found_wrong(run: RunDir) -> None:
 
 def test_a_run_that_never_began(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("not: complete\n")
-    assert "status     unknown" in report(str(tmp_path))
+    assert "status     killed" in report(str(tmp_path))
 
 
 def test_no_run(tmp_path: Path) -> None:
