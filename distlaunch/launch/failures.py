@@ -12,7 +12,7 @@ from pathlib import Path
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.launch.facts import PREEMPTION_CODE, Blame
 from distlaunch.launch.noise import is_noise
-from distlaunch.launch.user_frames import shortened
+from distlaunch.launch.user_frames import of_crash, shortened
 from distlaunch.run_dir import TaskDir
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
@@ -188,7 +188,7 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:
-            return _tail_of(lines, limit)
+            return _tail_of(of_crash(lines)[:limit] or lines, limit)
     return ()
 
 

@@ -74,8 +74,8 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     """A run in a few facts; `now` is the present time if the duration of a run that goes on matters."""
     # asked first: what the launcher writes before it lets go is then there to be read
     running = run.is_busy()
-    attempts = run.attempts()
-    training = next((n for n in reversed(attempts) if planned_mode(run, n) not in _USES), None)
+    attempts = [number for number in run.attempts() if planned_mode(run, number) not in _USES]
+    training = attempts[-1] if attempts else None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
     starts = [event for event in events if isinstance(event, TrainingStarted)]
@@ -84,7 +84,8 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     done = max([e.epoch + isinstance(e, EpochEnded) for e in told], default=0)
     epochs = starts[-1].epochs if starts else None  # of a start that is not read, it may have become more since
     first_at = events[0].time if events else run.path.stat().st_mtime
-    last_at = now if running and now is not None else events[-1].time if events else first_at
+    own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
+    last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, events)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
     return RunSummary(

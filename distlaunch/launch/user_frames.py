@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sysconfig
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 _FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
@@ -33,6 +34,23 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
         return told[-limit:]
     place = lines[own[-1] : own[-1] + 2]
     return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
+
+
+def of_crash(lines: Sequence[str]) -> list[str]:
+    """Of what faulthandler writes when a signal kills Python: which, and where the thread was that it hit.
+
+    Returns:
+        Nothing if there was no crash. The last call comes first; what called the user's code is left out.
+    """
+    crash = max((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
+    if crash is None:
+        return []
+    here = next((n for n in range(crash, len(lines)) if lines[n].startswith("Current thread")), None)
+    if here is None:
+        return []
+    frames = list(takewhile(_FRAME.match, lines[here + 1 :]))
+    own = [number for number, line in enumerate(frames) if (match := _FRAME.match(line)) and _is_own(match[1])]
+    return [lines[crash], *frames[: own[-1] + 1 if own else None]]
 
 
 def _is_own(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.launch.user_frames import shortened
+from distlaunch.launch.user_frames import of_crash, shortened
 
 
 def _failing() -> list[str]:
@@ -42,3 +42,16 @@ def test_without_a_frame_of_ones_own_all_stays() -> None:
     lines = ["Traceback (most recent call last):", f'  File "{json.__file__}", line 1, in loads', "ValueError: no"]
     assert shortened(lines, 20) == lines
     assert shortened([], 20) == []
+
+
+def test_a_crash_shows_the_thread_that_it_hit() -> None:
+    frame = '  File "mine.py", line 7 in work'
+    dump = [
+        "Fatal Python error: Segmentation fault",
+        "Thread 0x1 (most recent call first):",
+        '  File "a.py", line 1 in f',
+    ]
+    caller = '  File "<frozen runpy>", line 88 in _run_code'
+    dump += ["Current thread 0x2 (most recent call first):", frame, caller, "Extension modules: numpy"]
+    assert of_crash(["before", *dump]) == ["Fatal Python error: Segmentation fault", frame]
+    assert of_crash(["before"]) == []
