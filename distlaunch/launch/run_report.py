@@ -233,7 +233,7 @@ def configured_strategy(run: RunDir) -> str:
 
     with contextlib.suppress(ConfigError, OSError):
         return load_resolved(run.config).strategy.kind
-    return KILLED
+    return "unknown"
 
 
 def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
