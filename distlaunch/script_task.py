@@ -76,9 +76,12 @@ def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
     try:
         writer = EventWriter(files.events, attempt=attempt, task=task)
         writer.write(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+        told = not writer.behind
         writer.close()
-    except OSError as error:  # a full disk; the launcher takes it for a task that does not come
-        print(f"cannot write {files.events}: {error}", file=sys.stderr)
+    except OSError:
+        told = False
+    if not told:  # a full disk; the launcher takes it for a task that does not come
+        print(f"{files.events} cannot be written", file=sys.stderr)
 
 
 def _load_script(path: str) -> _Program:

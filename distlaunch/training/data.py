@@ -168,8 +168,7 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
     """Shuffles indices, and gathers rows only after they are split over replicas."""
     arrays = tf.nest.map_structure(np.asarray, tuple(data) if isinstance(data, (tuple, list)) else data)
     if any(leaf.ndim == 0 for leaf in tf.nest.flatten(arrays)):
-        got = "a list" if any(isinstance(part, list) for part in (data, *data)) else f"a {type(data).__name__}"
-        message = f"got {got} of single numbers; expected NumPy arrays, with an example in each row: np.array(...)"
+        message = "got single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
         raise ConfigError(Problem(("data", "function"), message))
     lengths = {len(leaf) for leaf in tf.nest.flatten(arrays)}
     if len(lengths) != 1:
