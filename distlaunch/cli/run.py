@@ -83,6 +83,7 @@ def command(
     checkpoints. It finds DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1) in its
     environment. Exit codes: 0 done, 2 bad usage, 3 a task failed, 4 stopped, 130 interrupted.
     """
+    from distlaunch.config.restarts import AUTO_RESTARTS
     from distlaunch.launch import script
     from distlaunch.launch.restarts import Limits
     from distlaunch.launch.script_plan import ScriptJob
@@ -94,7 +95,7 @@ def command(
         *(program, arguments, workers or 1, ps or 0, chief, evaluator, jax),
         *(start_timeout, stop_timeout, stall_timeout),
     )
-    most = restarts if restarts is not None else script.AUTO_RESTARTS if ps else 0
+    most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
     view = make_view(as_json=as_json, quiet=quiet)
     request = script.Request(job, Limits(most, window, backoff), runs_dir, name)
     result = script.run_script(request, view, os.environ)

@@ -67,11 +67,13 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
         return True
     if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
         return False
+    if is_lost(plan, verdict, traces):
+        return True
     error, tells_steps = _error_of(plan, verdict), plan.mode != "run"
-    if error is None and not is_lost(plan, verdict, traces):
+    if error is None:
         code = traces.codes.get(verdict.culprit)
         return may_come_further(code, _step_of(plan, verdict), tells_steps=tells_steps)
-    return is_lost(plan, verdict, traces) or may_pass(error, tells_steps=tells_steps)
+    return may_pass(error, tells_steps=tells_steps)
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from distlaunch.errors import ExitCode
 
+RUN_MODES = ("train", "run")
+"""What a run directory is there for; all other modes do something with a run."""
+
 PREEMPTION_CODE = 42
 """What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
 

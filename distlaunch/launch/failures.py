@@ -184,7 +184,7 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.traceback.strip():
         told = _without_listing(_COLOURS.sub("", error.traceback).rstrip().splitlines())
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
-        return tuple(map(_cut, shortened([line for line in told if not is_noise(line)], limit)))
+        return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
     for path in (files.stderr_log, files.stdout_log):
         lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
         if lines:

@@ -18,6 +18,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.events import VariablesPlaced
+from distlaunch.launch.facts import RUN_MODES
 from distlaunch.run_dir import RunDir, TaskDir
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
@@ -91,7 +92,7 @@ class LaunchPlan:
     @property
     def is_run(self) -> bool:
         """Whether this is what the run directory is there for, and not something done with a run."""
-        return self.mode in ("train", "run")
+        return self.mode in RUN_MODES
 
     @property
     def is_beside(self) -> bool:

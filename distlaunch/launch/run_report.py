@@ -27,6 +27,7 @@ from distlaunch.events import (
     VariablesPlaced,
     read_events,
 )
+from distlaunch.launch.facts import RUN_MODES
 from distlaunch.launch.failures import read_error
 from distlaunch.launch.paths import shown
 from distlaunch.run_dir import RunDir
@@ -65,7 +66,7 @@ class AttemptReport:
     @property
     def is_run(self) -> bool:
         """Whether it is what the run is there for, and not something done with it."""
-        return self.mode in ("train", "run")
+        return self.mode in RUN_MODES
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> Attempt
     elif running:
         status = RUNNING
     else:
-        status = ends[-1].status if ends else "done" if mode not in ("train", "run") and told else KILLED
+        status = ends[-1].status if ends else "done" if mode not in RUN_MODES and told else KILLED
     return AttemptReport(
         attempt=number,
         mode=mode,

@@ -18,12 +18,10 @@ from distlaunch.events import (
     TrainingStarted,
     parse_events,
 )
+from distlaunch.launch.facts import RUN_MODES
 from distlaunch.launch.paths import shown
 from distlaunch.launch.run_report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
 from distlaunch.run_dir import RunDir
-
-_USES = ("evaluate", "predict", "export", "verify")
-"""What is done with a run beside running it."""
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = 32 * 1024
@@ -74,7 +72,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     """A run in a few facts; `now` is the present time if the duration of a run that goes on matters."""
     # asked first: what the launcher writes before it lets go is then there to be read
     running = run.is_busy()
-    attempts = [number for number in run.attempts() if planned_mode(run, number) not in _USES]
+    attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
     training = attempts[-1] if attempts else None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import pick_ports
-from distlaunch.config.restarts import AUTO_RESTARTS as AUTO_RESTARTS
 from distlaunch.errors import UsageError
 from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.environment import describe_environment

@@ -25,8 +25,7 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
         limit: how many lines at most; the last ones stay, and where the user's code was left.
     """
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
-    frames = ((number, _FRAME.match(line)) for number, line in enumerate(lines[begin:], begin))
-    own = [number for number, match in frames if match and _is_own(match[1])]
+    own = [begin + number for number in _own_frames(lines[begin:])]
     told = list(lines[own[0] if own else 0 :])
     if len(told) <= limit:
         return told
@@ -49,8 +48,13 @@ def of_crash(lines: Sequence[str]) -> list[str]:
     if here is None:
         return []
     frames = list(takewhile(_FRAME.match, lines[here + 1 :]))
-    own = [number for number, line in enumerate(frames) if (match := _FRAME.match(line)) and _is_own(match[1])]
+    own = _own_frames(frames)
     return [lines[crash], *frames[: own[-1] + 1 if own else None]]
+
+
+def _own_frames(lines: Sequence[str]) -> list[int]:
+    """Which of the lines name a place in the user's code."""
+    return [number for number, line in enumerate(lines) if (match := _FRAME.match(line)) and _is_own(match[1])]
 
 
 def _is_own(path: str) -> bool:

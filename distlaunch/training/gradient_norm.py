@@ -22,7 +22,7 @@ class _WithNorm:
         grads = list(grads)
         self._distlaunch_sparse_given |= any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if self._distlaunch_dense:
-            grads = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+            grads = _dense(grads)
         self._distlaunch_norm.assign(_norm(grads))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -33,9 +33,13 @@ class _WithNorm:
         return trainable, [_norm(grads) if index == norm else value for index, value in enumerate(slots)]
 
 
+def _dense(grads: list[Any]) -> list[Any]:
+    return [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads]
+
+
 def _norm(grads: list[Any]) -> Any:
-    dense = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in grads if g is not None]
-    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in dense]
+    present = [gradient for gradient in _dense(grads) if gradient is not None]
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in present]
     return ops.sqrt(sum(squares, start=ops.zeros((), "float32")))
 
 

@@ -62,7 +62,7 @@ def own_state(model: keras.Model, before: State, after: State) -> list[str]:
 def checksum(source: Source, batches: int) -> str:
     """Of the content of the first batches."""
     digest = hashlib.sha256()
-    for batch in source.elements.map(lambda *element: source.load(pack(element))).take(batches):
+    for batch in _batches(source).take(batches):
         for leaf in tf.nest.flatten(batch, expand_composites=True):
             digest.update(leaf.numpy().tobytes())
     return digest.hexdigest()
@@ -71,6 +71,11 @@ def checksum(source: Source, batches: int) -> str:
 def takes_shards(source: Source) -> bool:
     """Whether a pipeline takes a part of the examples by itself."""
     return _SHARDING_OP in _pipeline_ops(source)
+
+
+def _batches(source: Source) -> Any:
+    """What a source loads, whole."""
+    return source.elements.map(lambda *element: source.load(pack(element)))
 
 
 def _normalises_alone(layer: Any) -> bool:
@@ -94,7 +99,7 @@ def _draws(layer: Any) -> bool:
 
 def _mixes_rows(model: keras.Model, source: Source) -> str:
     """Whether what one device computes for a batch is not the mean of what it computes for the halves."""
-    batch = next(iter(source.elements.map(lambda *element: source.load(pack(element))).take(1)))
+    batch = next(iter(_batches(source)))
     x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
     rows = int(num_rows(x))
     try:
@@ -133,7 +138,6 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
 
 def _pipeline_ops(source: Source) -> set[str]:
     """Names of the operations in the pipeline's graph."""
-    loaded: Any = source.elements.map(lambda *element: source.load(pack(element)))
-    graph = tf.compat.v1.GraphDef.FromString(loaded._as_serialized_graph().numpy())
+    graph = tf.compat.v1.GraphDef.FromString(_batches(source)._as_serialized_graph().numpy())
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op for node in nodes}
