@@ -10,11 +10,12 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 BEAT_S = 0.25
-_FORMAT = struct.Struct("<QQq")
+_FORMAT = struct.Struct("<QQq?")
 _NO_STEP = -1
 
 
@@ -27,11 +28,13 @@ class Signs:
         turns: looks at the wish to stop, one before each graph call. Tasks that work in lockstep have equally many, but
             for one that the others wait for.
         step: global batches done; None before the first is begun.
+        saving: it writes something by itself, which it can bring to its end also when all its peers are gone.
     """
 
     beats: int = 0
     turns: int = 0
     step: int | None = None
+    saving: bool = False
 
 
 class Pulse:
@@ -60,24 +63,38 @@ class Pulse:
     def at_step(self, step: int) -> None:
         self._change(step=step)
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Meanwhile the task writes something by itself."""
+        self._change(saving=True)
+        try:
+            yield
+        finally:
+            self._change(saving=False)
+
     def _beat(self) -> None:
         never = threading.Event()
         while not never.wait(BEAT_S):
             self._change(beats=1)
 
-    def _change(self, beats: int = 0, turns: int = 0, step: int | None = None) -> None:
+    def _change(self, beats: int = 0, turns: int = 0, step: int | None = None, saving: bool | None = None) -> None:
         with self._lock:
-            at = self._signs
-            at = Signs(at.beats + beats, at.turns + turns, at.step if step is None else step)
-            self._signs = at
+            was = self._signs
+            at = self._signs = Signs(
+                was.beats + beats,
+                was.turns + turns,
+                was.step if step is None else step,
+                was.saving if saving is None else saving,
+            )
             if self._memory is not None:
-                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, _NO_STEP if at.step is None else at.step)
+                step_told = _NO_STEP if at.step is None else at.step
+                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step_told, at.saving)
 
 
 def read_signs(path: Path) -> Signs:
     """The signs in a file; those of a task that has not begun if there is none."""
     try:
-        beats, turns, step = _FORMAT.unpack(path.read_bytes())
+        beats, turns, step, saving = _FORMAT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return Signs()
-    return Signs(beats, turns, None if step == _NO_STEP else step)
+    return Signs(beats, turns, None if step == _NO_STEP else step, saving)

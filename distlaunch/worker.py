@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.mode == "verify":
             return _run_trial(arguments, config, run, emit, stop)
         on_progress = {"on_step": pulse.at_step, "on_meeting": pulse.turn}
-        session = Session(config, run, task, emit, stop, on_connected=stop.install, **on_progress)
+        session = Session(config, run, task, emit, stop, on_connected=stop.install, saving=pulse.saving, **on_progress)
         if arguments.mode == "train":
             outcome = session.run_training(check_exports=not arguments.unchecked)
             at = outcome.progress

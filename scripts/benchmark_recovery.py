@@ -1,6 +1,6 @@
 """How long a job needs from a kill to the first step of its next attempt, beside a start of the same job from nothing.
 
-    python scripts/benchmark_recovery.py [--strategy multi_worker_mirrored] [--workers 2]
+    python scripts/benchmark_recovery.py [--strategy multi_worker_mirrored] [--workers 2] [--rounds 10]
 
 A start is what the framework's import, the model and the compilation take; what a recovery takes beyond that is ours:
 noticing the loss, stopping the others, and reading the checkpoint.
@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import yaml
@@ -49,16 +52,44 @@ def config(strategy: str, workers: int) -> dict:
     }
 
 
+@dataclass(frozen=True)
+class Round:
+    """Seconds, of one job.
+
+    Attributes:
+        settled: from the kill until the attempt was given up, and all its tasks had ended.
+        start_up, up: from the command, and from the kill, until all tasks had loaded their framework.
+        start, recovery: the same until the first step was done.
+    """
+
+    victim: str
+    settled: float
+    start_up: float
+    up: float
+    start: float
+    recovery: float
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", default="multi_worker_mirrored")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), config(arguments.strategy, arguments.workers))
+    job, rounds = config(arguments.strategy, arguments.workers), []
+    names = [field.name for field in fields(Round)][1:]
+    print(f"{'killed':12}" + "".join(f"{name:>10}" for name in names))
+    for _ in range(arguments.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            rounds.append(measure(Path(folder), job))
+        print(f"{rounds[-1].victim:12}" + "".join(f"{getattr(rounds[-1], name):10.2f}" for name in names))
+    median = {name: statistics.median(getattr(one, name) for one in rounds) for name in names}
+    print(f"{'median':12}" + "".join(f"{median[name]:10.2f}" for name in names))
+    worst = max(one.recovery for one in rounds)
+    print(f"recovery / start: {median['recovery'] / median['start']:.2f}, at worst {worst / median['start']:.2f}")
 
 
-def measure(folder: Path, job: dict) -> None:
+def measure(folder: Path, job: dict) -> Round:
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     began = time.time()
     command = [sys.executable, "-m", "distlaunch", "train", "job.yaml", "--quiet"]
@@ -68,6 +99,7 @@ def measure(folder: Path, job: dict) -> None:
         wait_for(lambda: any(event.step >= 50 for event in steps(run, 0)), process)
         # the last task: of parameter servers the chief, else the last worker
         victim = max(started(run, 0), key=lambda event: (event.task.startswith("chief"), event.task))
+        time.sleep(random.random() * 0.1)  # anywhere between two steps, or within one
         killed = time.time()
         os.kill(victim.pid, signal.SIGKILL)
         wait_for(lambda: bool(steps(run, 1)), process)
@@ -77,13 +109,7 @@ def measure(folder: Path, job: dict) -> None:
     lost = next(event for event in read_events(run.events) if isinstance(event, TaskFailed | RunEnded))
     first = {attempt: steps(run, attempt)[0].time for attempt in (0, 1)}
     up = {attempt: max(event.time for event in started(run, attempt)) for attempt in (0, 1)}
-    start_s, recovery_s = first[0] - began, first[1] - killed
-    print(f"{victim.task} killed; seconds")
-    print(f"{'':28}{'start':>8}{'recovery':>10}")
-    print(f"{'until the loss is settled':28}{'':>8}{lost.time - killed:10.2f}")
-    print(f"{'until all tasks are up':28}{up[0] - began:8.2f}{up[1] - killed:10.2f}")
-    print(f"{'until the first step is done':28}{start_s:8.2f}{recovery_s:10.2f}")
-    print(f"recovery / start: {recovery_s / start_s:.2f}")
+    return Round(victim.task, lost.time - killed, up[0] - began, up[1] - killed, first[0] - began, first[1] - killed)
 
 
 def steps(run: RunDir, attempt: int) -> list[StepsDone]:

@@ -105,6 +105,14 @@ class Stalled(Fact):
 
 
 @dataclass(frozen=True)
+class Saving(Fact):
+    """The task has begun, or has ended, to write something by itself: a checkpoint, an export, what callbacks keep."""
+
+    task: str
+    over: bool = False
+
+
+@dataclass(frozen=True)
 class Absent(Fact):
     """The task has not opened its port in time, while others have, and wait for it."""
 
@@ -147,6 +155,8 @@ class Rules:
         servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
         replaceable: tasks that are started again when they end too early.
         aside: tasks that the run does not need: whatever becomes of them, it is no failure.
+        lockstep: tasks make each step together: when one is gone, the others can do nothing any more but bring to its
+            end what they have begun to write.
         scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
             with the last of those that do not serve. Only a task that somebody has killed is started again: what a
             program does by itself, it would do again.
@@ -159,6 +169,7 @@ class Rules:
     servers: frozenset[str] = frozenset()
     replaceable: frozenset[str] = frozenset()
     aside: frozenset[str] = frozenset()
+    lockstep: bool = False
     scripts: bool = False
 
     @functools.cached_property

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.absence import find_absent
-from distlaunch.launch.facts import Absent, Blamed, Fact, Rules, Stalled
+from distlaunch.launch.facts import Absent, Blamed, Fact, Rules, Saving, Stalled
 from distlaunch.launch.failures import read_error
 from distlaunch.launch.plan import LaunchPlan
 from distlaunch.launch.standing import Standing
@@ -40,7 +40,7 @@ class Lookout:
 
     def look(self, now: float, standing: Standing) -> list[Fact]:
         """What is new."""
-        facts: list[Fact] = list(self._errors(now, standing))
+        facts: list[Fact] = [*self._errors(now, standing), *self._saving(now, standing)]
         if now >= self._stalls_from:
             self._stalls_from = now + BEAT_S
             facts += self._stalls(now, standing)
@@ -64,6 +64,15 @@ class Lookout:
             may_tell = name in standing.exits or task.files.error_json.exists()
             if may_tell and name not in standing.blames and (error := read_error(task.files)) is not None:
                 yield Blamed(now, name, error.blame)
+
+    def _saving(self, now: float, standing: Standing) -> Iterator[Saving]:
+        """Who writes something just now; of interest only when others are gone, or held up."""
+        if not self._rules.lockstep or not (standing.exits or standing.stalled):
+            return
+        for name in standing.alive:
+            saves = read_signs(self._tasks[name].files.pulse).saving
+            if saves != (name in standing.saving):
+                yield Saving(now, name, over=not saves)
 
     def _stalls(self, now: float, standing: Standing) -> list[Stalled]:
         """Who shows nothing any more, once for each process."""

@@ -49,6 +49,7 @@ def rules_of(plan: LaunchPlan) -> Rules:
         servers=servers,
         replaceable=workers | evaluators,
         aside=evaluators - {lead},
+        lockstep=plan.mode == "train" and not servers,
         scripts=plan.mode == "run",
     )
 

@@ -21,6 +21,7 @@ from distlaunch.launch.facts import (
     GivenUp,
     Heard,
     Rules,
+    Saving,
     Sent,
     Spawned,
     Stalled,
@@ -58,6 +59,7 @@ class Standing:
         vain: how often in a row each task has ended before it had come up.
         heard: when each task told something the last time.
         stalled: tasks that hold the others up, or one without a name.
+        saving: tasks that write something by themselves just now.
         closed: tasks that have told the end of their part, planned or not; `finished`: those that were done.
         sent: when each signal was sent first; `termed` and `killed`: SIGTERM and SIGKILL, to each task.
     """
@@ -68,6 +70,7 @@ class Standing:
     vain: dict[str, int] = field(default_factory=dict)
     heard: dict[str, float] = field(default_factory=dict)
     training_at: float | None = None
+    saving: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)
     finished: dict[str, float] = field(default_factory=dict)
     exits: dict[str, Exited] = field(default_factory=dict)
@@ -115,6 +118,8 @@ class Standing:
                 self.blames.setdefault(task, fact)
             case Stalled(_, task, _):
                 self.stalled.setdefault(task, fact)
+            case Saving(_, task, over):
+                (self.saving.discard if over else self.saving.add)(task)
             case Absent(at, task):
                 self.absent.setdefault(task, at)
             case GivenUp(_, task):
@@ -129,6 +134,7 @@ class Standing:
             self.restarted.add(task)
         self.spawned.setdefault(task, at)
         self.came.discard(task)
+        self.saving.discard(task)
         self.exits.pop(task, None)
         for told in (self.blames, self.stalled, self.termed, self.killed):
             told.pop(task, None)

@@ -22,9 +22,11 @@ from distlaunch.launch.standing import (
 from distlaunch.protocol import DUMP_SIGNAL
 
 SETTLE_S = 0.7
-"""After a first failure: how long to wait for others, to see who really came first."""
+"""After a first failure: how long to wait for others, to see who really came first. No peer's fault is a SIGKILL."""
 FAILURE_STOP_S = 5.0
 """How long tasks may take to end when there is nothing to save: a peer failed, or the first step was never reached."""
+LOCKSTEP_STOP_S = 0.5
+"""The same of tasks that make each step together, and train: most of them hang in a call that the lost one left."""
 DUMP_S = 0.5
 """How long tasks may take to write their stacks, before they are stopped because the first step did not begin."""
 REPEAT_S = 0.3
@@ -135,18 +137,15 @@ def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[s
     """When to end each task that is left, given the reasons that hold."""
     (at, why), *others = due
     # whoever asks to end while another reason already holds is heard too
-    asked = [
-        (other_at, _stop_times(other_at, other, standing, rules).kill_at)
-        for other_at, other in others
-        if other in (Why.INTERRUPT, Why.TERMINATE)
-    ]
+    asked = [(other_at, other) for other_at, other in others if other in (Why.INTERRUPT, Why.TERMINATE)]
     if why is Why.LINGERING:
         quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
         schedule = {task: _Times(until, until + quick_s) for task, until in linger_until(standing, rules).items()}
     else:
-        schedule = dict.fromkeys(standing.alive, _stop_times(at, why, standing, rules))
+        schedule = {task: _stop_times(task, at, why, standing, rules) for task in standing.alive}
     for task, times in schedule.items():
-        for other_at, kill_at in asked:
+        for other_at, other in asked:
+            kill_at = _stop_times(task, other_at, other, standing, rules).kill_at
             times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
         if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
             times = _after_chief(times, standing, rules)
@@ -154,10 +153,11 @@ def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[s
     return schedule
 
 
-def _stop_times(at: float, why: Why, standing: Standing, rules: Rules) -> _Times:
-    quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
+def _stop_times(task: str, at: float, why: Why, standing: Standing, rules: Rules) -> _Times:
+    quick_s = _quick_s(task, standing, rules)
     if why is Why.FAILURE:
-        return _Times(at + SETTLE_S, at + SETTLE_S + quick_s)
+        term_at = at + _settle_s(at, standing, rules)
+        return _Times(term_at, term_at + quick_s)
     if why in (Why.OVERDUE, Why.STALLED):
         return _Times(at + DUMP_S, at + DUMP_S + quick_s)
     # of scripts nobody knows when they begin to have something to save
@@ -165,8 +165,21 @@ def _stop_times(at: float, why: Why, standing: Standing, rules: Rules) -> _Times
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
     failures = [end.at for end in standing.exits.values() if end.at >= at and is_failure(end, standing, rules)]
-    kill_at = min([kill_at, _pressed_again(at, standing), *(end + SETTLE_S + FAILURE_STOP_S for end in failures)])
+    kill_at = min([kill_at, _pressed_again(at, standing), *(end + SETTLE_S + quick_s for end in failures)])
     return _Times(at + SETTLE_S if why is Why.STOPPED else at, kill_at)
+
+
+def _quick_s(task: str, standing: Standing, rules: Rules) -> float:
+    """How long a task may take to end that has nothing to save but what it writes already."""
+    if not rules.lockstep or standing.training_at is None:
+        return min(FAILURE_STOP_S, rules.stop_timeout_s)
+    return rules.stop_timeout_s if task in standing.saving else min(LOCKSTEP_STOP_S, rules.stop_timeout_s)
+
+
+def _settle_s(at: float, standing: Standing, rules: Rules) -> float:
+    """How long to wait for who really failed first, when a task has failed at that time."""
+    killed = any(end.at == at and end.code == -signal.SIGKILL for end in standing.exits.values())
+    return 0.0 if killed and rules.lockstep else SETTLE_S
 
 
 def _pressed_again(at: float, standing: Standing) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ class Surroundings:
         should_stop: asked before each call of the program that trains or evaluates.
         on_step: told the number of global batches done.
         on_meeting: told before each other call in which all tasks wait for each other.
+        saving: entered while this process writes something by itself: a checkpoint, or what callbacks keep.
     """
 
     emit: Callable[[Event], None]
@@ -61,6 +63,7 @@ class Surroundings:
     is_chief: bool
     on_step: Callable[[int], None] = lambda step: None
     on_meeting: Callable[[], None] = lambda: None
+    saving: Callable[[], AbstractContextManager[None]] = nullcontext
     clock: Callable[[], float] = time.monotonic
 
 
@@ -111,7 +114,8 @@ class TrainingLoop:
                 self._save_checkpoint(otherwise="the run can go on from an older one")
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
-        self._hooks.on_train_end(logs)
+        with self._around.saving():
+            self._hooks.on_train_end(logs)
         self._tell_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None)
@@ -153,7 +157,8 @@ class TrainingLoop:
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
-        self._hooks.on_epoch_end(epoch, logs)
+        with self._around.saving():
+            self._hooks.on_epoch_end(epoch, logs)
         self._finish_epoch(epoch, logs, self._around.clock() - began)
         return logs
 
@@ -169,7 +174,8 @@ class TrainingLoop:
             if result.steps:
                 logs = result.logs
                 self._advance(result, self._around.clock() - began)
-                self._hooks.on_train_batch_end(first + result.steps - 1, logs)
+                with self._around.saving():
+                    self._hooks.on_train_batch_end(first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
             if here and (result.ended if self._epoch_steps is None else here == self._epoch_steps):
                 # a checkpoint of this step must hold them: whoever goes on from it has no step left to learn them from
@@ -276,8 +282,11 @@ class TrainingLoop:
         """
         self._around.on_meeting()
         state = self._program.snapshot()
-        if not self._around.is_chief:
-            return
+        if self._around.is_chief:
+            with self._around.saving():
+                self._write_checkpoint(state, otherwise)
+
+    def _write_checkpoint(self, state: State, otherwise: str | None) -> None:
         progress = replace(self._progress, callbacks=[plain_state(callback) for callback in self._callbacks])
         for index, callback in enumerate(self._callbacks):
             state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
-        on_step, on_meeting: as of `Surroundings`.
+        on_step, on_meeting, saving: as of `Surroundings`.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
@@ -65,9 +66,10 @@ class Session:
                  should_stop: Callable[[], bool], on_connected: Callable[[], None] = lambda: None,
                  on_built: Callable[[keras.Model], None] = lambda model: None,
                  on_step: Callable[[int], None] = lambda step: None,
-                 on_meeting: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+                 on_meeting: Callable[[], None] = lambda: None,
+                 saving: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
-        self._on_step, self._on_meeting = on_step, on_meeting
+        self._on_step, self._on_meeting, self._saving = on_step, on_meeting, saving
         seed_process(config)
         grow_gpu_memory()
         self.strategy: Strategy = create(config, task)
@@ -91,7 +93,9 @@ class Session:
         callbacks = build_callbacks(
             config.train.callbacks, is_chief=is_chief, tensorboard_dir=str(self._run.tensorboard)
         )
-        around = Surroundings(self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting)
+        around = Surroundings(
+            self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving
+        )
         loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
@@ -164,16 +168,20 @@ class Session:
             return
         state = self.program.snapshot()
         if self.strategy.is_chief:
-            raw = self.train.first_rows(CHECKED_ROWS, raw=True)
-            rows = raw if self._preprocessing is None else self._preprocessing(raw)
-            x = keras.utils.unpack_x_y_sample_weight(raw)[0]
-            try:
-                trained = Trained(self._config, state, rows, x, self._preprocessing)
-                self._tell_exports(export_all(trained, self._run.export, formats, checked=checked))
-            except ExportError as error:
-                self._tell_exports(error.written)
-                raise
+            with self._saving():
+                self._write_exports(state, formats, checked=checked)
         self.program.agree(Vote())
+
+    def _write_exports(self, state: State, formats: Sequence[ExportFormat], *, checked: bool) -> None:
+        raw = self.train.first_rows(CHECKED_ROWS, raw=True)
+        rows = raw if self._preprocessing is None else self._preprocessing(raw)
+        x = keras.utils.unpack_x_y_sample_weight(raw)[0]
+        try:
+            trained = Trained(self._config, state, rows, x, self._preprocessing)
+            self._tell_exports(export_all(trained, self._run.export, formats, checked=checked))
+        except ExportError as error:
+            self._tell_exports(error.written)
+            raise
 
     def _tell_exports(self, exports: list[Written]) -> None:
         for written in exports:

@@ -66,6 +66,39 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
     assert [event.step for event in read_events(job.events) if isinstance(event, Restored)] == [done]
 
 
+KEEPS = """
+import os, signal, threading
+from pathlib import Path
+
+import keras
+
+from distlaunch.events import TaskStarted, read_events
+from distlaunch.launch.supervision import LOCKSTEP_STOP_S
+
+
+class Keeps(keras.callbacks.Callback):
+    "Writes at the end of each epoch, slowly; before that, in the first, the other worker is killed."
+
+    def on_epoch_end(self, epoch, logs=None):
+        if Path("kept").exists():
+            return
+        started = read_events(Path("runs/job/attempts/0/worker-1/events.jsonl"))
+        os.kill(next(event.pid for event in started if isinstance(event, TaskStarted)), signal.SIGKILL)
+        threading.Event().wait(4 * LOCKSTEP_STOP_S)
+        Path("kept").write_text("all of it")
+"""
+
+
+def test_what_is_being_written_when_a_peer_is_lost_is_written_whole(project: Path) -> None:
+    (project / "keeps.py").write_text(KEEPS)
+    words = ['train.callbacks=[{name: "keeps.py:Keeps", tasks: chief}]', "restarts.max=1"]
+    code, out, err = run("train", "mine.yaml", *(word for text in words for word in ("--set", text)), cwd=project)
+    assert code == 0, out + err
+    assert "worker:1 failed; stopping worker:0" in out
+    assert "restart 1 of 1" in out
+    assert (project / "kept").read_text() == "all of it"
+
+
 @pytest.mark.slow
 def test_told_before_there_is_anything_to_save(project: Path) -> None:
     job = RunDir(project / "runs" / "job")

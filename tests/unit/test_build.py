@@ -10,6 +10,8 @@ pytest.importorskip("tensorflow")
 from distlaunch.config.run import Component
 from distlaunch.training.build import _component
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
 MINE = """
 import keras
 

@@ -8,6 +8,8 @@ import pytest
 
 from distlaunch.config.keras_names import ALIASES, NAMES, canonical, suggestion
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")  # Keras's import may begin TensorFlow's first operation
+
 _BASES = {"Optimizer", "Loss", "Metric", "Callback", "CallbackList", "OptimizerMap"}
 _HELPERS = {"get", "serialize", "deserialize"}
 

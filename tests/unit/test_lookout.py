@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from pathlib import Path
 
 import pytest
 
 from distlaunch.cluster.spec import Task
-from distlaunch.launch.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Sent, Spawned
+from distlaunch.launch.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Saving, Sent, Spawned
 from distlaunch.launch.lookout import Lookout
 from distlaunch.launch.outcome import rules_of
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
 from distlaunch.launch.standing import Standing
+from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir
 from distlaunch.task_error import write_exception
 
@@ -57,3 +59,14 @@ def test_no_files_are_read_for_errors_while_all_goes_well(
     monkeypatch.setattr("distlaunch.launch.lookout.read_error", None)
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
     assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == []
+
+
+def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan) -> None:
+    rules = dataclasses.replace(rules_of(plan), lockstep=True)
+    lookout, pulse = Lookout(plan, rules, 0), Pulse(plan.tasks[0].files.pulse)
+    failed = [*UP, Exited(20, WORKER, -9)]
+    with pulse.saving():
+        assert lookout.look(20, Standing.of(UP)) == []
+        assert lookout.look(20, Standing.of(failed)) == [Saving(20, CHIEF)]
+        assert lookout.look(21, Standing.of([*failed, Saving(20, CHIEF)])) == []
+    assert lookout.look(22, Standing.of([*failed, Saving(20, CHIEF)])) == [Saving(22, CHIEF, over=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -16,17 +17,19 @@ from distlaunch.launch.facts import (
     Fact,
     Finished,
     Rules,
+    Saving,
     Sent,
     Spawned,
     Stalled,
     Training,
 )
 from distlaunch.launch.standing import Standing, Why
-from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
+from distlaunch.launch.supervision import FAILURE_STOP_S, LOCKSTEP_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
+LOCKSTEP = dataclasses.replace(RULES, lockstep=True)
 EVALUATION = Rules(chief="worker:0", needs_finish=False, start_timeout_s=100, stop_timeout_s=30)
 A, B = "worker:0", "worker:1"
 START: list[Fact] = [Spawned(0, A), Spawned(0, B)]
@@ -126,6 +129,57 @@ DECISIONS = {
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
     assert decide(Standing.of(history), now, RULES) == expected
+
+
+KILLED: list[Fact] = [*TRAINING, Exited(10, B, -KILL)]
+TOLD: list[Fact] = [*KILLED, Sent(10, TERM)]
+SAVES = Saving(10, A)
+KILL_AT = 10 + LOCKSTEP_STOP_S
+LOCKSTEP_DECISIONS = {
+    "killed: no peer's fault": (KILLED, 10, Decision(Why.FAILURE, send=TERM)),
+    "killed, told": (TOLD, 10.1, Decision(Why.FAILURE, wake_at=KILL_AT)),
+    "killed, kill": (TOLD, KILL_AT, Decision(Why.FAILURE, send=KILL)),
+    "killed, the chief saves": ([*TOLD, SAVES], KILL_AT, Decision(Why.FAILURE, wake_at=40)),
+    "killed, the chief has saved": ([*TOLD, SAVES, Saving(13, A, over=True)], 13, Decision(Why.FAILURE, send=KILL)),
+    "killed, the chief saves for too long": ([*TOLD, SAVES], 40, Decision(Why.FAILURE, send=KILL)),
+    "killed, the chief saves, Ctrl-C twice": (
+        [*TOLD, SAVES, Asked(11, INT), Asked(12, INT)],
+        12,
+        Decision(Why.FAILURE, send=KILL),
+    ),
+    "killed before training": (
+        [*START, Exited(10, B, -KILL), Sent(10, TERM)],
+        11,
+        Decision(Why.FAILURE, wake_at=10 + FAILURE_STOP_S),
+    ),
+    "an exception settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "an exception, kill": (
+        [*TRAINING, Exited(10, B, 1), Sent(10 + SETTLE_S, TERM)],
+        10 + SETTLE_S + LOCKSTEP_STOP_S,
+        Decision(Why.FAILURE, send=KILL),
+    ),
+    "a failure while stopping": (
+        [*TRAINING, Asked(10, TERM), Sent(10, TERM), Exited(11, B, -KILL)],
+        11,
+        Decision(Why.TERMINATE, wake_at=11 + SETTLE_S + LOCKSTEP_STOP_S),
+    ),
+    "a failure while the chief saves before it stops": (
+        [*TRAINING, Asked(10, TERM), Sent(10, TERM), Exited(11, B, -KILL), SAVES],
+        20,
+        Decision(Why.TERMINATE, wake_at=40),
+    ),
+    "stalled, kill": (
+        [*TRAINING, Stalled(50, B, frozen=True), Sent(50, DUMP_SIGNAL), Sent(50.5, TERM)],
+        50.5 + LOCKSTEP_STOP_S,
+        Decision(Why.STALLED, send=KILL),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOCKSTEP_DECISIONS)
+def test_nobody_waits_for_tasks_that_can_only_hang(case: str) -> None:
+    history, now, expected = LOCKSTEP_DECISIONS[case]
+    assert decide(Standing.of(history), now, LOCKSTEP) == expected
 
 
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {

@@ -96,6 +96,9 @@ def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
     found = read_signs(path)
     assert (found.turns, found.step, pulse.step) == (1, 7, 7)
     assert found.beats > 0
+    with pulse.saving():
+        assert read_signs(path).saving
+    assert not read_signs(path).saving
 
 
 @pytest.mark.parametrize("content", [b"", b"torn"])
