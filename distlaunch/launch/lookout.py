@@ -67,7 +67,7 @@ class Lookout:
 
     def _saving(self, now: float, standing: Standing) -> Iterator[Saving]:
         """Who writes something just now; of interest only when others are gone, or held up."""
-        if not self._rules.lockstep or not (standing.exits or standing.stalled):
+        if self._rules.scripts or not (standing.exits or standing.stalled):
             return
         for name in standing.alive:
             saves = read_signs(self._tasks[name].files.pulse).saving

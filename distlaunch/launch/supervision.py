@@ -154,10 +154,11 @@ def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[s
 
 
 def _stop_times(task: str, at: float, why: Why, standing: Standing, rules: Rules) -> _Times:
-    quick_s = _quick_s(task, standing, rules)
+    quick_s = rules.stop_timeout_s if task in standing.saving else min(FAILURE_STOP_S, rules.stop_timeout_s)
+    alone_s = min(LOCKSTEP_STOP_S, quick_s) if _hangs(task, standing, rules) else quick_s
     if why is Why.FAILURE:
         term_at = at + _settle_s(at, standing, rules)
-        return _Times(term_at, term_at + quick_s)
+        return _Times(term_at, term_at + alone_s)
     if why in (Why.OVERDUE, Why.STALLED):
         return _Times(at + DUMP_S, at + DUMP_S + quick_s)
     # of scripts nobody knows when they begin to have something to save
@@ -165,15 +166,13 @@ def _stop_times(task: str, at: float, why: Why, standing: Standing, rules: Rules
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
     failures = [end.at for end in standing.exits.values() if end.at >= at and is_failure(end, standing, rules)]
-    kill_at = min([kill_at, _pressed_again(at, standing), *(end + SETTLE_S + quick_s for end in failures)])
+    kill_at = min([kill_at, _pressed_again(at, standing), *(end + SETTLE_S + alone_s for end in failures)])
     return _Times(at + SETTLE_S if why is Why.STOPPED else at, kill_at)
 
 
-def _quick_s(task: str, standing: Standing, rules: Rules) -> float:
-    """How long a task may take to end that has nothing to save but what it writes already."""
-    if not rules.lockstep or standing.training_at is None:
-        return min(FAILURE_STOP_S, rules.stop_timeout_s)
-    return rules.stop_timeout_s if task in standing.saving else min(LOCKSTEP_STOP_S, rules.stop_timeout_s)
+def _hangs(task: str, standing: Standing, rules: Rules) -> bool:
+    """Whether a task can do nothing any more once a peer has ended."""
+    return rules.lockstep and standing.training_at is not None and task not in standing.saving
 
 
 def _settle_s(at: float, standing: Standing, rules: Rules) -> float:

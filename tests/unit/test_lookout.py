@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from pathlib import Path
 
@@ -62,8 +61,7 @@ def test_no_files_are_read_for_errors_while_all_goes_well(
 
 
 def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan) -> None:
-    rules = dataclasses.replace(rules_of(plan), lockstep=True)
-    lookout, pulse = Lookout(plan, rules, 0), Pulse(plan.tasks[0].files.pulse)
+    lookout, pulse = Lookout(plan, rules_of(plan), 0), Pulse(plan.tasks[0].files.pulse)
     failed = [*UP, Exited(20, WORKER, -9)]
     with pulse.saving():
         assert lookout.look(20, Standing.of(UP)) == []

@@ -168,10 +168,15 @@ LOCKSTEP_DECISIONS = {
         20,
         Decision(Why.TERMINATE, wake_at=40),
     ),
-    "stalled, kill": (
-        [*TRAINING, Stalled(50, B, frozen=True), Sent(50, DUMP_SIGNAL), Sent(50.5, TERM)],
+    "stalled: all may still stop together": (
+        [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP_SIGNAL), Sent(50.5, TERM)],
         50.5 + LOCKSTEP_STOP_S,
-        Decision(Why.STALLED, send=KILL),
+        Decision(Why.STALLED, wake_at=50.5 + FAILURE_STOP_S),
+    ),
+    "stalled in a callback": (
+        [*TRAINING, Stalled(50, A, frozen=False), SAVES, Sent(50, DUMP_SIGNAL), Sent(50.5, TERM), Exited(51, B, 4)],
+        52,
+        Decision(Why.STALLED, wake_at=50.5 + 30),
     ),
 }
 
