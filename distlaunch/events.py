@@ -236,9 +236,11 @@ class EventWriter:
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self.path, self._attempt, self._task = path, attempt, task
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []
-        self._torn = False
+        # another may have left half a line, on a disk that was full
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, event: Event) -> Event:
         """Stamps the event with time, attempt and task, and appends it."""

@@ -68,7 +68,9 @@ def warnings_of(
     """
     logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
     warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]
-    warnings += [f"{name} ended badly after the run was done (its log: {logs[name]})" for name in verdict.odd]
+    warnings += [
+        f"{name} ended badly after the run was {verdict.status} (its log: {logs[name]})" for name in verdict.odd
+    ]
     warnings += [
         f"{name} had nothing new to tell for {plan.start_timeout_s:g} s after the run was done and was ended: "
         "the last checkpoint may not be evaluated"
@@ -79,6 +81,6 @@ def warnings_of(
         for name, share in waited.items()
         if share >= SLOW_SHARE
     ]
-    if verdict.status == "done":
+    if verdict.status in ("done", "stopped"):
         warnings += [f"{name} did not end by itself and was killed" for name in verdict.late]
     return tuple(warnings)

@@ -105,9 +105,11 @@ class Child:
         """The exit code, -N for signal N; None until `poll` has seen the end."""
         return self._process.returncode
 
-    def send(self, number: signal.Signals) -> None:
-        """Signals the whole group."""
-        if self.code is None:
+    def send(self, number: signal.Signals, *, leader_only: bool = False) -> None:
+        """Signals the whole group, or its leader, which may need its own children to end well."""
+        if self.code is None and leader_only:
+            os.kill(self.pid, number)
+        elif self.code is None:
             self._signal_group(number)
 
     def poll(self) -> int | None:

@@ -27,6 +27,7 @@ from distlaunch.launch.facts import (
     Stalled,
     Training,
 )
+from distlaunch.protocol import DUMP_SIGNAL
 
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
@@ -61,7 +62,8 @@ class Standing:
         stalled: tasks that hold the others up, or one without a name.
         saving: tasks that write something by themselves just now.
         closed: tasks that have told the end of their part, planned or not; `finished`: those that were done.
-        sent: when each signal was sent first; `termed` and `killed`: SIGTERM and SIGKILL, to each task.
+        dumped_at: when tasks were asked for their stacks first.
+        termed: when SIGTERM was sent to each task first; `killed`: SIGKILL.
     """
 
     spawned: dict[str, float] = field(default_factory=dict)
@@ -79,7 +81,7 @@ class Standing:
     absent: dict[str, float] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     asked: list[Asked] = field(default_factory=list)
-    sent: dict[signal.Signals, float] = field(default_factory=dict)
+    dumped_at: float | None = None
     termed: dict[str, float] = field(default_factory=dict)
     killed: dict[str, float] = field(default_factory=dict)
 
@@ -140,7 +142,8 @@ class Standing:
             told.pop(task, None)
 
     def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
-        self.sent.setdefault(number, at)
+        if number == DUMP_SIGNAL and self.dumped_at is None:
+            self.dumped_at = at
         told = {signal.SIGTERM: self.termed, signal.SIGKILL: self.killed}.get(number, {})
         for task in to or self.alive:
             told.setdefault(task, at)
@@ -197,9 +200,15 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
     found += [(at, Why.OVERDUE) for at in standing.absent.values()]
     if standing.spawned:
         deadline = min(standing.spawned.values()) + rules.start_timeout_s
-        if standing.training_at is None or standing.training_at > deadline:
+        if standing.training_at is None or _was_stopped_between(deadline, standing.training_at, standing):
             found.append((deadline, Why.OVERDUE))
     return sorted(found, key=lambda reason: reason[0])
+
+
+def _was_stopped_between(begin: float, end: float, standing: Standing) -> bool:
+    """Whether tasks were told to end then. Without that, training may only have been noticed late."""
+    told = [standing.dumped_at, *standing.termed.values(), *standing.killed.values()]
+    return any(at is not None and begin <= at < end for at in told)
 
 
 def has_ended_well(standing: Standing, rules: Rules) -> bool:

@@ -119,7 +119,7 @@ def _stop(standing: Standing, now: float, why: Why, times: dict[str, _Times], aw
     term = [task for task, at in times.items() if task not in termed and task not in killed and now >= at.term_at]
     if term:
         return Decision(why, send=signal.SIGTERM, to=_whom(term, standing))
-    if why in (Why.OVERDUE, Why.STALLED) and DUMP_SIGNAL not in standing.sent:
+    if why in (Why.OVERDUE, Why.STALLED) and standing.dumped_at is None:
         return Decision(why, send=DUMP_SIGNAL)
     wakes = [
         killed[task] + GIVE_UP_S if task in killed else at.kill_at if task in termed else min(at.term_at, at.kill_at)
@@ -160,7 +160,9 @@ def _stop_times(task: str, at: float, why: Why, standing: Standing, rules: Rules
         term_at = at + _settle_s(at, standing, rules)
         return _Times(term_at, term_at + alone_s)
     if why in (Why.OVERDUE, Why.STALLED):
-        return _Times(at + DUMP_S, at + DUMP_S + quick_s)
+        # a launcher that was suspended itself may be late
+        term_at = _NEVER if standing.dumped_at is None else max(at, standing.dumped_at) + DUMP_S
+        return _Times(term_at, term_at + quick_s)
     # of scripts nobody knows when they begin to have something to save
     trained = rules.scripts or (standing.training_at is not None and standing.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)

@@ -123,6 +123,8 @@ class Supervisor:
             how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk
                 self._tasks[name].files.set_error_aside()
+            for told in (self._traces.states, self._traces.spawn_errors):
+                told.pop(name, None)
             self._spawn(self._tasks[name], lifeline)
             self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
 
@@ -236,7 +238,8 @@ class Supervisor:
         self._explain(number, why, list(alive))
         for name, child in alive.items():
             if number != DUMP_SIGNAL:
-                child.send(number)
+                # a program that a script is may leave it to its children; ours answers itself, and needs its own
+                child.send(number, leader_only=number == signal.SIGTERM and not self._rules.scripts)
             elif name in self._progress.hosts and not self._tasks[name].mute:
                 child.dump_stacks()
         self._note(Sent(self._clock(), number, to))
@@ -259,7 +262,7 @@ class Supervisor:
                 self._observer.note(f"killing {names}")
         elif why is Why.FAILURE:
             culprit = conclude(self._history, self._clock(), self._rules).culprit
-            self._observer.note(f"{culprit} failed; stopping {names}")
+            self._observer.note(f"{culprit} failed; stopping {names}" if culprit else f"stopping {names}")
         elif why is Why.LINGERING and not set(alive) <= self._rules.servers:
             self._observer.note(f"the run is done; ending {names}")
 

@@ -23,7 +23,7 @@ class Verdict:
         left: tasks that had ended with exit code 0 when the culprit's error says that a peer is gone.
         silent: tasks that neither failed nor answered when the culprit's error says that a peer is gone.
         late: tasks that had to be killed because they did not stop in time.
-        odd: tasks that failed after the run was done.
+        odd: tasks that failed beside a run that came to its end.
         unfinished: tasks beside the run that were ended because they took too long after its end.
     """
 
@@ -51,7 +51,9 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
             return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
     if why is Why.FAILURE:
-        culprit, silent = _culprit(standing, rules)
+        if rules.needs_finish and rules.chief in standing.closed:  # another was lost, or crashed, when all was done
+            return _closed(standing, rules, late)
+        culprit, silent = _culprit(standing, rules, since=due[0][0])
         in_vain = culprit in rules.replaceable and standing.vain.get(str(culprit), 0) >= TRIES
         left = _left(culprit, standing, rules) if not silent else ()
         return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, left=left, silent=silent)
@@ -64,22 +66,35 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)
     if why in (Why.TERMINATE, Why.STOPPED):
         return _stopped(standing, rules, why, late)
-    odd = tuple(
-        end.task
-        for end in standing.exits.values()
-        if end.code != ExitCode.DONE and end.at < _told_at(end.task, standing) and end.task not in standing.given_up
-    )
+    odd = _odd(standing, (ExitCode.DONE,))
     unfinished = tuple(task for task in standing.termed if task in rules.aside and not standing.asked)
     late = tuple(task for task in late if task not in unfinished)
     return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd, unfinished=unfinished)
 
 
+def _closed(standing: Standing, rules: Rules, late: tuple[str, ...]) -> Verdict:
+    """After the chief has told the end of the run, whatever became of the others."""
+    odd = _odd(standing, (ExitCode.DONE, *rules.preempted))
+    if rules.chief in standing.finished:
+        return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd)
+    return Verdict("stopped", ExitCode.PREEMPTED, Why.STOPPED, late=late, odd=odd)
+
+
+def _odd(standing: Standing, good: tuple[int, ...]) -> tuple[str, ...]:
+    ends = [end for end in standing.exits.values() if end.code not in good and end.task not in standing.given_up]
+    return tuple(end.task for end in ends if end.at < _told_at(end.task, standing))
+
+
 def _stopped(standing: Standing, rules: Rules, why: Why, late: tuple[str, ...]) -> Verdict:
-    asked_at = next((fact.at for fact in standing.asked), min((end.at for end in standing.exits.values()), default=0.0))
+    # whoever is beside the run may have ended long ago
+    ends = [end.at for end in standing.exits.values() if end.task not in rules.aside]
+    asked_at = next((fact.at for fact in standing.asked), min(ends, default=0.0))
     if _all_done(standing, rules):
         return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
     if any(fact.number == signal.SIGINT for fact in standing.asked):
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
+    if rules.needs_finish and rules.chief in standing.closed:
+        return _closed(standing, rules, late)
     trained = standing.training_at is not None and standing.training_at <= asked_at
     if not trained and not rules.scripts:
         return Verdict("stopped", ExitCode.PREEMPTED, why, late=late)
@@ -118,9 +133,14 @@ def _late(standing: Standing) -> tuple[str, ...]:
     return tuple(task for task in standing.spawned if was_killed(task))
 
 
-def _culprit(standing: Standing, rules: Rules) -> tuple[str | None, tuple[str, ...]]:
-    """Who failed first, and who is silent if all that is known is that somebody is gone."""
-    horizon = standing.sent.get(signal.SIGTERM, standing.sent.get(signal.SIGKILL, float("inf")))
+def _culprit(standing: Standing, rules: Rules, since: float) -> tuple[str | None, tuple[str, ...]]:
+    """Who failed first, and who is silent if all that is known is that somebody is gone.
+
+    Args:
+        since: when the first failure was noticed; who was signalled before is another matter.
+    """
+    told = [at for at in (*standing.termed.values(), *standing.killed.values()) if at >= since]
+    horizon = min(told, default=float("inf"))
     blames = {
         task: fact for task, fact in standing.blames.items() if fact.at <= horizon and _can_fail(task, standing, rules)
     }

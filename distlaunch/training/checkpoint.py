@@ -13,9 +13,10 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +25,13 @@ from distlaunch.errors import CheckpointError
 from distlaunch.run_dir import steps_of
 from distlaunch.strategies.protocol import State
 
+_BEFORE = ".before.tmp"
+"""What a checkpoint's name ends with while another of the same step takes its place."""
 _PLAIN = "biufc"  # kinds of types that npz files hold by themselves
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not as it was written, and never will be again."""
 
 
 @dataclass(frozen=True)
@@ -90,45 +97,66 @@ class CheckpointStore:
             meta = {"sha256": digest, "saved_at": time.time(), "progress": asdict(progress), "config": config}
             signed = {**meta, "meta_sha256": _digest_of(meta)}
             _write_synced(temporary / "meta.json", json.dumps(signed, indent=1).encode())
-            if final.exists():  # the same step again, after a resume
-                shutil.rmtree(final)
-            temporary.rename(final)
-            _sync_directory(self.directory)
+            self._put_in_place(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         self._prune(progress.step)
         return final, num_bytes
 
+    def _put_in_place(self, temporary: Path, final: Path) -> None:
+        """The same step may be there already, and is lost at no moment: `_recover` finds it."""
+        before = final.with_name(f".{final.name}{_BEFORE}")
+        if final.exists():
+            final.rename(before)
+        try:
+            temporary.rename(final)
+        except OSError:
+            self._recover()
+            raise
+        _sync_directory(self.directory)
+        shutil.rmtree(before, ignore_errors=True)
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)
 
     def load(self, step: int) -> Saved:
-        """Reads one checkpoint. Raises CheckpointError if it is missing or damaged."""
+        """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged."""
         path = self.directory / f"step-{step:08d}"
         try:
-            meta = json.loads((path / "meta.json").read_text())
-            data = (path / "state.npz").read_bytes()
-        except FileNotFoundError:
+            # opened once: `keep` may delete it meanwhile
+            with (path / "state.npz").open("rb") as file:
+                meta = json.loads((path / "meta.json").read_text())
+                own = meta.pop("meta_sha256", None) if isinstance(meta, dict) else None
+                if own != _digest_of(meta) or hashlib.file_digest(file, "sha256").hexdigest() != meta["sha256"]:
+                    raise DamagedError(f"{path}: damaged: its content does not match its checksum")
+                file.seek(0)
+                return Saved(path, Progress(**meta["progress"]), meta["config"], _read_state(file))
+        except FileNotFoundError as error:
+            if path.exists():
+                raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
             have = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{path}: there is no checkpoint of step {step}; those there are: {have}") from None
-        except (OSError, ValueError) as error:
+        except ValueError as error:
+            raise DamagedError(f"{path}: cannot be read: {error}") from None
+        except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from None
-        own = meta.pop("meta_sha256", None) if isinstance(meta, dict) else None
-        if own != _digest_of(meta) or hashlib.sha256(data).hexdigest() != meta["sha256"]:
-            raise CheckpointError(f"{path}: damaged: its content does not match its checksum")
-        del data
-        return Saved(path, Progress(**meta["progress"]), meta["config"], _read_state(path / "state.npz"))
 
-    def newest_good(self, on_damaged: Any = None) -> Saved | None:
-        """The newest checkpoint that is whole; `on_damaged(step, reason)` hears of those passed over."""
+    def newest_good(
+        self, on_passed_over: Callable[[int, CheckpointError], None] = lambda step, error: None
+    ) -> Saved | None:
+        """The newest checkpoint that is whole; to be called while nobody writes.
+
+        Args:
+            on_passed_over: hears of newer ones, damaged or unreadable for the moment.
+        """
+        self._recover()
         for step in reversed(self.steps()):
             try:
                 return self.load(step)
             except CheckpointError as error:
-                if on_damaged is not None:
-                    on_damaged(step, str(error))
+                on_passed_over(step, error)
         return None
 
     def set_aside(self, step: int) -> None:
@@ -144,8 +172,17 @@ class CheckpointStore:
         for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
             shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
 
+    def _recover(self) -> None:
+        """Puts back what a process was about to replace by the same step when it was killed."""
+        for before in self.directory.glob(f".step-*{_BEFORE}"):
+            final = before.with_name(before.name.removeprefix(".").removesuffix(_BEFORE))
+            with contextlib.suppress(OSError):
+                if not final.exists():
+                    before.rename(final)
+
     def _remove_leftovers(self) -> None:
         """Half-written checkpoints of processes that were killed."""
+        self._recover()
         for path in self.directory.glob(".step-*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -170,8 +207,8 @@ def _write_state(path: Path, state: State) -> tuple[str, int]:
     return digest, path.stat().st_size
 
 
-def _read_state(path: Path) -> State:
-    with np.load(path, allow_pickle=False) as archive:
+def _read_state(file: BinaryIO) -> State:
+    with np.load(file, allow_pickle=False) as archive:
         state = {str(name): archive[str(index)] for index, name in enumerate(archive["names"])}
     foreign = json.loads(state.pop("__dtypes__").tobytes())
     return {n: v.view(getattr(ml_dtypes, foreign[n])) if n in foreign else v for n, v in state.items()}

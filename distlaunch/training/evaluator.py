@@ -39,6 +39,7 @@ class Evaluator:
         self._session, self._run, self._attempt, self._emit = session, run, attempt, emit
         self._events, self._ended = EventReader(run.events), False
         self._evaluated = self._evaluated_before()
+        self._unread: set[int] = set()  # those that could not be read once
         self._curve = _curve_writer(run)
 
     def follow(self, asked_to_stop: threading.Event) -> None:
@@ -55,11 +56,14 @@ class Evaluator:
             asked_to_stop.wait(_LOOK_S)
 
     def _evaluate(self, step: int) -> None:
-        self._evaluated.add(step)
         try:
             logs = self._session.evaluate_checkpoint("validation", step)
         except CheckpointError:
-            return  # deleted meanwhile (`checkpoint.keep`), or damaged, which the trainer tells when it needs it
+            # deleted meanwhile (`checkpoint.keep`), just being replaced by the same step, or damaged, which the trainer
+            # tells when it needs it
+            (self._evaluated if step in self._unread else self._unread).add(step)
+            return
+        self._evaluated.add(step)
         if logs is None:
             return
         self._emit(Evaluated(step=step, split="validation", logs=logs))

@@ -34,7 +34,7 @@ from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
 from distlaunch.training.build import build_model, check_formats_of_module
 from distlaunch.training.callbacks import build_callbacks
-from distlaunch.training.checkpoint import CheckpointStore, Progress, Saved
+from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Progress, Saved
 from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import rebuild
 from distlaunch.training.exporting import CHECKED_ROWS, ExportError, Trained, Written, export_all
@@ -243,12 +243,12 @@ class Session:
     # checkpoints
 
     def _newest(self, *, set_aside: bool = False) -> Saved | None:
-        def damaged(step: int, reason: str) -> None:
-            self._emit(CheckpointFailed(step=step, reason=f"{reason}; the one before it is used"))
-            if set_aside:
+        def pass_over(step: int, error: CheckpointError) -> None:
+            self._emit(CheckpointFailed(step=step, reason=f"{error}; the one before it is used"))
+            if set_aside and isinstance(error, DamagedError):
                 self.store.set_aside(step)
 
-        return self.store.newest_good(damaged)
+        return self.store.newest_good(pass_over)
 
     def _progress_of(self, saved: Saved | None) -> Progress:
         """Where to start, as the chief found it."""

@@ -66,6 +66,39 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
     assert [event.step for event in read_events(job.events) if isinstance(event, Restored)] == [done]
 
 
+HELPED = """
+import subprocess
+
+import tensorflow as tf
+
+
+def rows():
+    helper = subprocess.Popen(["yes", "1"], stdout=subprocess.PIPE)  # as a decoder of its own
+    for line in helper.stdout:
+        yield [float(line)] * 10, [1.0]
+    raise RuntimeError(f"the helper ended with {helper.wait()}")
+
+
+def data():
+    shapes = (tf.TensorSpec((10,)), tf.TensorSpec((1,)))
+    return {"train": tf.data.Dataset.from_generator(rows, output_signature=shapes)}
+"""
+
+
+def test_what_a_task_has_started_lives_until_the_checkpoint_is_written(project: Path) -> None:
+    (project / "helped.py").write_text(HELPED)
+    words = ["strategy.kind=one_device", "cluster.workers=1", "data.function=helped.py:data"]
+    words += ["data.shuffle=false", "train.epochs=1", "train.steps_per_epoch=1000000"]
+    job = RunDir(project / "runs" / "job")
+    process = start("train", "mine.yaml", *(word for text in words for word in ("--set", text)), cwd=project)
+    wait_until(lambda: any(isinstance(event, StepsDone) for event in events_of(job, "worker:0")), timeout_s=120)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 4, out + err
+    assert list(job.checkpoints.iterdir())
+    wait_until(lambda: not processes_of(project), timeout_s=10)
+
+
 KEEPS = """
 import os, signal, threading
 from pathlib import Path

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from distlaunch.errors import CheckpointError
-from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Progress
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -68,12 +71,62 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     else:
         state.unlink()
     heard = []
-    saved = store.newest_good(lambda step, reason: heard.append((step, reason)))
+    saved = store.newest_good(lambda step, error: heard.append((step, type(error))))
     assert saved is not None
     assert saved.progress.step == 1
-    assert [step for step, _ in heard] == [2]
-    with pytest.raises(CheckpointError):
+    assert heard == [(2, DamagedError)]
+    with pytest.raises(DamagedError):
         store.load(2)
+
+
+def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=1), {})
+
+    def stale(*_: object) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(hashlib, "file_digest", stale)
+    with pytest.raises(CheckpointError, match="Stale file handle") as caught:
+        store.load(1)
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_one_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, digest = CheckpointStore(tmp_path), hashlib.file_digest
+    store.save(STATE, Progress(step=1), {})
+
+    def deleting(*words: Any) -> Any:
+        shutil.rmtree(tmp_path / "step-00000001")
+        return digest(*words)
+
+    monkeypatch.setattr(hashlib, "file_digest", deleting)
+    assert store.load(1).state.keys() == STATE.keys()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_same_step_again_is_lost_at_no_moment(tmp_path: Path, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rename = CheckpointStore(tmp_path, keep), Path.rename
+    store.save(STATE, Progress(step=1), {"seed": 1})
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path, target: Path) -> None:
+        if path.name.endswith(f"{os.getpid()}.tmp"):
+            raise Killed
+        rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(Killed):
+        store.save(STATE, Progress(step=1), {"seed": 2})
+    monkeypatch.undo()
+    saved = store.newest_good()
+    assert saved is not None
+    assert saved.config == {"seed": 1}
+    store.save(STATE, Progress(step=1), {"seed": 3})
+    assert store.load(1).config == {"seed": 3}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 
 
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
@@ -81,7 +134,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     for step in (10, 20):
         store.save(STATE, Progress(step=step), {})
     (tmp_path / "step-00000020" / "state.npz").write_bytes(b"torn")
-    store.newest_good(lambda step, reason: store.set_aside(step))
+    store.newest_good(lambda step, error: store.set_aside(step))
     assert store.steps() == [10]
     store.save(STATE, Progress(step=15), {})
     store.save(STATE, Progress(step=18), {})

@@ -13,9 +13,11 @@ from distlaunch.launch.facts import (
     Blame,
     Blamed,
     Came,
+    Closed,
     Exited,
     Fact,
     Finished,
+    GivenUp,
     Rules,
     Saving,
     Sent,
@@ -128,6 +130,25 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
+    assert decide(Standing.of(history), now, RULES) == expected
+
+
+LATE_LAUNCHER = {
+    "training began in time, and is noticed late": ([*START, Training(110)], 110, Decision(Why.NOTHING)),
+    "stacks first": (START, 200, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
+    "then time to write them": ([*START, Sent(200, DUMP_SIGNAL)], 200, Decision(Why.OVERDUE, wake_at=200.5)),
+    "then SIGTERM": ([*START, Sent(200, DUMP_SIGNAL)], 200.5, Decision(Why.OVERDUE, send=TERM)),
+    "training began after the stacks": (
+        [*START, DUMPED, Training(100.2)],
+        100.5,
+        Decision(Why.OVERDUE, send=TERM),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LATE_LAUNCHER)
+def test_a_launcher_that_was_suspended_is_not_hasty(case: str) -> None:
+    history, now, expected = LATE_LAUNCHER[case]
     assert decide(Standing.of(history), now, RULES) == expected
 
 
@@ -265,6 +286,24 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         None,
     ),
     "stopped by someone else": ([*TRAINING, Exited(10, A, 4), Exited(10, B, 4)], "stopped", ExitCode.PREEMPTED, None),
+    "a peer is lost while the chief writes the last checkpoint": (
+        [*TRAINING, Exited(10, B, -9), Sent(10, TERM), Finished(11, A), Sent(11, KILL), Exited(11, A, -9)],
+        "done",
+        ExitCode.DONE,
+        None,
+    ),
+    "a peer is lost while the chief writes the checkpoint it was asked for": (
+        [*TRAINING, Asked(9, TERM), Exited(10, B, -9), Closed(11, A), Sent(11, KILL), Exited(11, A, -9)],
+        "stopped",
+        ExitCode.PREEMPTED,
+        None,
+    ),
+    "the same, asked by someone else": (
+        [*TRAINING, Exited(10, B, -9), Closed(11, A), Sent(11, KILL), Exited(11, A, -9)],
+        "stopped",
+        ExitCode.PREEMPTED,
+        None,
+    ),
     "config": (
         [*START, Exited(5, A, 1), Exited(5.1, B, 2), Blamed(5.1, B, Blame.CONFIG)],
         "failed",
@@ -279,6 +318,14 @@ def test_conclude(case: str) -> None:
     history, status, code, culprit = VERDICTS[case]
     verdict = conclude(history, 1000 if status != "done" else 12, RULES)
     assert (verdict.status, verdict.exit_code, verdict.culprit) == (status, code, culprit)
+
+
+def test_an_evaluator_that_ended_early_is_not_when_all_were_asked_to_stop() -> None:
+    rules = dataclasses.replace(RULES, aside=frozenset({"evaluator:0"}))
+    early: list[Fact] = [Spawned(0, "evaluator:0"), Exited(1, "evaluator:0", 3), GivenUp(1, "evaluator:0")]
+    history = [*early, *TRAINING, Exited(10, B, 4), Sent(10.7, TERM), Sent(40.7, KILL), Exited(40.8, A, -9)]
+    verdict = conclude(history, 41, rules)
+    assert (verdict.status, verdict.exit_code, verdict.culprit) == ("failed", ExitCode.FAILED, A)
 
 
 def test_silent_peers() -> None:

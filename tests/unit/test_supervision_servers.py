@@ -288,6 +288,21 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         CHIEF,
     ),
     "done": ([*SERVERS_GONE, Exited(20, EV, 0)], "done", ExitCode.DONE, None),
+    "the chief fails after a frozen worker was started again": (
+        [
+            *TRAINING,
+            Stalled(50, W1, frozen=True),
+            Sent(50, KILL, (W1,)),
+            Exited(50.1, W1, -9),
+            Spawned(50.2, W1),
+            Came(55, W1),
+            Exited(60, CHIEF, 3),
+            Blamed(60, CHIEF, Blame.CAUSE),
+        ],
+        "failed",
+        ExitCode.FAILED,
+        CHIEF,
+    ),
 }
 
 
