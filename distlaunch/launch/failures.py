@@ -137,7 +137,8 @@ def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None 
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
-    plain_exit = code is None or code in (1, int(ExitCode.FAILED))
+    # what has raised, and did not end, was killed
+    plain_exit = code is None or code in (1, int(ExitCode.FAILED), -signal.SIGTERM, -signal.SIGKILL)
     return error.summary if plain_exit else f"{error.summary} ({how})"
 
 

@@ -43,6 +43,7 @@ class Lookout:
         facts: list[Fact] = [*self._errors(now, standing), *self._saving(now, standing)]
         if now >= self._stalls_from:
             self._stalls_from = now + BEAT_S
+            facts += self._raised(now, standing)
             facts += self._stalls(now, standing)
         if now >= self._absent_from:
             self._absent_from = float("inf")
@@ -55,15 +56,27 @@ class Lookout:
 
     def _errors(self, now: float, standing: Standing) -> Iterator[Blamed]:
         """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
-        if (standing.termed.keys() | standing.killed.keys()) - standing.given_up:
-            return
-        if all(end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()):
+        if self._is_stopping(standing) or all(
+            end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()
+        ):
             return
         for name, task in self._tasks.items():
             # what a log tells without an error.json is told by tasks that have ended
             may_tell = name in standing.exits or task.files.error_json.exists()
             if may_tell and name not in standing.blames and (error := read_error(task.files)) is not None:
                 yield Blamed(now, name, error.blame)
+
+    def _raised(self, now: float, standing: Standing) -> Iterator[Blamed]:
+        """Scripts that have raised, and have not ended yet: what is called at exit may wait for others, as JAX does."""
+        if not self._rules.scripts or self._is_stopping(standing):
+            return
+        for name in standing.alive:
+            files = self._tasks[name].files
+            if name not in standing.blames and files.error_json.exists() and (error := read_error(files)) is not None:
+                yield Blamed(now, name, error.blame)
+
+    def _is_stopping(self, standing: Standing) -> bool:
+        return bool((standing.termed.keys() | standing.killed.keys()) - standing.given_up)
 
     def _saving(self, now: float, standing: Standing) -> Iterator[Saving]:
         """Who writes something just now; of interest only when others are gone, or held up."""

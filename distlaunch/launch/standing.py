@@ -32,6 +32,8 @@ from distlaunch.protocol import DUMP_SIGNAL
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
 """A task that ends so many times in a row before it has come up is not started again."""
+RAISED_S = 5.0
+"""How long a script that has raised may take to end."""
 
 
 class Why(enum.Enum):
@@ -173,9 +175,12 @@ def is_failure(end: Exited, standing: Standing, rules: Rules) -> bool:
     chief_done = standing.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
-    was_told = standing.termed.get(end.task, float("inf")) <= end.at
-    if was_told and (end.task in rules.servers or (rules.scripts and end.code in _ENDED_BY_SIGTERM)):
-        return False
+    told_at = standing.termed.get(end.task, float("inf"))
+    if told_at <= end.at:
+        had_raised = end.task in standing.blames and standing.blames[end.task].at <= told_at
+        by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
+        if end.task in rules.servers or by_signal:
+            return False
     if rules.scripts and end.code == ExitCode.DONE:
         return False
     if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
@@ -193,6 +198,12 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
             found.append((end.at, Why.FAILURE))
         elif end.code in rules.preempted and end.task not in rules.auxiliary:
             found.append((end.at, Why.STOPPED))
+    if rules.scripts:
+        found += [
+            (fact.at + RAISED_S, Why.FAILURE)
+            for fact in standing.blames.values()
+            if _hangs_at_exit(fact, standing, rules)
+        ]
     if has_ended_well(standing, rules):
         until = linger_until(standing, rules)
         found.append((min(until.values(), default=float("inf")), Why.LINGERING))
@@ -203,6 +214,13 @@ def reasons(standing: Standing, rules: Rules) -> list[Reason]:
         if standing.training_at is None or _was_stopped_between(deadline, standing.training_at, standing):
             found.append((deadline, Why.OVERDUE))
     return sorted(found, key=lambda reason: reason[0])
+
+
+def _hangs_at_exit(fact: Blamed, standing: Standing, rules: Rules) -> bool:
+    """Whether a task has raised, without having ended, what makes the run fail."""
+    if fact.task in standing.exits or fact.task in rules.aside:
+        return False
+    return fact.task not in rules.replaceable or fact.blame is not Blame.CONSEQUENCE
 
 
 def _was_stopped_between(begin: float, end: float, standing: Standing) -> bool:

@@ -227,6 +227,17 @@ def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str
     assert [event.failed_task for event in runner.events(TaskFailed)] == ["worker:1"]
 
 
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_a_script_that_has_raised_and_does_not_end_is_named(runner: Runner, restarts: str) -> None:
+    """As JAX, whose exit waits for the other processes."""
+    text = "import atexit\nif TASK == 'worker:1' and not ATTEMPT:\n    atexit.register(hang)\n    raise ValueError('boom')\n"
+    text += "if not ATTEMPT:\n    hang()\n"
+    code, out, err = runner("--workers", "2", "--restarts", restarts, runner.script(text))
+    assert (code, "failed: worker:1" in err) == ((3, True) if restarts == "0" else (0, False)), out + err
+    assert "ValueError: boom" in out + err
+    assert "killed by" not in out + err
+
+
 def test_a_worker_may_end_early(runner: Runner) -> None:
     name = runner.script("if TASK != 'worker:0':\n    wait_for('first-*')\nelse:\n    mark('first')\n")
     assert runner("-q", "--workers", "3", "--stop-timeout", "0.001", name) == (0, "", "")

@@ -10,7 +10,7 @@ import pytest
 from distlaunch.errors import ExitCode
 from distlaunch.launch.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
 from distlaunch.launch.facts import Training as Up
-from distlaunch.launch.standing import Standing, Why
+from distlaunch.launch.standing import RAISED_S, Standing, Why
 from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
 from distlaunch.launch.verdict import Verdict, conclude
 from distlaunch.protocol import DUMP_SIGNAL
@@ -58,6 +58,19 @@ DECISIONS = {
     "a worker crashes": (SERVERS, [*SERVED, Exited(10, A, -11)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
     "a worker ends by itself": (SERVERS, [*SERVED, Exited(10, A, 0)], 10, Decision(Why.NOTHING)),
     "a server dies": (SERVERS, [*SERVED, Exited(10, PS, -KILL)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "one has raised": (WORKERS, [*TWO, Blamed(10, B, Blame.CAUSE)], 11, Decision(Why.NOTHING, wake_at=10 + RAISED_S)),
+    "one has raised, and does not end": (
+        WORKERS,
+        [*TWO, Blamed(10, B, Blame.CAUSE)],
+        10 + RAISED_S + SETTLE_S,
+        Decision(Why.FAILURE, send=TERM),
+    ),
+    "a server has noticed that the chief is gone": (
+        SERVERS,
+        [*SERVED, Blamed(10, A, Blame.CONSEQUENCE)],
+        50,
+        Decision(Why.NOTHING),
+    ),
     "the evaluator fails": (
         BESIDE,
         [*EVALUATED, Exited(10, EVALUATOR, 1)],
@@ -140,6 +153,17 @@ VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
         [*TWO, Absent(100, B), Sent(100, DUMP_SIGNAL), Sent(100.5, TERM), Exited(100.6, A, -TERM),
          Exited(100.6, B, -TERM)],
         Verdict("failed", ExitCode.FAILED, Why.OVERDUE, silent=(B,)),
+    ),
+    "one had raised, and hung at its exit": (
+        WORKERS,
+        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, TERM), Exited(15.8, A, -TERM), Sent(20.7, KILL),
+         Exited(20.8, B, -KILL)],
+        Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
+    ),
+    "one had raised, and was ended at its exit": (
+        WORKERS,
+        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, TERM), Exited(15.8, A, -TERM), Exited(15.8, B, -TERM)],
+        Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
     ),
     "an evaluator that was given up": (
         BESIDE,
