@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from distlaunch.config.replicas import with_workers
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Span
+from distlaunch.events import StepsDone, read_events
 from distlaunch.launch.engines import ENGINES
 from distlaunch.launch.environment import describe_environment
 from distlaunch.launch.observer import Observer
@@ -51,6 +52,7 @@ def run_attempt(
     """
     from distlaunch.config.load import dump_config
 
+    before: str | None = None
     whole, config = config, with_workers(config, workers or config.cluster.num_workers)
     place = ENGINES[engine].find(config, environ)
     try:
@@ -61,15 +63,29 @@ def run_attempt(
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
             # a run that is resumed may have all of its workers again
-            kept = whole if isinstance(whole.cluster.workers, Span) else config
-            write_atomically(run.config, dump_config(kept))
+            kept = dump_config(whole if isinstance(whole.cluster.workers, Span) else config)
+            before = run.config.read_text() if attempt and run.config.exists() else None
+            before = None if before == kept else before
+            write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
             run.write_json(run.environment, describe_environment(place.gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
-        return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, signals))
+        outcome = ENGINES[engine].execute(plan, place, observer, signals)
+        if before is not None and _was_in_vain(run, attempt, outcome):
+            # it would stand in the way of every later resume
+            write_atomically(run.config, before)
+            observer.note(f"no step was made: {run.config} is what it was before")
+        return AttemptResult(plan, outcome)
     finally:
         place.release()
+
+
+def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
+    """Whether an attempt has failed by itself before its first step."""
+    if outcome.lost or not (outcome.problems or outcome.failure is not None):
+        return False
+    return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))
 
 
 def run_beside(

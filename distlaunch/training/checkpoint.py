@@ -45,6 +45,7 @@ class Progress:
         history: values of the finished epochs, by name.
         callbacks: plain attributes of the callbacks, by position.
         finished: a callback ended training early.
+        stop_training: a callback of the chief wishes that, within an epoch.
         pending_logs: training values of an epoch whose steps are done but whose validation is not.
     """
 
@@ -54,6 +55,7 @@ class Progress:
     history: dict[str, list[float]] = field(default_factory=dict)
     callbacks: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
+    stop_training: bool = False
     pending_logs: dict[str, float] | None = None
 
 

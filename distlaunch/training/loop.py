@@ -102,10 +102,10 @@ class TrainingLoop:
         self._program.set_train_data(self._source(start))
         if start.step > 0:
             self._program.restore(state)
-        self._model.stop_training = False
+        self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
-        self._hooks.on_train_begin()
+        self._hook("train_begin")
         self._restore_callbacks(start, callback_arrays or {})
         logs = {name: values[-1] for name, values in start.history.items() if values}
         while self._progress.epoch < self._epochs and not self._progress.finished:
@@ -114,8 +114,9 @@ class TrainingLoop:
                 self._save_checkpoint(otherwise="the run can go on from an older one")
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
-        with self._around.saving():
-            self._hooks.on_train_end(logs)
+        if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
+            self._save_checkpoint()
+        self._hook("train_end", logs)
         self._tell_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None)
@@ -139,12 +140,17 @@ class TrainingLoop:
         message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
         self._around.emit(Notice(level="info", message=message))
 
+    def _hook(self, name: str, *arguments: Any) -> None:
+        """Calls the callbacks, which may write what they keep."""
+        with self._around.saving():
+            getattr(self._hooks, f"on_{name}")(*arguments)
+
     # one epoch
 
     def _epoch(self) -> Logs | None:
         """Returns the epoch's logs, or None if asked to stop within it."""
         epoch, began = self._progress.epoch, self._around.clock()
-        self._hooks.on_epoch_begin(epoch)
+        self._hook("epoch_begin", epoch)
         logs = self._progress.pending_logs
         if logs is None:
             if self._progress.step_in_epoch == 0:
@@ -157,8 +163,7 @@ class TrainingLoop:
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
-        with self._around.saving():
-            self._hooks.on_epoch_end(epoch, logs)
+        self._hook("epoch_end", epoch, logs)
         self._finish_epoch(epoch, logs, self._around.clock() - began)
         return logs
 
@@ -167,15 +172,14 @@ class TrainingLoop:
         while self._epoch_steps is None or self._progress.step_in_epoch < self._epoch_steps:
             wanted = self._steps_to_run()
             first = self._progress.step_in_epoch
-            self._hooks.on_train_batch_begin(first)
+            self._hook("train_batch_begin", first)
             began = self._around.clock()
             vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps)
             result = self._program.run_steps(wanted, vote)
             if result.steps:
                 logs = result.logs
                 self._advance(result, self._around.clock() - began)
-                with self._around.saving():
-                    self._hooks.on_train_batch_end(first + result.steps - 1, logs)
+                self._hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
             if here and (result.ended if self._epoch_steps is None else here == self._epoch_steps):
                 # a checkpoint of this step must hold them: whoever goes on from it has no step left to learn them from
@@ -248,10 +252,10 @@ class TrainingLoop:
         last = epoch + 1 == self._epochs
         if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
             return {}
-        self._hooks.on_test_begin()
+        self._hook("test_begin")
         logs = self._program.evaluate(self._validation.evaluation_source(), section.steps, self._around.should_stop)
         if logs is not None:
-            self._hooks.on_test_end(logs)
+            self._hook("test_end", logs)
         return logs
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float) -> None:
@@ -287,7 +291,11 @@ class TrainingLoop:
                 self._write_checkpoint(state, otherwise)
 
     def _write_checkpoint(self, state: State, otherwise: str | None) -> None:
-        progress = replace(self._progress, callbacks=[plain_state(callback) for callback in self._callbacks])
+        progress = replace(
+            self._progress,
+            callbacks=[plain_state(callback) for callback in self._callbacks],
+            stop_training=bool(self._model.stop_training),
+        )
         for index, callback in enumerate(self._callbacks):
             state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
         began = self._around.clock()

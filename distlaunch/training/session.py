@@ -244,11 +244,20 @@ class Session:
 
     def _newest(self, *, set_aside: bool = False) -> Saved | None:
         def pass_over(step: int, error: CheckpointError) -> None:
-            self._emit(CheckpointFailed(step=step, reason=f"{error}; the one before it is used"))
+            passed_over.append(step)
+            self._emit(CheckpointFailed(step=step, reason=str(error)))
             if set_aside and isinstance(error, DamagedError):
                 self.store.set_aside(step)
 
-        return self.store.newest_good(pass_over)
+        passed_over: list[int] = []
+        saved = self.store.newest_good(pass_over)
+        if passed_over and saved is not None:
+            self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
+        elif passed_over and set_aside:
+            self._emit(
+                Notice(level="warning", message="no good checkpoint is left: training starts from the beginning")
+            )
+        return saved
 
     def _progress_of(self, saved: Saved | None) -> Progress:
         """Where to start, as the chief found it."""

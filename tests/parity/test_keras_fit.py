@@ -107,3 +107,38 @@ def test_history_and_callbacks(name: str) -> None:
         assert ours.history.history[metric] == pytest.approx(values, rel=1e-5), metric
     for a, b in zip(ours.weights, theirs.weights, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-7)
+
+
+class Ends(keras.callbacks.Callback):
+    """Wishes to end training within the first epoch, and fails at its end."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.model.stop_training = True
+
+    def on_train_end(self, logs=None):
+        raise RuntimeError("no")
+
+
+def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Path) -> None:
+    """And the wish to end, in the checkpoint of the step in which it came."""
+    config, _, train = prepare("mlp sgd, uneven", steps_per_call=1, callbacks=[{"name": "CSVLogger"}])
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every_steps": 2})})
+    store = CheckpointStore(tmp_path)
+    around = Surroundings(lambda event: None, lambda: False, store, is_chief=True)
+
+    def loop(*callbacks: keras.callbacks.Callback) -> TrainingLoop:
+        model = build_model(config, OneDevice(), train.first_rows(2))
+        program = OneDevice().program(make_steps(config, model))
+        return TrainingLoop(config, model, program, train, None, list(callbacks), around)
+
+    with pytest.raises(RuntimeError, match="no"):
+        loop(Ends()).run(Progress(), None)
+    ended = store.newest_good()
+    assert ended is not None
+    assert (ended.progress.epoch, ended.progress.step, ended.progress.finished) == (1, 3, True)  # a step takes the vote
+
+    asked = store.load(2)
+    assert asked.progress.stop_training
+    outcome = loop(keras.callbacks.Callback()).run(asked.progress, asked.state)
+    assert (outcome.progress.epoch, outcome.progress.step) == (1, 3)

@@ -51,6 +51,8 @@ def train() -> None:
             **start, epochs=epochs, first_epoch=first // 4, first_step=first, steps_per_epoch=4, parameters=10
         )
     )
+    if os.environ.get("FAKE") == "raise_early":
+        misbehave(first, "raise")
     for epoch in range(first // 4, epochs):
         step = epoch * 4 + 4
         hold_up(step)
@@ -82,8 +84,7 @@ def hold_up(step: int) -> None:
         time.sleep(60)
 
 
-def misbehave(step: int) -> None:
-    how = os.environ.get("FAKE", "")
+def misbehave(step: int, how: str = os.environ.get("FAKE", "")) -> None:
     if how == "raise" or (how == "raise_once" and ATTEMPT == 0):
         data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T", "step": step}
         FILES.error_json.write_text(json.dumps(data))

@@ -124,6 +124,19 @@ def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
     assert shell("train", "runs/job", "--resume")[:2] == (0, "runs/job is finished already\n")
 
 
+@pytest.mark.parametrize("how", ["config", "raise_early"])
+def test_what_a_resume_in_vain_has_changed_is_put_back(shell: Shell, how: str) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    config = RunDir(shell.directory / "runs/job").config
+    before = config.read_text()
+    code, out, err = shell("train", "runs/job", "--resume", "--set", "seed=7", FAKE=how)
+    assert code == (2 if how == "config" else 3)
+    assert "config.yaml is what it was before" in out
+    assert config.read_text() == before
+    assert shell("train", "runs/job", "--resume", "--set", "seed=7", "-q", FAKE="raise")[0] == 3
+    assert "seed: 7" in config.read_text()
+
+
 def test_resume_auto_in_the_config(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", "--set", "resume=auto", FAKE="fail")[0] == 3
     assert shell("train", "job.yaml", "-q", "--set", "resume=auto")[0] == 0

@@ -230,8 +230,8 @@ def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str
 @pytest.mark.parametrize("restarts", ["0", "1"])
 def test_a_script_that_has_raised_and_does_not_end_is_named(runner: Runner, restarts: str) -> None:
     """As JAX, whose exit waits for the other processes."""
-    text = "import atexit\nif TASK == 'worker:1' and not ATTEMPT:\n    atexit.register(hang)\n    raise ValueError('boom')\n"
-    text += "if not ATTEMPT:\n    hang()\n"
+    text = "import atexit\nif TASK == 'worker:1' and not ATTEMPT:\n    atexit.register(hang)\n"
+    text += "    raise ValueError('boom')\nif not ATTEMPT:\n    hang()\n"
     code, out, err = runner("--workers", "2", "--restarts", restarts, runner.script(text))
     assert (code, "failed: worker:1" in err) == ((3, True) if restarts == "0" else (0, False)), out + err
     assert "ValueError: boom" in out + err
