@@ -80,4 +80,8 @@ def main() -> None:
         # the reader of our output has gone, as in `distlaunch schema | head`
         sys.stderr.close()
         code = ExitCode.DONE
+    except OSError as error:
+        # a full disk, a directory that may not be written
+        click.echo(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), err=True)
+        code = ExitCode.FAILED
     sys.exit(int(code) if isinstance(code, int) else 0)

@@ -156,10 +156,23 @@ _IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 
 
 def is_outside(code: int | None, error: TaskError | None) -> bool:
-    """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption."""
+    """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption.
+
+    A crash of native code is the program's own, and may come again.
+    """
     if error is not None:
         return error.blame is Blame.CONSEQUENCE
-    return code is not None and (code < 0 or code == PREEMPTION_CODE or code >= 128)
+    if code is None or _signal_of(code) in _CRASHES:
+        return False
+    return code < 0 or code == PREEMPTION_CODE or code >= 128
+
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+def _signal_of(code: int) -> int:
+    """The signal that an exit code tells of, also through a shell; 0 for none."""
+    return -code if code < 0 else max(0, code - 128)
 
 
 def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:

@@ -15,7 +15,7 @@ from distlaunch.config.replicas import with_workers
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Span
-from distlaunch.errors import ExitCode
+from distlaunch.errors import ExitCode, UsageError
 from distlaunch.launch.attempt import AttemptResult, run_attempt
 from distlaunch.launch.blame import EXIT_MARK
 from distlaunch.launch.observer import Observer, Sturdy
@@ -67,10 +67,17 @@ def repeat(
     told = Sturdy(observer)
     starts: list[float] = []  # when it was started again
     mark = ""
+    result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
     with SignalPipe() as signals:
         while True:
-            result = start(signals)
+            try:
+                result = start(signals)
+            except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
+                if result is None:
+                    raise
+                told.note(f"cannot be started again: {error}")
+                return result
             outcome, failure = result.outcome, result.outcome.failure
             recent = _recent(starts, limits.window_s)
             if failure is None or not outcome.retryable or len(recent) >= limits.most:

@@ -63,7 +63,8 @@ class Vitality:
             return []
         if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
             return [Stalled(now, task, frozen=True) for task in frozen]
-        behind = _behind(together)
+        # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
+        behind = [task for task, life in together.items() if life.signs.saving] or _behind(together)
         return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
 
     def shares(self) -> dict[str, float]:

@@ -94,6 +94,8 @@ def misbehave(step: int, how: str = os.environ.get("FAKE", "")) -> None:
         data = {"kind": "exception", "type": "ValueError", "message": "boom", "traceback": "T\nValueError: boom"}
         FILES.error_json.write_text(json.dumps(data))
         end(3)
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
     if how == "exit" or (how == "exit_once" and ATTEMPT == 0):
         end(7)
     kind, _, victim = how.partition("=")

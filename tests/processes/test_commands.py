@@ -129,7 +129,7 @@ def test_what_a_resume_in_vain_has_changed_is_put_back(shell: Shell, how: str) -
     assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
     config = RunDir(shell.directory / "runs/job").config
     before = config.read_text()
-    code, out, err = shell("train", "runs/job", "--resume", "--set", "seed=7", FAKE=how)
+    code, out, _ = shell("train", "runs/job", "--resume", "--set", "seed=7", FAKE=how)
     assert code == (2 if how == "config" else 3)
     assert "config.yaml is what it was before" in out
     assert config.read_text() == before

@@ -169,12 +169,16 @@ def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Sh
     assert "boom" in err
 
 
-def test_an_exit_code_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
-    code, out, _ = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE="exit")
+@pytest.mark.parametrize(("how", "told"), [("exit", "ended with exit code 7"), ("crash", "killed by SIGSEGV")])
+def test_an_end_that_comes_again_at_the_same_step_is_not_retried(shell: Shell, how: str, told: str) -> None:
+    code, out, _ = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE=how)
     assert code == 3
-    assert "restart 1 of 5: worker:0 ended with exit code 7" in out
+    assert f"restart 1 of 5: worker:0 {told}" in out
     assert "the same exit code at the same step twice in a row" in out
     assert statuses(shell) == ["failed"] * 2
+
+
+def test_an_exit_code_that_passes_is_retried(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", "--set", "restarts.max=1", FAKE="exit_once")[0] == 0
 
 

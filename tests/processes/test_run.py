@@ -337,6 +337,18 @@ if TASK == 'worker:1' and ATTEMPT < 2:
     assert len({text[1:] for text in told}) == 3  # other ports each time
 
 
+def test_an_attempt_that_cannot_be_prepared_leaves_the_failure_before_it(runner: Runner) -> None:
+    """As on a disk that is full by then."""
+    text = (
+        "plan = Path(os.environ['DISTLAUNCH_RUN_DIR']) / 'environment.json'\nplan.unlink()\nplan.mkdir()\nsys.exit(5)\n"
+    )
+    code, out, err = runner("--restarts", "2", runner.script(text))
+    assert code == 3
+    assert "cannot be started again: " in out
+    assert "failed: ended with exit code 5" in err
+    assert "Traceback" not in out + err
+
+
 @pytest.mark.parametrize(
     ("text", "attempts"),
     [

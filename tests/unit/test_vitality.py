@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
@@ -44,6 +45,14 @@ def test_who_holds_the_others_up_is_named() -> None:
 def test_nobody_is_named_if_all_wait() -> None:
     found = Watch().follow(lambda now: {A: alive(now, min(now, 5)), B: alive(now, min(now, 5))}, 100)
     assert found == [Stalled(15, "", frozen=False)]
+
+
+def test_who_saves_while_all_wait_is_named() -> None:
+    def signs(now: int) -> dict[str, Signs]:
+        at = alive(now, min(now, 5))
+        return {A: dataclasses.replace(at, saving=now >= 5), B: at}
+
+    assert Watch().follow(signs, 100) == [Stalled(15, A, frozen=False)]
 
 
 def test_a_task_alone_is_named() -> None:
