@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.placement import placement_of
-from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import (
     checked_value,
@@ -146,21 +146,31 @@ class CoordinatorProgram:
                 self._log_sums[name] = value + (self._log_sums.get(name, 0.0) if self._steps.logs == "mean" else 0.0)
         return CallResult(done, done < num_steps, self._logs(self._totals, own=True), vote)
 
-    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         if source.name not in self._test_calls:
             self._test_calls[source.name] = self._make_call(self._steps.test, source, [])
         totals = self._fresh_totals()
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
-        at, at_once = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers
+        at, at_once = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
         while limit is None or at < limit:
             if should_stop():
                 return None
             wanted = at_once if limit is None else min(at_once, limit - at)
+            if hooks is not None:
+                hooks.begin(at)
             blocks = self._deal(self._test_calls[source.name], at, wanted, EVALUATION_BLOCK)
             self._add(blocks, totals)
             if sum(block.done for block in blocks) < wanted:
                 break
+            if hooks is not None:
+                hooks.end(at, self._logs(totals, own=False))
             at += wanted
         return self._logs(totals, own=False)
 

@@ -31,7 +31,7 @@ from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, sl
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import Batch, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_input import own_rows
 from distlaunch.strategies.variables import (
     host_value,
@@ -102,7 +102,13 @@ class DTensorProgram:
         self._steps_in_epoch += done
         return CallResult(done, done < num_steps, self._train_logs(), self._peers.agree(vote))
 
-    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
         self._model.reset_metrics()
         batches = self._feed(source)
         done = 0
@@ -112,8 +118,12 @@ class DTensorProgram:
             batch = next(batches)
             if batch is None:
                 break
+            if hooks is not None:
+                hooks.begin(done)
             with _told_plainly():
                 self._test_call(batch)
+            if hooks is not None:
+                hooks.end(done, self._metric_logs())
             done += 1
         return self._metric_logs()
 

@@ -26,7 +26,7 @@ from distlaunch.strategies.mesh_layout import Axes, slot_layout
 from distlaunch.strategies.mesh_state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import metric_results, plain_logs, state_variables
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
@@ -95,7 +95,13 @@ class JaxProgram:
         agreed = self._peers.agree(vote)  # while the devices compute
         return CallResult(done, done < num_steps, self._train_logs(state), agreed)
 
-    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
         self._model.reset_metrics()
         feed = Feed(source, self._placement)
         trainable, others, slots, metrics = self._read()
@@ -108,7 +114,11 @@ class JaxProgram:
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
                 self._test_call = self._make_test_call()
+            if hooks is not None:
+                hooks.begin(done)
             others, metrics = self._test_call(trainable, others, metrics, batch)
+            if hooks is not None:
+                hooks.end(done, plain_logs(self._result(metrics)))
             done += 1
             if done != max_steps:
                 feed.load_ahead()

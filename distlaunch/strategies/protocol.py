@@ -85,6 +85,14 @@ class CallResult:
     vote: Vote
 
 
+@dataclass(frozen=True)
+class BatchHooks:
+    """What is called around the batches of an evaluation, with their number from 0; `end` with the metrics so far."""
+
+    begin: Callable[[int], None]
+    end: Callable[[int, Logs], None]
+
+
 class Program(Protocol):
     """A model with its optimizer, placed under a strategy."""
 
@@ -96,8 +104,18 @@ class Program(Protocol):
         """Up to `num_steps` training steps in one graph call."""
         ...
 
-    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
-        """Metrics over all rows of a source that ends (an element with no rows). None if told to stop."""
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
+        """Metrics over all rows of a source that ends (an element with no rows). None if told to stop.
+
+        Args:
+            hooks: called around each batch, which takes a call of its own then; of all tasks or of none.
+        """
         ...
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:

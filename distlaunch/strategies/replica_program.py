@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.strategies.protocol import CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica_branches import branch_together
 from distlaunch.strategies.replica_input import split_rows
 from distlaunch.strategies.replica_share import (
@@ -112,18 +112,32 @@ class ReplicaProgram:
         self._steps_in_epoch += done
         return CallResult(done, done < num_steps, self._to_logs(logs, extras), _agreed(votes))
 
-    def evaluate(self, source: Source, max_steps: int | None, should_stop: Callable[[], bool]) -> Logs | None:
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
         if self._test_call is None:
             self._test_call = self._make_call(self._test_step, [])
         self._model.reset_metrics()
         iterator = iter(self._distribute(source))
-        remaining = max_steps
+        remaining, at = max_steps, 0
+        if hooks is not None and source.num_batches is not None:
+            remaining = min(source.num_batches, remaining or source.num_batches)
         while True:
-            wanted = EVALUATION_CALL if remaining is None else min(EVALUATION_CALL, remaining)
+            at_once = EVALUATION_CALL if hooks is None else 1
+            wanted = at_once if remaining is None else min(at_once, remaining)
+            if hooks is not None:
+                hooks.begin(at)
             ballot = self._ballot(Vote(stop=should_stop()))
             done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot)
             if _agreed(votes).stop:
                 return None
+            if hooks is not None and int(done):
+                hooks.end(at, self._to_logs(logs, []))
+            at += int(done)
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:
                 return self._to_logs(logs, [])

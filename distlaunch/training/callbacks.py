@@ -16,7 +16,8 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.training.references import load_function
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
-_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 
 _NOT_RESTORED = ("min_delta", "append_header")
@@ -73,7 +74,12 @@ def place_of(callback: keras.callbacks.Callback, default: int) -> int:
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
-    return any(_watches(callback, hook) for callback in callbacks for hook in _BATCH_HOOKS)
+    return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+
+
+def watch_test_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
+    """The same of the batches of validation."""
+    return any(_watches(callback, hook) for callback in callbacks for hook in _TEST_HOOKS)
 
 
 def _watches(callback: keras.callbacks.Callback, hook: str) -> bool:

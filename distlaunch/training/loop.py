@@ -18,7 +18,7 @@ import numpy as np
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import CheckpointError, ConfigError, Problem
 from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
-from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks import (
     array_state,
@@ -28,6 +28,7 @@ from distlaunch.training.callbacks import (
     restore_arrays,
     restore_state,
     watch_batches,
+    watch_test_batches,
 )
 from distlaunch.training.checkpoint import CheckpointStore, Progress
 from distlaunch.training.data import Split
@@ -253,10 +254,23 @@ class TrainingLoop:
         if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
             return {}
         self._hook("test_begin")
-        logs = self._program.evaluate(self._validation.evaluation_source(), section.steps, self._around.should_stop)
+        source, should_stop = self._validation.evaluation_source(), self._around.should_stop
+        logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
         if logs is not None:
             self._hook("test_end", logs)
         return logs
+
+    def _test_hooks(self) -> BatchHooks | None:
+        """For callbacks of any task that want to be called around the batches of validation."""
+        if not self._config.train.callbacks:
+            return None
+        mine = watch_test_batches(self._callbacks)
+        if not self._program.agree(Vote(finish=mine)).finish:
+            return None
+        return BatchHooks(
+            begin=lambda batch: self._hook("test_batch_begin", batch),
+            end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
+        )
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float) -> None:
         self._around.on_meeting()

@@ -45,6 +45,12 @@ class Calls(keras.callbacks.Callback):
     def on_test_begin(self, logs=None):
         self.calls.append("test begin")
 
+    def on_test_batch_begin(self, batch, logs=None):
+        self.calls.append(("test batch begin", batch))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.calls.append(("test batch end", batch, sorted(logs), round(logs["loss"], 4)))
+
     def on_test_end(self, logs=None):
         self.calls.append(("test end", sorted(logs)))
 
@@ -75,7 +81,9 @@ def prepare(name: str, **train: Any) -> tuple[RunConfig, Any, Any]:
 
 @pytest.mark.parametrize("name", ["mlp sgd, uneven", "class weights", "sample weights", "two inputs, two outputs"])
 def test_history_and_callbacks(name: str) -> None:
-    config, splits, train = prepare(name, steps_per_call=1)
+    config, splits, train = prepare(
+        name, steps_per_call=1, callbacks=[{"name": "CSVLogger"}]
+    )  # its own are given below
     ours = build_model(config, OneDevice(), train.first_rows(2))
     validation = make_split(splits.validation, config.data, seed=0, training=False)
     own = callbacks()
