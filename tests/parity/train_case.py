@@ -31,6 +31,19 @@ from distlaunch.training.trial import rounded as moved
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]
+WATCHED = "mlp sgd, uneven"
+"""The case in which the batches of validation are recorded too, as a callback sees them."""
+
+
+class Validation(keras.callbacks.Callback):
+    """Records the metrics after each batch, as one more step."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._record["steps"].append({"batch": float(batch), **logs})
 
 
 def train_case(
@@ -53,6 +66,8 @@ def train_case(
     if config is not None:
         raw.update(strategy=config.strategy, cluster=config.cluster)
     raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
+    if case == WATCHED:
+        raw["train"]["callbacks"] = [{"name": "CSVLogger"}]  # so that all processes ask whether one watches
     if permute:
         raw["data"]["args"]["permute"] = permute
     config = RunConfig.model_validate(raw)
@@ -81,7 +96,8 @@ def train_case(
     around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
     if rounded:
         program.restore(moved(program.snapshot(), rounded))
-    TrainingLoop(config, model, program, train, validation, [], around).run(Progress(), None)
+    callbacks: list[keras.callbacks.Callback] = [Validation(record)] if case == WATCHED and strategy.is_chief else []
+    TrainingLoop(config, model, program, train, validation, callbacks, around).run(Progress(), None)
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
     record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
