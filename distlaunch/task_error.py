@@ -53,6 +53,11 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
     _write(files, data, step, host)
 
 
+def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
+    """For a task that has ended by itself, and has not told why. Raises OSError."""
+    _write(files, {"kind": "exit", "code": code}, step, host)
+
+
 def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) -> None:
     try:
         _write(files, data, step, socket.gethostname())

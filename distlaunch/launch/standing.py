@@ -63,7 +63,7 @@ class Standing:
         heard: when each task told something the last time.
         stalled: tasks that hold the others up, or one without a name.
         saving: tasks that write something by themselves just now.
-        closed: tasks that have told the end of their part, planned or not; `finished`: those that were done.
+        closed: when each task told the end of its part, planned or not; `finished`: those that were done.
         dumped_at: when tasks were asked for their stacks first.
         termed: when SIGTERM was sent to each task first; `killed`: SIGKILL.
     """
@@ -75,7 +75,7 @@ class Standing:
     heard: dict[str, float] = field(default_factory=dict)
     training_at: float | None = None
     saving: set[str] = field(default_factory=set)
-    closed: set[str] = field(default_factory=set)
+    closed: dict[str, float] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)
     exits: dict[str, Exited] = field(default_factory=dict)
     blames: dict[str, Blamed] = field(default_factory=dict)
@@ -112,9 +112,9 @@ class Standing:
                 self.training_at = at if self.training_at is None else self.training_at
             case Finished(at, task):
                 self.finished.setdefault(task, at)
-                self.closed.add(task)
-            case Closed(_, task):
-                self.closed.add(task)
+                self.closed.setdefault(task, at)
+            case Closed(at, task):
+                self.closed.setdefault(task, at)
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
                 self.vain[task] = self.vain.get(task, 0) + (task not in self.came)

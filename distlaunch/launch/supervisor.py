@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from distlaunch.errors import ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.launch.blame import Traces, config_problems, find_failure, is_lost, is_retryable, mark_of
-from distlaunch.launch.facts import Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
+from distlaunch.launch.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
 from distlaunch.launch.failures import Failure, briefly, oom_kills, read_error
 from distlaunch.launch.history import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.launch.lookout import Lookout
@@ -29,7 +29,7 @@ from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
 from distlaunch.pulse import read_signs
 from distlaunch.run_dir import RunDir
-from distlaunch.task_error import write_signal
+from distlaunch.task_error import write_exit, write_signal
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
@@ -219,10 +219,14 @@ class Supervisor:
             self._traces.codes[name] = child.code
             standing, files = self._standing, self._tasks[name].files
             by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
-            if child.code < 0 and not by_us and not files.error_json.exists():
+            well = by_us or child.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
+            if not well and not files.error_json.exists():
                 step, host = read_signs(files.pulse).step, self._progress.hosts.get(name, socket.gethostname())
                 with contextlib.suppress(OSError):  # a full disk
-                    write_signal(files, child.code, step, host, oom=self._out_of_memory())
+                    if child.code < 0:
+                        write_signal(files, child.code, step, host, oom=self._out_of_memory())
+                    else:
+                        write_exit(files, child.code, step, host)
             self._note(Exited(self._clock(), name, child.code))
 
     def _out_of_memory(self) -> bool | None:

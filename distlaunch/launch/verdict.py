@@ -51,7 +51,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
             return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
     if why is Why.FAILURE:
-        if rules.needs_finish and rules.chief in standing.closed:  # another was lost, or crashed, when all was done
+        if _had_closed(standing, rules):
             return _closed(standing, rules, late)
         culprit, silent = _culprit(standing, rules, since=due[0][0])
         in_vain = culprit in rules.replaceable and standing.vain.get(str(culprit), 0) >= TRIES
@@ -70,6 +70,15 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     unfinished = tuple(task for task in standing.termed if task in rules.aside and not standing.asked)
     late = tuple(task for task in late if task not in unfinished)
     return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd, unfinished=unfinished)
+
+
+def _had_closed(standing: Standing, rules: Rules) -> bool:
+    """Whether another was lost, or crashed, when the run was at its end already, planned or asked for."""
+    if not rules.needs_finish or rules.chief not in standing.closed:
+        return False
+    if rules.chief in standing.finished or rules.lockstep:  # together with one that is gone none could have closed
+        return True
+    return standing.closed[rules.chief] < _told_at(rules.chief, standing)
 
 
 def _closed(standing: Standing, rules: Rules, late: tuple[str, ...]) -> Verdict:

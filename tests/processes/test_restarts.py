@@ -219,3 +219,9 @@ def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:
     run = RunDir(shell.directory / "runs/job")
     error = json.loads(run.task(0, "worker:0").error_json.read_text())
     assert (error["kind"], error["signal"], error["step"]) == ("signal", "SIGKILL", 8)
+
+
+def test_a_task_that_ends_without_a_word_has_its_exit_code_in_error_json(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="exit")[0] == 3
+    error = json.loads(RunDir(shell.directory / "runs/job").task(0, "worker:0").error_json.read_text())
+    assert (error["kind"], error["code"], error["step"]) == ("exit", 7, 4)

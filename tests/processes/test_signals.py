@@ -67,10 +67,18 @@ def test_sigterm_stops_cleanly(run_dir: Path, number: signal.Signals) -> None:
 
 
 def test_sigterm_kills_who_does_not_stop(run_dir: Path) -> None:
-    process = launch(run_dir, CLEAN, STUBBORN, stop_timeout_s=0.5)
+    """Failed, unless the chief has told that it has stopped, which it does after the checkpoint."""
+    process = launch(run_dir, STUBBORN, CLEAN, stop_timeout_s=0.5)
     process.send_signal(signal.SIGTERM)
     code, told = end(process)
     assert (code, told["status"]) == (3, "failed")
+
+
+def test_sigterm_kills_who_does_not_end_after_the_checkpoint(run_dir: Path) -> None:
+    process = launch(run_dir, CLEAN, STUBBORN, stop_timeout_s=0.5)
+    process.send_signal(signal.SIGTERM)
+    code, told = end(process)
+    assert (code, told["status"]) == (4, "stopped")
 
 
 @pytest.mark.parametrize("actions", [["honour_lifeline"], [], ["fork_stubborn"]])

@@ -10,6 +10,7 @@ import pytest
 from distlaunch.launch.facts import Blame
 from distlaunch.launch.failures import describe_code, explain_exit, headline, last_lines, read_error
 from distlaunch.run_dir import TaskDir
+from distlaunch.task_error import write_signal
 
 GRAPH_ERROR = """Graph execution error:
 
@@ -87,8 +88,12 @@ def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
     assert explain_exit(3, None) == "ended with exit code 3"
 
 
-def test_a_process_that_jax_has_aborted_has_lost_a_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_process_that_jax_has_aborted_has_lost_a_peer(tmp_path: Path, seen: bool) -> None:
+    """Whether or not the launcher has written down how it ended."""
     files = TaskDir(tmp_path)
+    if seen:
+        write_signal(files, -6, 4, "here", oom=None)
     files.stderr_log.write_text("F1121 11:01:56.322086 5920 client.h:80] Terminating process because the JAX "
                                 "distributed service detected fatal errors. This most likely ...")  # fmt: skip
     error = read_error(files)

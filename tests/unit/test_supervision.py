@@ -298,12 +298,6 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         ExitCode.PREEMPTED,
         None,
     ),
-    "the same, asked by someone else": (
-        [*TRAINING, Exited(10, B, -9), Closed(11, A), Sent(11, KILL), Exited(11, A, -9)],
-        "stopped",
-        ExitCode.PREEMPTED,
-        None,
-    ),
     "config": (
         [*START, Exited(5, A, 1), Exited(5.1, B, 2), Blamed(5.1, B, Blame.CONFIG)],
         "failed",
@@ -326,6 +320,11 @@ def test_an_evaluator_that_ended_early_is_not_when_all_were_asked_to_stop() -> N
     history = [*early, *TRAINING, Exited(10, B, 4), Sent(10.7, TERM), Sent(40.7, KILL), Exited(40.8, A, -9)]
     verdict = conclude(history, 41, rules)
     assert (verdict.status, verdict.exit_code, verdict.culprit) == ("failed", ExitCode.FAILED, A)
+
+
+def test_a_peer_is_lost_while_the_chief_writes_the_checkpoint_that_another_task_was_asked_for() -> None:
+    history: list[Fact] = [*TRAINING, Exited(10, B, -9), Sent(10, TERM), Closed(11, A), Exited(11, A, 4)]
+    assert conclude(history, 12, LOCKSTEP).exit_code == ExitCode.PREEMPTED
 
 
 def test_silent_peers() -> None:

@@ -288,6 +288,16 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         CHIEF,
     ),
     "done": ([*SERVERS_GONE, Exited(20, EV, 0)], "done", ExitCode.DONE, None),
+    "a worker fails, and the chief stops since it is told to": (
+        [
+            *TRAINING,
+            *[Exited(10, W1, 3), Blamed(10, W1, Blame.CAUSE), Sent(10.7, TERM), Closed(11, CHIEF)],
+            *[Exited(11, CHIEF, 4), *(Exited(11, task, 0) for task in (W0, PS, EV))],
+        ],
+        "failed",
+        ExitCode.FAILED,
+        W1,
+    ),
     "the chief fails after a frozen worker was started again": (
         [
             *TRAINING,
