@@ -134,7 +134,13 @@ class Supervisor:
     def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
         if tasks and not self._told_waiting:
             self._told_waiting = True
-            self._observer.note(f"the run is done; waiting for {', '.join(tasks)} to evaluate its last checkpoint")
+            names = ", ".join(tasks)
+            if self._rules.scripts:  # of which nobody knows what an evaluator does
+                who = "chief is" if self._rules.servers else "workers are"
+                limit = f"for {self._plan.start_timeout_s:g} s at most"
+                self._observer.note(f"the {who} done; waiting for {names} {limit}")
+            else:
+                self._observer.note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
 
     def _follow(self, signals: SignalPipe, lifeline: Lifeline) -> None:
         decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
