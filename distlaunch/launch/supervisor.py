@@ -255,7 +255,8 @@ class Supervisor:
         if stall.frozen:
             self._observer.note(f"{stall.task} has shown no sign of life {limit}")
         else:
-            waited = f", and the others wait for {stall.task}" if stall.task else ""
+            others = self._plan.elsewhere or self._tasks.keys() - self._rules.auxiliary - {stall.task}
+            waited = f", and the others wait for {stall.task}" if stall.task and others else ""
             self._observer.note(f"training has made no step {limit}{waited}")
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:

@@ -161,6 +161,12 @@ def test_who_holds_the_others_up_is_named_and_the_job_goes_on(shell: Shell, how:
     wait_until(lambda: not processes_of(shell.directory))
 
 
+def test_nobody_waits_for_the_only_task(shell: Shell) -> None:
+    _, out, err = shell("train", "job.yaml", *SOON[:2], FAKE="hang=worker:0")
+    assert "training has made no step for 3 s\n" in out
+    assert "wait" not in out + err
+
+
 def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE="raise")
     assert code == 3
