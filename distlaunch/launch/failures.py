@@ -185,11 +185,19 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
         told = _without_listing(_COLOURS.sub("", error.traceback).rstrip().splitlines())
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
-    for path in (files.stderr_log, files.stdout_log):
-        lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
-        if lines:
-            return _tail_of(of_crash(lines)[:limit] or lines, limit)
-    return ()
+    lines = _lines_of(telling_log(files))
+    return _tail_of(of_crash(lines)[:limit] or lines, limit)
+
+
+def telling_log(files: TaskDir) -> Path:
+    """The error log, unless it says nothing and the output does."""
+    found = (path for path in (files.stderr_log, files.stdout_log) if _lines_of(path))
+    return next(found, files.stderr_log)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """The end of a log, without TensorFlow's noise."""
+    return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
 
 
 def oom_kills() -> int | None:

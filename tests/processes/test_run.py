@@ -443,6 +443,13 @@ def test_a_suspended_task_is_found(runner: Runner) -> None:
     assert "gave no sign of life (its process is suspended, as by SIGSTOP) for 1 s (--stall-timeout)" in err
 
 
+def test_the_log_that_is_quoted_is_named(runner: Runner) -> None:
+    code, _, err = runner(runner.script("print('no such thing', flush=True)\nos._exit(5)\n"))
+    assert code == 3
+    assert "  no such thing\n" in err
+    assert "log  runs/job/attempts/0/worker-0/stdout.log\n" in err
+
+
 def test_any_program(runner: Runner) -> None:
     code, out, err = runner("--workers", "2", "--", "sh", "-c", "echo $DISTLAUNCH_TASK -- $1", "-", "--x")
     assert (code, err) == (0, "")
