@@ -124,8 +124,14 @@ class Begun:
 
 
 def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> Begun | None:
-    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError."""
+    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
+
+    Raises RunBusyError if another launcher works on it.
+    """
     choice = choose(request, environ)
+    if choice.run is not None and not (choice.beside or choice.finished):
+        with choice.run.lock():
+            pass  # nobody goes on with a run that is still going on
     if choice.told:
         observer.note(choice.told)
     if choice.finished:
