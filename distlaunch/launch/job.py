@@ -211,7 +211,8 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
     from distlaunch.config.load import load_config
 
     if not path.exists():
-        raise UsageError(f"{path}: there is no such config file")
+        what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
+        raise UsageError(f"{path}: there is no such {what}")
     loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
     return loaded.config, lambda problems: [
         Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems

@@ -162,6 +162,7 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
     ("words", "message"),
     [
         (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
+        (["train", "runs/x", "--resume"], "runs/x: there is no such run or config file"),
         (["train", "runs"], "runs: no run directory"),
         (["evaluate", "runs/x"], "runs/x: no run directory"),
         (["predict", "runs/x"], "runs/x: no run directory"),
