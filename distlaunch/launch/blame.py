@@ -17,6 +17,7 @@ from distlaunch.launch.failures import (
     may_come_further,
     may_pass,
     read_error,
+    step_of,
     telling_log,
 )
 from distlaunch.launch.hints import hint_for
@@ -213,6 +214,7 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
         detail=last_lines(task.files, error),
         log=telling_log(task.files),
         user_error=bool(error and error.user_error),
+        step=step_of(task.files),
     )
 
 

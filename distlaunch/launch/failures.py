@@ -73,6 +73,7 @@ class Failure:
         reason: what happened, in one sentence.
         detail: the last lines of the traceback, or of the log where there is no traceback.
         hint: what helps, if that is known.
+        step: global batches done when the task failed, if its error.json tells.
     """
 
     task: str
@@ -82,6 +83,7 @@ class Failure:
     log: Path | None
     user_error: bool = False
     hint: str = ""
+    step: int | None = None
 
 
 def read_error(files: TaskDir) -> TaskError | None:
@@ -104,6 +106,15 @@ def read_error(files: TaskDir) -> TaskError | None:
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
         step=data.get("step"),
     )
+
+
+def step_of(files: TaskDir) -> int | None:
+    """The step that the task's error.json tells, be it of an exception or of a signal."""
+    try:
+        step = json.loads(files.error_json.read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _aborted(files: TaskDir) -> TaskError | None:

@@ -173,7 +173,7 @@ def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Sh
     assert [line[:14] for line in out.splitlines() if line.startswith("restart ")] == ["restart 1 of 5"]
     assert "the same exception at the same step twice in a row" in out
     assert statuses(shell) == ["failed"] * 2
-    assert "boom" in err
+    assert "failed at step 4: ValueError: boom" in err
 
 
 def test_an_exit_code_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
@@ -243,7 +243,9 @@ def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> Non
 
 
 def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:
-    assert shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")[0] == 3
+    code, _, err = shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")
+    assert code == 3
+    assert re.search(r"^failed: worker:0 on \S+ at step 8: killed by SIGKILL", err, re.MULTILINE), err
     run = RunDir(shell.directory / "runs/job")
     error = json.loads(run.task(0, "worker:0").error_json.read_text())
     assert (error["kind"], error["signal"], error["step"]) == ("signal", "SIGKILL", 8)
