@@ -305,7 +305,9 @@ class Supervisor:
         # after Ctrl-C the task only knows that it was stopped
         untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
         if self._plan.is_run and untold and not self._plan.is_beside:
-            events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
+            # events tell steps now and then, the pulse tells each
+            step = max(at.step, read_signs(self._tasks[str(self._plan.lead)].files.pulse).step or 0)
+            events.append(RunEnded(status=status, step=step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
         self._write(events)
