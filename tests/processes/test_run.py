@@ -465,6 +465,9 @@ def test_any_program(runner: Runner) -> None:
         (["--ps", "1", "job.py"], "--ps: parameter servers need workers; add --workers N"),
         (["--jax", "--workers", "2", "--ps", "1", "job.py"], "--jax: JAX has workers only; leave out --ps"),
         (["--wokers", "2", "job.py"], "No such option"),
+        (["--backoff", "nan", "job.py"], "'--backoff': nan is not a finite number of seconds."),
+        (["--stall-timeout", "inf", "job.py"], "'--stall-timeout': inf is not a finite number of seconds."),
+        (["--backoff", "-inf", "job.py"], "'--backoff': -inf is not in the range x>=0."),
         (["--name", "a/b", "job.py"], "run name 'a/b'"),
     ],
 )
