@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import click
 
 OVERRIDES = click.option(
@@ -9,3 +12,13 @@ OVERRIDES = click.option(
 )
 JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, and nothing else.")
 QUIET = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds: `nan` and `inf`, which Python reads as numbers too, are no time to wait."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not a finite number of seconds.", param, ctx)
+        return seconds

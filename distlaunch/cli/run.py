@@ -6,11 +6,11 @@ import os
 
 import click
 
-from distlaunch.cli.options import JSON_EVENTS, QUIET
+from distlaunch.cli.options import JSON_EVENTS, QUIET, Seconds
 from distlaunch.errors import UsageError
 
 _COUNT = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = Seconds(min=0, min_open=True)
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -28,7 +28,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @click.option("--window", type=_SECONDS, metavar="S", help="Only restarts within so many seconds count.")
 @click.option(
     "--backoff",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=0.0,
     metavar="S",
     help="Wait before a restart, doubled each time.",

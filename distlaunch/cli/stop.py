@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import click
 
+from distlaunch.cli.options import Seconds
+
 
 @click.command("stop")
 @click.argument("run", metavar="RUN")
 @click.option("--now", is_flag=True, help="Do not wait for the step and the checkpoint, as Ctrl-C twice.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="S", help="Wait so long at most; default: no limit.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait so long at most; default: no limit.")
 def command(run: str, now: bool, timeout: float | None) -> None:
     """Stop a run that is going on, with a checkpoint after the current step, and wait until it has ended.
 

@@ -17,6 +17,8 @@ from distlaunch.launch.failures import (
     may_come_further,
     may_pass,
     read_error,
+    step_of,
+    telling_log,
 )
 from distlaunch.launch.hints import hint_for
 from distlaunch.launch.plan import LaunchPlan, TaskPlan
@@ -210,8 +212,9 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
         host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
         reason=reason,
         detail=last_lines(task.files, error),
-        log=task.files.stderr_log,
+        log=telling_log(task.files),
         user_error=bool(error and error.user_error),
+        step=step_of(task.files),
     )
 
 

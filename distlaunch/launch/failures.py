@@ -73,6 +73,7 @@ class Failure:
         reason: what happened, in one sentence.
         detail: the last lines of the traceback, or of the log where there is no traceback.
         hint: what helps, if that is known.
+        step: global batches done when the task failed, if its error.json tells.
     """
 
     task: str
@@ -82,6 +83,7 @@ class Failure:
     log: Path | None
     user_error: bool = False
     hint: str = ""
+    step: int | None = None
 
 
 def read_error(files: TaskDir) -> TaskError | None:
@@ -106,6 +108,15 @@ def read_error(files: TaskDir) -> TaskError | None:
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
         step=data.get("step"),
     )
+
+
+def step_of(files: TaskDir) -> int | None:
+    """The step that the task's error.json tells, be it of an exception or of a signal."""
+    try:
+        step = json.loads(files.error_json.read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _aborted(files: TaskDir) -> TaskError | None:
@@ -201,11 +212,19 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
         told = _without_listing(_COLOURS.sub("", error.traceback).rstrip().splitlines())
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
-    for path in (files.stderr_log, files.stdout_log):
-        lines = [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
-        if lines:
-            return _tail_of(of_crash(lines)[:limit] or lines, limit)
-    return ()
+    lines = _lines_of(telling_log(files))
+    return _tail_of(of_crash(lines)[:limit] or lines, limit)
+
+
+def telling_log(files: TaskDir) -> Path:
+    """The error log, unless it says nothing and the output does."""
+    found = (path for path in (files.stderr_log, files.stdout_log) if _lines_of(path))
+    return next(found, files.stderr_log)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """The end of a log, without TensorFlow's noise."""
+    return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
 
 
 def oom_kills() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -10,11 +11,13 @@ from distlaunch.events import (
     Evaluated,
     Event,
     EventReader,
+    EventWriter,
     Logs,
     RunEnded,
     StepsDone,
     TaskStarted,
     TrainingStarted,
+    read_events,
 )
 from distlaunch.launch.facts import Came, Closed, Fact, Finished, Heard, Training
 from distlaunch.launch.plan import LaunchPlan
@@ -53,6 +56,20 @@ class EventFollower:
         if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
             return True
         return isinstance(event, Evaluated) and event.of_evaluator
+
+
+def tell_end(plan: LaunchPlan, status: str) -> Event | None:
+    """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
+    path = RunDir(plan.run_dir).events
+    ends = [each for each in read_events(path) if isinstance(each, RunEnded) and each.attempt == plan.attempt]
+    last = ends[-1] if ends else RunEnded(status=status, step=0, epoch=0, seconds=0.0)
+    try:
+        writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
+    except OSError:
+        return None
+    told = writer.write(dataclasses.replace(last, status=status))
+    writer.close()
+    return told
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:

@@ -124,8 +124,14 @@ class Begun:
 
 
 def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> Begun | None:
-    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError."""
+    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
+
+    Raises RunBusyError if another launcher works on it.
+    """
     choice = choose(request, environ)
+    if choice.run is not None and not (choice.beside or choice.finished):
+        with choice.run.lock():
+            pass  # nobody goes on with a run that is still going on
     if choice.told:
         observer.note(choice.told)
     if choice.finished:
@@ -205,7 +211,8 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
     from distlaunch.config.load import load_config
 
     if not path.exists():
-        raise UsageError(f"{path}: there is no such config file")
+        what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
+        raise UsageError(f"{path}: there is no such {what}")
     loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
     return loaded.config, lambda problems: [
         Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems

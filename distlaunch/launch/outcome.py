@@ -71,8 +71,11 @@ def warnings_of(
     warnings += [
         f"{name} ended badly after the run was {verdict.status} (its log: {logs[name]})" for name in verdict.odd
     ]
+    limit = f"{plan.start_timeout_s:g} s after"
     warnings += [
-        f"{name} had nothing new to tell for {plan.start_timeout_s:g} s after the run was done and was ended: "
+        f"{name} had not ended {limit} the others (--start-timeout) and was ended"
+        if plan.mode == "run"
+        else f"{name} had nothing new to tell for {limit} the run was done and was ended: "
         "the last checkpoint may not be evaluated"
         for name in verdict.unfinished
     ]

@@ -18,6 +18,7 @@ from distlaunch.config.strategy import Span
 from distlaunch.errors import ExitCode, UsageError
 from distlaunch.launch.attempt import AttemptResult, run_attempt
 from distlaunch.launch.blame import EXIT_MARK
+from distlaunch.launch.history import tell_end
 from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.signals import SignalPipe
@@ -88,14 +89,14 @@ def repeat(
                 told.note(f"the same {what}{at_step} twice in a row: it would come again")
                 return result
             mark = outcome.mark
-            if stopped := _stopped_within(signals, 0):
-                return dataclasses.replace(result, outcome=stopped)
+            if asked := _asked_within(signals, 0):
+                return _stopped(result, asked, told)
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
             who = f"{failure.task} " if failure.task else ""
             told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {who}{failure.reason}")
-            if backoff_s and (stopped := _stopped_within(signals, backoff_s)):
-                return dataclasses.replace(result, outcome=stopped)
+            if backoff_s and (asked := _asked_within(signals, backoff_s)):
+                return _stopped(result, asked, told)
             starts.append(time.monotonic())
 
 
@@ -120,15 +121,24 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' * (number != 1)}"
 
 
-def _stopped_within(signals: SignalPipe, seconds: float) -> Outcome | None:
-    """How the job ends if it was asked to since the last attempt, or is within so many seconds."""
+def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
+    """The signal that asked the job to end since the last attempt, or does within so many seconds."""
     until = time.monotonic() + seconds
     while True:
         asked = [number for number in signals.read() if number != signal.SIGCHLD]
-        if signal.SIGINT in asked:
-            return Outcome("interrupted", ExitCode.INTERRUPTED)
         if asked:
-            return Outcome("stopped", ExitCode.PREEMPTED)
+            return signal.SIGINT if signal.SIGINT in asked else asked[0]
         if (left := until - time.monotonic()) <= 0:
             return None
         select.select([signals.fd], [], [], left)
+
+
+def _stopped(result: AttemptResult, number: signal.Signals, told: Sturdy) -> AttemptResult:
+    """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
+    told.note(f"stopping ({number.name})")
+    interrupted = number == signal.SIGINT
+    code = ExitCode.INTERRUPTED if interrupted else ExitCode.PREEMPTED
+    outcome = Outcome("interrupted" if interrupted else "stopped", code)
+    if (end := tell_end(result.plan, outcome.status)) is not None:
+        told.event(end)
+    return dataclasses.replace(result, outcome=outcome)

@@ -168,7 +168,11 @@ def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> Attempt
     told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
     problems = "" if failure or ends or told else config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
-    if failure is not None or problems:
+    after = own[own.index(failure) :] if failure is not None else []
+    later = [event.status for event in after if isinstance(event, RunEnded)]
+    if later and later[-1] in ("stopped", "interrupted"):  # asked to, instead of the next attempt
+        status = later[-1]
+    elif failure is not None or problems:
         status = "failed"
     elif running:
         status = RUNNING

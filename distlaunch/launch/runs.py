@@ -17,6 +17,7 @@ from distlaunch.events import (
     StepsDone,
     TrainingStarted,
     parse_events,
+    read_events,
 )
 from distlaunch.launch.facts import RUN_MODES
 from distlaunch.launch.paths import shown
@@ -81,7 +82,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     valued = [event for event in told if event.logs]
     done = max([e.epoch + isinstance(e, EpochEnded) for e in told], default=0)
     epochs = starts[-1].epochs if starts else None  # of a start that is not read, it may have become more since
-    first_at = events[0].time if events else run.path.stat().st_mtime
+    first_at = _began(run, events)
     own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
     last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, events)
@@ -100,6 +101,15 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
     )
+
+
+def _began(run: RunDir, events: Sequence[Event]) -> float:
+    """When the first process of a run began; seconds since the epoch."""
+    times = [event.time for event in events[:1]]
+    if not run.has_config() and run.attempts():  # the tasks of scripts tell it, each in a file of its own
+        files = next(iter(run.tasks(run.attempts()[0]).values()), None)
+        times += [event.time for event in read_events(files.events)[:1]] if files else []
+    return min(times) if times else run.path.stat().st_mtime
 
 
 def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:

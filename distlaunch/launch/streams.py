@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,12 @@ MAX_LINE_BYTES = 4000
 DRAIN_BYTES = 4 * 1024 * 1024
 LINES_PER_S = 100.0
 LINES_AT_ONCE = 400.0
+LAST_LINES = 3
+"""So many of the lines that the screen did not take are shown when no more come: often they are the result."""
+PAUSE_S = 0.5
+"""After this time without output, what came last is shown although the task goes on."""
+_SEARCHED_LINES = 10
+"""Among so many at the end of what is skipped, some may be blank or noise."""
 
 LineSink = Callable[[str, str], None]
 """Called with a task and a line of its output."""
@@ -33,11 +40,15 @@ class LineSplitter:
         self._tail = self._shorten(tail)
         return [self._text(line) for line in lines]
 
-    def skip(self, data: bytes) -> int:
-        """Takes data without making lines of it; returns how many lines ended."""
-        end = data.rfind(b"\n") + 1
-        self._tail = self._shorten(data[end:] if end else self._tail + data)
-        return data.count(b"\n")
+    def skip(self, data: bytes) -> tuple[int, list[str]]:
+        """Takes data without making lines of it; returns how many lines ended, and the last few of them."""
+        number, end = data.count(b"\n"), data.rfind(b"\n")
+        if not number:
+            self._tail = self._shorten(self._tail + data)
+            return 0, []
+        whole = (self._tail if number <= _SEARCHED_LINES else b"") + data[:end]
+        self._tail = self._shorten(data[end + 1 :])
+        return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
 
     def flush(self) -> list[str]:
         """The last line, if it has no line break."""
@@ -85,6 +96,9 @@ class _Stream:
     allowance: Allowance
     splitter: LineSplitter = field(default_factory=LineSplitter)
     num_hidden: int = 0
+    hidden_at: float = 0.0
+    held: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    """The last of the hidden lines."""
     num_lost: int = 0
     """Bytes that could not be written to the log since the last that could."""
 
@@ -101,6 +115,7 @@ class Pump:
         self._show, self._clock = show, clock
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, _Stream] = {}
+        self._hiding: dict[int, _Stream] = {}  # those that have lines which are not shown
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,6 +133,10 @@ class Pump:
         ready = {key.fd for key, _ in self._selector.select(timeout_s)}
         for fd in ready & self._streams.keys():
             self._read(self._streams[fd])
+        if self._hiding:
+            paused_since = self._clock() - PAUSE_S
+            for stream in [each for each in self._hiding.values() if each.hidden_at <= paused_since]:
+                self._tell_last(stream)
         return ready - self._streams.keys()
 
     def finish(self, task: str) -> None:
@@ -162,30 +181,58 @@ class Pump:
     def _forward(self, stream: _Stream, data: bytes) -> None:
         now = self._clock()
         if stream.num_hidden and not stream.allowance.take(now):
-            stream.num_hidden += stream.splitter.skip(data)
+            self._hide(stream, now, *stream.splitter.skip(data))
             return
-        self._tell_hidden(stream)
+        self._tell_hidden(stream, stream.num_hidden)
         for line in stream.splitter.feed(data):
-            if stream.num_hidden or not (line.strip() and not is_noise(line)):
-                stream.num_hidden += bool(stream.num_hidden)
+            if stream.num_hidden:
+                self._hide(stream, now, 1, [line])
+            elif not _is_for_screen(line):
+                continue
             elif stream.allowance.take(now):
                 self._show(stream.task, line)
             else:
-                stream.num_hidden = 1
+                self._hide(stream, now, 1, [line])
 
-    def _tell_hidden(self, stream: _Stream) -> None:
+    def _hide(self, stream: _Stream, now: float, number: int, last: Iterable[str]) -> None:
+        """Counts lines that the screen does not take.
+
+        Args:
+            last: the last of them.
+        """
+        self._hiding[stream.pipe.fileno()] = stream
+        stream.num_hidden += number
+        stream.hidden_at = now
+        stream.held.extend(line for line in last if _is_for_screen(line))
+
+    def _tell_last(self, stream: _Stream) -> None:
+        """No more comes for now: shows the last of what was hidden."""
+        last = list(stream.held)
+        self._tell_hidden(stream, stream.num_hidden - len(last))
+        for line in last:
+            self._show(stream.task, line)
+
+    def _tell_hidden(self, stream: _Stream, number: int) -> None:
+        """Says how many lines are not shown; from here on the screen takes lines again."""
+        if number:
+            self._show(stream.task, f"... {number:,} lines are only in {stream.log_path}")
         if stream.num_hidden:
-            self._show(stream.task, f"... {stream.num_hidden:,} lines are only in {stream.log_path}")
+            del self._hiding[stream.pipe.fileno()]
             stream.num_hidden = 0
+            stream.held.clear()
 
     def _close(self, stream: _Stream) -> None:
         fd = stream.pipe.fileno() if not stream.pipe.closed else -1
         if self._streams.pop(fd, None) is None:
             return
-        self._tell_hidden(stream)
+        self._tell_last(stream)
         for line in stream.splitter.flush():
             if not is_noise(line):
                 self._show(stream.task, line)
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
         os.close(stream.log_fd)
+
+
+def _is_for_screen(line: str) -> bool:
+    return bool(line.strip()) and not is_noise(line)

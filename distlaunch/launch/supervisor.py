@@ -134,7 +134,13 @@ class Supervisor:
     def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
         if tasks and not self._told_waiting:
             self._told_waiting = True
-            self._observer.note(f"the run is done; waiting for {', '.join(tasks)} to evaluate its last checkpoint")
+            names = ", ".join(tasks)
+            if self._rules.scripts:  # of which nobody knows what an evaluator does
+                who = "chief is" if self._rules.servers else "workers are"
+                limit = f"for {self._plan.start_timeout_s:g} s at most"
+                self._observer.note(f"the {who} done; waiting for {names} {limit}")
+            else:
+                self._observer.note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
 
     def _follow(self, signals: SignalPipe, lifeline: Lifeline) -> None:
         decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
@@ -253,7 +259,8 @@ class Supervisor:
         if stall.frozen:
             self._observer.note(f"{stall.task} has shown no sign of life {limit}")
         else:
-            waited = f", and the others wait for {stall.task}" if stall.task else ""
+            others = self._plan.elsewhere or self._tasks.keys() - self._rules.auxiliary - {stall.task}
+            waited = f", and the others wait for {stall.task}" if stall.task and others else ""
             self._observer.note(f"training has made no step {limit}{waited}")
 
     def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
@@ -302,7 +309,9 @@ class Supervisor:
         # after Ctrl-C the task only knows that it was stopped
         untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
         if self._plan.is_run and untold and not self._plan.is_beside:
-            events.append(RunEnded(status=status, step=at.step, epoch=at.epoch, seconds=seconds, logs=at.logs))
+            # events tell steps now and then, the pulse tells each
+            step = max(at.step, read_signs(self._tasks[str(self._plan.lead)].files.pulse).step or 0)
+            events.append(RunEnded(status=status, step=step, epoch=at.epoch, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
         self._write(events)

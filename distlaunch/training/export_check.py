@@ -111,13 +111,18 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
     except subprocess.TimeoutExpired:
         raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
     if done.returncode != 0 or not told.exists():
-        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        said = "".join(f"\n{line}" for line in done.stdout.splitlines()[-_LAST_LINES:])
         raise DistlaunchError(
-            f"the process that loads the exports to check them {_ended(done.returncode)}; nothing was replaced:\n{said}"
+            f"the process that loads the exports to check them {_ended(done.returncode)}; nothing was replaced"
+            + (f":{said}" if said.strip() else "")
         )
     found = json.loads(told.read_text())
     return {name: Finding(entry["signature"], entry["problem"], tuple(entry["notes"])) for name, entry in found.items()}
 
 
 def _ended(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code == signal.SIGKILL:
+        return "was ended by SIGKILL (perhaps since memory had run out)"
+    return f"was ended by {signal.Signals(-code).name}"

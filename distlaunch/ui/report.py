@@ -55,9 +55,11 @@ def print_failure(console: Console, state: RunState, result: AttemptResult) -> N
     failure = result.outcome.failure
     if failure is None:
         return
-    head = f"{failure.task} on {failure.host}: " if len(result.plan.tasks) > 1 else ""
+    who = f"{failure.task} on {failure.host}" if len(result.plan.tasks) > 1 else ""
+    at = f" at step {failure.step:,}" if failure.step is not None else ""
+    head = f"failed: {who}{at}: " if who else f"failed{at}: "
     console.print()
-    console.print(Text.assemble(("failed: ", "red bold"), head, failure.reason), highlight=False)
+    console.print(Text.assemble((head[:7], "red bold"), head[7:], failure.reason), highlight=False)
     if failure.detail:
         console.print()
         console.print(Text(_indented(failure)), highlight=False, soft_wrap=True)

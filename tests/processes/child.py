@@ -43,6 +43,12 @@ def train() -> None:
     mark(f"training-{TASK[-1]}")
 
 
+def pulse(step: str) -> None:
+    from distlaunch.pulse import Pulse
+
+    Pulse(RUN.task(0, TASK).pulse).at_step(int(step))
+
+
 def finish(status: str = "done") -> None:
     WRITER.write(RunEnded(status=status, step=8, epoch=2, seconds=1.0, logs={"loss": 0.25}))
 

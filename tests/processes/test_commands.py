@@ -175,6 +175,7 @@ def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
     ("words", "message"),
     [
         (["train", "nope.yaml"], "nope.yaml: there is no such config file"),
+        (["train", "runs/x", "--resume"], "runs/x: there is no such run or config file"),
         (["train", "runs"], "runs: no run directory"),
         (["evaluate", "runs/x"], "runs/x: no run directory"),
         (["predict", "runs/x"], "runs/x: no run directory"),
@@ -204,8 +205,8 @@ def test_what_cannot_start_leaves_nothing(shell: Shell) -> None:
 def test_a_run_in_use(shell: Shell) -> None:
     first = shell.start("train", "job.yaml", FAKE="wait")
     wait_until(lambda: (shell.directory / "runs/job/waiting-worker:0").exists())
-    code, _, err = shell("train", "runs/job", "--resume")
-    assert code == 2
+    code, out, err = shell("train", "runs/job", "--resume")
+    assert (code, out) == (2, "")
     assert f"this run is still going on (process {first.pid})" in err
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=20)

@@ -93,6 +93,7 @@ def test_a_signal_between_attempts_ends_the_job(shell: Shell, number: signal.Sig
     assert code == expected
     assert "restart " not in out
     assert RunDir(shell.directory / "runs/job").next_attempt() == 1
+    assert statuses(shell) == ["failed", "interrupted" if expected == 130 else "stopped"]
 
 
 @pytest.mark.parametrize("more", [[], SERVERS], ids=["one_device", "parameter_server"])
@@ -160,13 +161,19 @@ def test_who_holds_the_others_up_is_named_and_the_job_goes_on(shell: Shell, how:
     wait_until(lambda: not processes_of(shell.directory))
 
 
+def test_nobody_waits_for_the_only_task(shell: Shell) -> None:
+    _, out, err = shell("train", "job.yaml", *SOON[:2], FAKE="hang=worker:0")
+    assert "training has made no step for 3 s\n" in out
+    assert "wait" not in out + err
+
+
 def test_an_exception_that_comes_again_at_the_same_step_is_not_retried(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--set", "restarts.max=5", FAKE="raise")
     assert code == 3
     assert [line[:14] for line in out.splitlines() if line.startswith("restart ")] == ["restart 1 of 5"]
     assert "the same exception at the same step twice in a row" in out
     assert statuses(shell) == ["failed"] * 2
-    assert "boom" in err
+    assert "failed at step 4: ValueError: boom" in err
 
 
 @pytest.mark.parametrize(("how", "told"), [("exit", "ended with exit code 7"), ("crash", "killed by SIGSEGV")])
@@ -182,6 +189,9 @@ def test_an_exit_code_that_passes_is_retried(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", "--set", "restarts.max=1", FAKE="exit_once")[0] == 0
 
 
+IN_A_WHILE = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=100"]
+
+
 def test_an_exception_that_passes_is_retried_after_a_while(shell: Shell) -> None:
     settings = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=0.2", "--set", "restarts.window_s=100"]
     code, out, _ = shell("train", "job.yaml", *settings, FAKE="raise_once")
@@ -189,11 +199,33 @@ def test_an_exception_that_passes_is_retried_after_a_while(shell: Shell) -> None
     assert "restart 1 of 1 in 0.2 s: worker:0 ValueError: boom" in out
 
 
-def test_a_signal_while_it_waits_to_start_again_ends_the_job(shell: Shell) -> None:
-    settings = ["--set", "restarts.max=1", "--set", "restarts.backoff_s=100"]
-    code, _, _ = shell("train", "job.yaml", *settings, FAKE="raise_once", FAKE_BETWEEN=str(int(signal.SIGUSR1)))
-    assert code == 4
-    assert RunDir(shell.directory / "runs/job").next_attempt() == 1
+@pytest.mark.parametrize(
+    ("number", "code", "status"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 4, "stopped")]
+)
+def test_a_signal_while_it_waits_to_start_again_ends_the_job(
+    shell: Shell, number: signal.Signals, code: int, status: str
+) -> None:
+    with shell.start("train", "job.yaml", *IN_A_WHILE, FAKE="raise_once") as process:
+        assert process.stdout is not None
+        assert any(line.startswith("restart 1 of 1 in 100 s") for line in process.stdout)
+        process.send_signal(number)
+        rest = process.stdout.read()
+    assert process.returncode == code
+    assert rest.splitlines()[0] == f"stopping ({number.name})"
+    run = RunDir(shell.directory / "runs/job")
+    assert run.next_attempt() == 1
+    ends = [event for event in read_events(run.events) if isinstance(event, RunEnded)]
+    assert [(end.status, end.attempt, end.step) for end in ends] == [("failed", 0, 4), (status, 0, 4)]
+    assert json.loads(shell("runs", "--json")[1])[0]["status"] == status
+    assert json.loads(shell("report", "runs/job", "--json")[1])["status"] == status
+
+
+def test_stop_while_it_waits_to_start_again(shell: Shell) -> None:
+    with shell.start("train", "job.yaml", *IN_A_WHILE, FAKE="raise_once") as process:
+        assert process.stdout is not None
+        assert any(line.startswith("restart 1 of 1 in 100 s") for line in process.stdout)
+        assert shell("stop", "runs/job")[1].startswith("runs/job: stopped at step 4\n")
+        process.stdout.read()
 
 
 def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> None:
@@ -215,7 +247,9 @@ def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> Non
 
 
 def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:
-    assert shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")[0] == 3
+    code, _, err = shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")
+    assert code == 3
+    assert re.search(r"^failed: worker:0 on \S+ at step 8: killed by SIGKILL", err, re.MULTILINE), err
     run = RunDir(shell.directory / "runs/job")
     error = json.loads(run.task(0, "worker:0").error_json.read_text())
     assert (error["kind"], error["signal"], error["step"]) == ("signal", "SIGKILL", 8)

@@ -422,6 +422,15 @@ def test_an_evaluator_that_fails_is_no_failure(runner: Runner) -> None:
     assert "warning: evaluator:0" in err
 
 
+def test_who_is_waited_for_after_the_workers_is_told(runner: Runner) -> None:
+    name = runner.script("if TASK == 'evaluator:0':\n    hang()\nwait_for('hanging-*')\n")
+    code, out, err = runner("--evaluator", "--start-timeout", "0.5", name)
+    assert code == 0
+    assert "the workers are done; waiting for evaluator:0 for 0.5 s at most\n" in out
+    assert "warning: evaluator:0 had not ended 0.5 s after the others (--start-timeout) and was ended\n" in err
+    assert "checkpoint" not in out + err, "of which nobody knows"
+
+
 def test_who_has_not_opened_its_port_is_named(runner: Runner) -> None:
     text = """\
 import socket
@@ -457,6 +466,13 @@ def test_a_suspended_task_is_found(runner: Runner) -> None:
     assert "gave no sign of life (its process is suspended, as by SIGSTOP) for 1 s (--stall-timeout)" in err
 
 
+def test_the_log_that_is_quoted_is_named(runner: Runner) -> None:
+    code, _, err = runner(runner.script("print('no such thing', flush=True)\nos._exit(5)\n"))
+    assert code == 3
+    assert "  no such thing\n" in err
+    assert "log  runs/job/attempts/0/worker-0/stdout.log\n" in err
+
+
 def test_any_program(runner: Runner) -> None:
     code, out, err = runner("--workers", "2", "--", "sh", "-c", "echo $DISTLAUNCH_TASK -- $1", "-", "--x")
     assert (code, err) == (0, "")
@@ -472,6 +488,9 @@ def test_any_program(runner: Runner) -> None:
         (["--ps", "1", "job.py"], "--ps: parameter servers need workers; add --workers N"),
         (["--jax", "--workers", "2", "--ps", "1", "job.py"], "--jax: JAX has workers only; leave out --ps"),
         (["--wokers", "2", "job.py"], "No such option"),
+        (["--backoff", "nan", "job.py"], "'--backoff': nan is not a finite number of seconds."),
+        (["--stall-timeout", "inf", "job.py"], "'--stall-timeout': inf is not a finite number of seconds."),
+        (["--backoff", "-inf", "job.py"], "'--backoff': -inf is not in the range x>=0."),
         (["--name", "a/b", "job.py"], "run name 'a/b'"),
     ],
 )

@@ -58,6 +58,12 @@ def test_first_failure_is_named(run_dir: Path, culprit: list[str], expected: str
     assert (ended.status, ended.step, ended.logs) == ("failed", 3, {"loss": 0.5})
 
 
+def test_the_end_is_at_the_last_step_that_was_done(run_dir: Path) -> None:
+    """Events tell steps twice a second."""
+    supervise(make_plan(run_dir, ["train", "pulse=20", "quiet_exit=1"]))
+    assert [event.step for event in read_events(RunDir(run_dir).events) if isinstance(event, RunEnded)] == [20]
+
+
 def test_the_traceback_is_shown(run_dir: Path) -> None:
     outcome = supervise(make_plan(run_dir, ["train", "error=KeyError=x", "quiet_exit=3"]))
     assert outcome.failure is not None

@@ -119,6 +119,7 @@ SCHEMA = [
     below("strategy:\n  kind: jax\n  mesh: {batch: two}\n", 3, "strategy.mesh.batch", "'two'", "whole number", id="size as text"),
     below("cluster: {start_timeout_s: .inf}\n", 1, "cluster.start_timeout_s", "inf", "above 0", id="infinite timeout"),
     below("cluster: {stop_timeout_s: .nan}\n", 1, "cluster.stop_timeout_s", "nan", id="timeout is no number"),
+    below("restarts: {backoff_s: .nan}\n", 1, "restarts.backoff_s", "nan", "at least 0", id="no number to wait"),
     below("cluster: {ports: [70000]}\n", 1, "cluster.ports[0]", "from 1 to 65535", id="port too large"),
     below("name: a/b\n", 1, "name", "'a/b'", "letters, digits", id="name with a slash"),
     below("name: 3\n", 1, "name", "quotes", id="name is a number"),

@@ -30,6 +30,7 @@ from distlaunch.events import (
     TrainingStarted,
     VariablesPlaced,
 )
+from distlaunch.launch.runs import summarize
 from distlaunch.run_dir import RunDir
 from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
 
@@ -158,6 +159,23 @@ def test_a_failed_evaluation_is_not_the_runs_failure(run: RunDir) -> None:
     assert told["status"] == "done"
     assert told["attempts"][3]["mode"] == "evaluate"
     assert "evaluate: failed" in report("runs/job")
+
+
+def test_a_script_began_with_its_first_task(tmp_path: Path) -> None:
+    """The run's own file tells nothing of a script until its end."""
+    run = RunDir(tmp_path)
+    files = run.task(0, "worker:0")
+    files.path.mkdir(parents=True)
+    run.write_json(run.plan, {})
+    run.write_json(run.attempt_plan(0), {"mode": "run"})
+    files.events.write_text(TaskStarted(time=100.0, task="worker:0", host="a", pid=1).to_json() + "\n")
+    with run.lock():
+        assert summarize(run, 130.0).started == 100
+        assert summarize(run, 130.0).seconds == 30
+    ended = RunEnded(time=160.0, task="launcher", status="done", step=0, epoch=0, seconds=60.0)
+    run.events.write_text(ended.to_json() + "\n")
+    told = summarize(run)
+    assert (told.status, told.started, told.seconds) == ("done", 100, 60)
 
 
 def test_a_config_that_a_task_found_wrong(run: RunDir) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from distlaunch.launch.screen import HOLD_S, Screen
-from distlaunch.launch.streams import Allowance, LineSplitter
+from distlaunch.launch.streams import PAUSE_S, Allowance, LineSplitter, Pump
 
 CASES = {
     "lines": ([b"a\nb\n"], ["a", "b"]),
@@ -33,13 +38,71 @@ def test_lines(case: str) -> None:
 
 def test_skipping_keeps_the_line_that_is_open() -> None:
     splitter = LineSplitter()
-    assert splitter.skip(b"a\nb\nhal") == 2
+    assert splitter.skip(b"a\nb\nhal") == (2, ["a", "b"])
     assert splitter.feed(b"f\n") == ["half"]
+
+
+def test_skipping_gives_the_last_lines_whole() -> None:
+    splitter = LineSplitter()
+    assert splitter.skip(b"hal") == (0, [])
+    assert splitter.skip(b"f\nx") == (1, ["half"])
+    number, last = splitter.skip(b"".join(b"%d\n" % each for each in range(50)))
+    assert (number, last[-1], last[0]) == (50, "49", "40")
 
 
 def test_allowance_refills() -> None:
     allowance = Allowance(0.0, per_s=10, at_once=2)
     assert [allowance.take(now) for now in (0, 0, 0, 0.05, 0.15, 0.15)] == [True, True, False, False, True, False]
+
+
+class TestFlood:
+    """More lines at once than the screen takes."""
+
+    @pytest.fixture(autouse=True)
+    def pump(self, tmp_path: Path) -> Iterator[None]:
+        self.shown: list[str] = []
+        self.now = 0.0
+        self.log = tmp_path / "stdout.log"
+        self.pump = Pump(lambda task, text: self.shown.append(text), lambda: self.now)
+        reading, self.writing = os.pipe()
+        self.pump.add("worker:0", io.FileIO(reading), self.log)  # type: ignore[arg-type]
+        yield
+        self.pump.close()
+        os.close(self.writing)
+
+    def print(self, *lines: str) -> None:
+        os.write(self.writing, "".join(f"{line}\n" for line in lines).encode())
+        self.pump.turn(0.0)
+
+    @pytest.mark.parametrize("in_pieces", [False, True])
+    def test_its_last_lines_are_shown_when_it_ends(self, in_pieces: bool) -> None:
+        numbers = [str(number) for number in range(1000)]
+        if in_pieces:
+            self.print(*numbers[:600])
+            self.print(*numbers[600:], "", "ACCURACY 0.97")
+        else:
+            self.print(*numbers, "", "ACCURACY 0.97")
+        assert self.shown == numbers[:400]
+        self.pump.finish("worker:0")
+        assert self.shown[400:] == [f"... 599 lines are only in {self.log}", "998", "999", "ACCURACY 0.97"]
+
+    def test_and_when_it_pauses(self) -> None:
+        self.print(*["x"] * 400, "a", "b")
+        self.now = PAUSE_S / 2
+        self.pump.turn(0.0)
+        assert len(self.shown) == 400
+        self.now = PAUSE_S
+        self.pump.turn(0.0)
+        assert self.shown[400:] == ["a", "b"], "nothing is left out"
+        self.pump.turn(0.0)
+        self.print("c")
+        assert self.shown[402:] == ["c"]
+
+    def test_what_goes_on_at_once_is_counted_alone(self) -> None:
+        self.print(*["x"] * 450)
+        self.now = PAUSE_S / 2
+        self.print("y")
+        assert self.shown[400:] == [f"... 50 lines are only in {self.log}", "y"]
 
 
 class TestScreen:
