@@ -13,8 +13,10 @@ from distlaunch.errors import ExitCode
 from distlaunch.events import Event
 from distlaunch.launch.plan import LaunchPlan
 
-MOST_LINES = 5_000
-"""So many lines of tasks wait to be shown."""
+ROOM = 16_000_000
+"""How much of tasks' lines waits to be shown, in characters: 4,000 of the longest lines, some 50,000 usual ones."""
+LINE_ROOM = 200
+"""What a line takes beside its characters."""
 
 
 class Observer(Protocol):
@@ -54,13 +56,13 @@ class Sturdy:
     """Passes on to an observer, in order and without waiting for it, for as long as that can show anything.
 
     A thread calls the observer: an output that nobody reads (a pager, Ctrl-S, a stuck collector) holds it, and not the
-    job. Of lines so many wait at most; others are left to the logs, and counted. The end of the outermost `with` waits
+    job. Lines wait while there is room; others are left to the logs, and counted. The end of the outermost `with` waits
     until everything has been shown, as every program waits for those who read its output; signals should not be held
     back then. An exception of the observer that is no OSError is raised by `tick`, `ended` or the end of the `with`.
     """
 
-    def __init__(self, observer: Observer, most_lines: int = MOST_LINES) -> None:
-        self._observer, self._most_lines = observer, most_lines
+    def __init__(self, observer: Observer, room: int = ROOM) -> None:
+        self._observer, self._room = observer, room
         self._calls: SimpleQueue[tuple[str, tuple[object, ...]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
@@ -68,7 +70,7 @@ class Sturdy:
         self._error: BaseException | None = None
         self._tick_waits = False
         # each is counted by one thread alone
-        self._num_given = self._num_taken = self._num_dropped = 0
+        self._given = self._taken = self._num_dropped = 0
 
     @staticmethod
     def of(observer: Observer) -> Sturdy:
@@ -82,13 +84,12 @@ class Sturdy:
         self._tell("event", event)
 
     def line(self, task: str, text: str) -> None:
-        waiting = self._num_given - self._num_taken
         # once it is full, half of it must be shown first: few notes with many lines each
-        if waiting >= (self._most_lines // 2 if self._num_dropped else self._most_lines):
+        if self._given - self._taken >= (self._room // 2 if self._num_dropped else self._room):
             self._num_dropped += 1
             return
         self._tell_dropped()
-        self._num_given += 1
+        self._given += LINE_ROOM + len(text)
         self._tell("line", task, text)
 
     def note(self, text: str) -> None:
@@ -157,5 +158,6 @@ class Sturdy:
                 self._observer = Silent()
             except BaseException as error:
                 self._observer, self._error = Silent(), error
-            self._num_taken += method == "line"
+            if method == "line":
+                self._taken += LINE_ROOM + len(str(arguments[1]))
         self._over.set()
