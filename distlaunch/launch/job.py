@@ -12,7 +12,7 @@ from distlaunch.config.strategy import Cluster, OneDevice, ParameterServer
 from distlaunch.errors import ConfigError, Problem, UsageError
 from distlaunch.launch.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.launch.engines.local import given_cluster
-from distlaunch.launch.observer import Observer
+from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.paths import shown
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.launch.restarts import run_job
@@ -144,9 +144,9 @@ def carry_out(begun: Begun, observer: Observer, environ: Mapping[str, str]) -> A
     choice, run = begun.choice, begun.run
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)
-    with run.lock():
+    with Sturdy.of(observer) as told, run.lock():
         try:
-            return checked(run_job(choice.config, run, observer, environ), choice.locate)
+            return checked(run_job(choice.config, run, told, environ), choice.locate)
         except UsageError:
             run.discard()
             raise
@@ -196,8 +196,8 @@ def use_run(
     config, locate = _load_run(run, overrides, environ)
     if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
-    with run.lock():
-        return checked(run_attempt(config, run, mode, observer, environ, extra=extra), locate)
+    with Sturdy.of(observer) as told, run.lock():
+        return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
 
 
 def checked(result: AttemptResult, locate: Locate) -> AttemptResult:

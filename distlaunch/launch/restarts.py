@@ -65,12 +65,11 @@ def repeat(
         start: runs an attempt.
         change: decides what is different in the next attempt, and says it.
     """
-    told = Sturdy(observer)
     starts: list[float] = []  # when it was started again
     mark = ""
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
-    with SignalPipe() as signals:
+    with Sturdy.of(observer) as told, SignalPipe() as signals:
         while True:
             try:
                 result = start(signals)

@@ -18,7 +18,7 @@ from distlaunch.errors import UsageError
 from distlaunch.launch.attempt import AttemptResult
 from distlaunch.launch.environment import describe_environment
 from distlaunch.launch.limits import allow_open_files
-from distlaunch.launch.observer import Observer
+from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.launch.restarts import Limits, repeat
 from distlaunch.launch.script_plan import Kind, ScriptJob, plan_script
 from distlaunch.launch.signals import SignalPipe
@@ -47,9 +47,9 @@ def run_script(request: Request, observer: Observer, environ: Mapping[str, str])
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
     allow_open_files(job.num_tasks)
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with run.lock():
+    with Sturdy.of(observer) as told, run.lock():
         try:
-            return repeat(lambda signals: _attempt(job, run, observer, environ, signals), request.limits, observer)
+            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told)
         except UsageError:
             run.discard()
             raise

@@ -20,7 +20,7 @@ from distlaunch.events import (
 )
 from distlaunch.launch.attempt import AttemptResult, run_attempt
 from distlaunch.launch.job import Request, checked, choose
-from distlaunch.launch.observer import Observer
+from distlaunch.launch.observer import Observer, Sturdy
 from distlaunch.run_dir import RunDir
 
 STEPS = 4
@@ -67,12 +67,12 @@ def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> S
     config = choose(replace(request, resume=False), environ).config
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with run.lock():
-        observer.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
-        result = _attempt(request, config, name, 1, run, observer, environ)
+    with Sturdy.of(observer) as told, run.lock():
+        told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
+        result = _attempt(request, config, name, 1, run, told, environ)
         if result.outcome.status == "done":
-            observer.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
-            result = _attempt(request, config, name, 2, run, observer, environ)
+            told.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
+            result = _attempt(request, config, name, 2, run, told, environ)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
 
 

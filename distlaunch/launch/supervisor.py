@@ -55,7 +55,7 @@ class Supervisor:
         signals: SignalPipe | None = None,
     ) -> None:
         self._plan, self._clock, self._on_training, self._signals = plan, clock, on_training, signals
-        self._observer = Sturdy(observer)
+        self._observer = Sturdy.of(observer)
         self._environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._rules = rules_of(plan)
@@ -76,7 +76,7 @@ class Supervisor:
         self._oom_before = oom_kills()
         self._observer.started(self._plan)
         taken = SignalPipe() if self._signals is None else contextlib.nullcontext(self._signals)
-        with taken as signals, Lifeline() as lifeline:
+        with self._observer, taken as signals, Lifeline() as lifeline:
             self._pump.watch(signals.fd)
             try:
                 for task in self._plan.tasks:

@@ -20,7 +20,7 @@ REFRESH_S = 0.1
 
 
 class LiveView:
-    """Draws on a terminal, a few times a second, from the launcher's own loop: no thread."""
+    """Draws on a terminal, a few times a second, when it is called: no thread of its own."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +276,95 @@ def test_sigterm_is_passed_on(runner: Runner, number: signal.Signals) -> None:
     assert (code, err) == (4, "")
     assert "stopped" in out
     assert [event.status for event in runner.events(RunEnded)] == ["stopped"]
+
+
+UNREAD = """\
+def stop(*_):
+    (HOME / f"stopped-{TASK}-{ATTEMPT}").touch()
+    os._exit(143)
+
+
+signal.signal(signal.SIGTERM, stop)
+mark("hanging")
+while True:
+    print("x" * 1000, flush=True)
+"""
+
+
+@pytest.fixture
+def buffered(runner: Runner) -> Runner:
+    """Its command writes through a buffer, whose lock a stuck thread holds, as it does for most users."""
+    runner.env.pop("PYTHONUNBUFFERED", None)
+    return runner
+
+
+def wait_unread(process: subprocess.Popen[str]) -> None:
+    """Nobody reads its output: until the pipe is as full as it gets."""
+    assert process.stdout is not None
+    pipe, capacity = process.stdout.fileno(), fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+
+    def is_full() -> bool:
+        waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+        return int.from_bytes(waiting, sys.byteorder) > capacity - select.PIPE_BUF
+
+    wait_until(is_full)
+
+
+@pytest.mark.parametrize("then", ["read", "closed"])
+def test_a_reader_that_does_not_read_holds_nothing(buffered: Runner, then: str) -> None:
+    """Signals reach the tasks, and the job ends; only the command's last words wait for who reads them."""
+    process = buffered.start("--workers", "2", buffered.script(UNREAD))
+    buffered.wait_hanging(2)
+    wait_unread(process)
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: len(list(buffered.directory.glob("stopped-*"))) == 2)
+    wait_until(lambda: not buffered.run_dir().is_busy())
+    assert [event.status for event in buffered.events(RunEnded)] == ["stopped"]
+    assert process.poll() is None
+    if then == "closed":
+        assert process.stdout is not None
+        process.stdout.close()
+        process.stdout = None
+    code, out, err = end(process)
+    assert (code, err) == (4, "")
+    if then == "read":
+        assert [line.split() for line in out.splitlines()[-3:]] == [[], ["status", "stopped"], ["run", "runs/job"]]
+        assert "\nstopping (SIGTERM)\n" in out
+
+
+def test_ctrl_c_ends_the_wait_for_a_reader(buffered: Runner) -> None:
+    process = buffered.start("--workers", "2", buffered.script(UNREAD))
+    buffered.wait_hanging(2)
+    wait_unread(process)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: [event.status for event in buffered.events(RunEnded)] == ["interrupted"])
+    wait_until(lambda: not buffered.run_dir().is_busy())
+    until = time.monotonic() + 15
+    while process.poll() is None and time.monotonic() < until:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+    assert end(process)[0] == 130
+
+
+def test_a_job_is_started_again_though_nobody_reads(buffered: Runner) -> None:
+    text = """\
+if ATTEMPT:
+    sys.exit()
+for _ in range(300):
+    print("x" * 1000, flush=True)
+wait_for("full")
+os.kill(os.getpid(), 9)
+"""
+    process = buffered.start("--restarts", "1", buffered.script(text))
+    wait_unread(process)
+    (buffered.directory / "full").touch()
+    wait_until(lambda: [event.status for event in buffered.events(RunEnded)] == ["failed", "done"])
+    code, out, err = end(process)
+    assert (code, err) == (0, "")
+    lines = [line for line in out.splitlines() if not line.startswith("xxx")]
+    assert lines[0].startswith("restart 1 of 1: worker:0 killed by SIGKILL")
+    assert [line.split() for line in lines[-4:-1]] == [[], ["status", "done"], ["run", "runs/job"]]
 
 
 @pytest.mark.parametrize(("code", "expected"), [(42, 4), (143, 4), (0, 0), (1, 3)])
