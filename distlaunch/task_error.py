@@ -58,6 +58,15 @@ def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
     _write(files, {"kind": "exit", "code": code}, step, host)
 
 
+def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) -> None:
+    """For a task that held the others up until it was ended. Raises OSError.
+
+    Args:
+        frozen: it showed no sign of life at all.
+    """
+    _write(files, {"kind": "stall", "frozen": frozen}, step, host)
+
+
 def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) -> None:
     try:
         _write(files, data, step, socket.gethostname())

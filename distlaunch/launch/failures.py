@@ -95,7 +95,7 @@ def read_error(files: TaskDir) -> TaskError | None:
         if data["kind"] == "config":
             problems = tuple(Problem(tuple(item["key"]), str(item["message"])) for item in data["problems"])
             return TaskError("the config is wrong", problems=problems)
-        if data["kind"] in ("signal", "exit"):  # as the launcher saw it
+        if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
             return _aborted(files)
         kind, message = str(data["type"]), str(data["message"]).strip()
     except (OSError, ValueError, KeyError, TypeError):

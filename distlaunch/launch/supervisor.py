@@ -29,7 +29,7 @@ from distlaunch.launch.verdict import conclude
 from distlaunch.protocol import DUMP_SIGNAL
 from distlaunch.pulse import read_signs
 from distlaunch.run_dir import RunDir
-from distlaunch.task_error import write_exit, write_signal
+from distlaunch.task_error import write_exit, write_signal, write_stall
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
@@ -284,6 +284,8 @@ class Supervisor:
         failure = (
             find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
         )
+        if verdict.why is Why.STALLED and verdict.culprit:
+            self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
         self._write_end(verdict.status, failure)
         self._take(self._follower.read())
         asked = bool(self._standing.asked)
@@ -297,6 +299,12 @@ class Supervisor:
             mark=mark_of(self._plan, verdict, self._traces),
             lost=is_lost(self._plan, verdict, self._traces),
         )
+
+    def _tell_culprit(self, name: str, *, frozen: bool) -> None:
+        files, host = self._tasks[name].files, self._progress.hosts.get(name, socket.gethostname())
+        if not files.error_json.exists():
+            with contextlib.suppress(OSError):  # a full disk
+                write_stall(files, self._lookout.steps.get(name), host, frozen=frozen)
 
     def _write_end(self, status: str, failure: Failure | None) -> None:
         """Appends what the tasks could not tell any more."""

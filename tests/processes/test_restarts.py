@@ -156,6 +156,8 @@ def test_who_holds_the_others_up_is_named_and_the_job_goes_on(shell: Shell, how:
     assert statuses(shell)[-1] == "done"
     failed = [e for e in read_events(RunDir(shell.directory / "runs/job").events) if isinstance(e, TaskFailed)]
     assert [event.failed_task for event in failed] == ["worker:1"]
+    error = json.loads(RunDir(shell.directory / "runs/job").task(0, "worker:1").error_json.read_text())
+    assert (error["kind"], error["frozen"], error["step"]) == ("stall", how == "freeze", 4)
     log = RunDir(shell.directory / "runs/job").task(0, "worker:0").stderr_log.read_text()
     assert "hold_up" in log, "the stacks of those who wait are there too"
     wait_until(lambda: not processes_of(shell.directory))
