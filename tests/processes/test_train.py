@@ -36,7 +36,11 @@ SHIPPED = ("--set", "data.args.source=shipped")
 CUSTOM = ("--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2", "--set", "train.loop=custom")
 
 
-@pytest.mark.parametrize("strategy", [(), CUSTOM, TWO_WORKERS], ids=["one_device", "mirrored, custom", "two workers"])
+@pytest.mark.parametrize(
+    "strategy",
+    [pytest.param((), marks=pytest.mark.slow), CUSTOM, TWO_WORKERS],
+    ids=["one_device", "mirrored, custom", "two workers"],
+)
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:
     """Kill -9 within an epoch: exit 3, the culprit named; resumed, it ends with the same weights, bit by bit."""
     options = (*strategy, *SHIPPED, *SHORT, "--set", "checkpoint.every_steps=5", "--set", "train.steps_per_call=2")
