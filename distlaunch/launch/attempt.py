@@ -64,8 +64,8 @@ def run_attempt(
         if mode == "train":
             # a run that is resumed may have all of its workers again
             kept = dump_config(whole if isinstance(whole.cluster.workers, Span) else config)
-            before = run.config.read_text() if attempt and run.config.exists() else None
-            before = None if before == kept else before
+            if attempt and run.config.exists() and (text := run.config.read_text()) != kept:
+                before = text
             write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
             run.write_json(run.environment, describe_environment(place.gpus))

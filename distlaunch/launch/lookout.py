@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.absence import find_absent
@@ -60,19 +60,20 @@ class Lookout:
             end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()
         ):
             return
-        for name, task in self._tasks.items():
-            # what a log tells without an error.json is told by tasks that have ended
-            may_tell = name in standing.exits or task.files.error_json.exists()
-            if may_tell and name not in standing.blames and (error := read_error(task.files)) is not None:
-                yield Blamed(now, name, error.blame)
+        yield from self._blamed(now, standing, self._tasks)
 
     def _raised(self, now: float, standing: Standing) -> Iterator[Blamed]:
         """Scripts that have raised, and have not ended yet: what is called at exit may wait for others, as JAX does."""
         if not self._rules.scripts or self._is_stopping(standing):
             return
-        for name in standing.alive:
+        yield from self._blamed(now, standing, standing.alive)
+
+    def _blamed(self, now: float, standing: Standing, names: Iterable[str]) -> Iterator[Blamed]:
+        for name in names:
             files = self._tasks[name].files
-            if name not in standing.blames and files.error_json.exists() and (error := read_error(files)) is not None:
+            # what a log tells without an error.json is told by tasks that have ended
+            may_tell = name in standing.exits or files.error_json.exists()
+            if may_tell and name not in standing.blames and (error := read_error(files)) is not None:
                 yield Blamed(now, name, error.blame)
 
     def _is_stopping(self, standing: Standing) -> bool:

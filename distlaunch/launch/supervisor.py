@@ -227,7 +227,7 @@ class Supervisor:
             by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
             well = by_us or child.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
             if not well and not files.error_json.exists():
-                step, host = read_signs(files.pulse).step, self._progress.hosts.get(name, socket.gethostname())
+                step, host = read_signs(files.pulse).step, self._host_of(name)
                 with contextlib.suppress(OSError):  # a full disk
                     if child.code < 0:
                         write_signal(files, child.code, step, host, oom=self._out_of_memory())
@@ -301,10 +301,13 @@ class Supervisor:
         )
 
     def _tell_culprit(self, name: str, *, frozen: bool) -> None:
-        files, host = self._tasks[name].files, self._progress.hosts.get(name, socket.gethostname())
+        files = self._tasks[name].files
         if not files.error_json.exists():
             with contextlib.suppress(OSError):  # a full disk
-                write_stall(files, self._lookout.steps.get(name), host, frozen=frozen)
+                write_stall(files, self._lookout.steps.get(name), self._host_of(name), frozen=frozen)
+
+    def _host_of(self, name: str) -> str:
+        return self._progress.hosts.get(name, socket.gethostname())
 
     def _write_end(self, status: str, failure: Failure | None) -> None:
         """Appends what the tasks could not tell any more."""

@@ -243,13 +243,14 @@ class Session:
     # checkpoints
 
     def _newest(self, *, set_aside: bool = False) -> Saved | None:
+        passed_over: list[int] = []
+
         def pass_over(step: int, error: CheckpointError) -> None:
             passed_over.append(step)
             self._emit(CheckpointFailed(step=step, reason=str(error)))
             if set_aside and isinstance(error, DamagedError):
                 self.store.set_aside(step)
 
-        passed_over: list[int] = []
         saved = self.store.newest_good(pass_over)
         if passed_over and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
