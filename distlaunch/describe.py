@@ -11,22 +11,30 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from typing import Any
 
 from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task
 from distlaunch.config.load import load_resolved
 from distlaunch.errors import ConfigError, ExitCode
+from distlaunch.no_terminal import refuse_input
+from distlaunch.process_end import end_process
 from distlaunch.run_dir import RunDir
 
 
 def main() -> None:
+    refuse_input()
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the user's code prints is no part of the answer
     code, told = _describe(sys.argv[1])
-    print(json.dumps(told), flush=True)
-    os._exit(code)  # servers in this process cannot be stopped
+    if told is not None:
+        answer.write(json.dumps(told) + "\n")
+    answer.close()
+    end_process(code)  # servers in this process cannot be stopped
 
 
-def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
+def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
@@ -34,8 +42,11 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
         if config.strategy.kind == "parameter_server":
             in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
             config = config.model_copy(update={"cluster": in_process})
+        from distlaunch.strategies import generated_code
         from distlaunch.training.session import Session
 
+        end_process.skip_earlier_hooks()
+        generated_code.keep_in_memory()
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             session = Session(
                 config,
@@ -49,6 +60,9 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any]]:
         return ExitCode.USAGE, {
             "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
         }
+    except Exception:  # the user's model may raise anything; the last line is what is shown
+        traceback.print_exc()
+        return ExitCode.FAILED, None
 
 
 if __name__ == "__main__":

@@ -69,5 +69,17 @@ class RunBusyError(UsageError):
     """The run directory belongs to a run that is still going on."""
 
 
+class DataError(DistlaunchError):
+    """The data is not what it was, or not the same in all processes."""
+
+
+class NonFiniteError(DistlaunchError):
+    """A loss or a weight is not a finite number, and training cannot mend it."""
+
+
 class CheckpointError(DistlaunchError):
     """No checkpoint can be read, or the one asked for is damaged."""
+
+
+class CheckpointWriteError(DistlaunchError):
+    """The last checkpoint of a run cannot be written."""

@@ -1,6 +1,13 @@
 """What happened in a run, as frozen dataclasses, one JSON line each.
 
 Tasks append events; the launcher reads them. Progress, summaries and reports are views of events.
+
+Each line carries the number of its format. Lines of format 1 (the first version's) carry none, and hold NaN and
+Infinity bare. Since format 2 numbers that JSON does not have are named: `"nan"`, `"inf"`, `"-inf"`. Of a later format's
+lines, the kinds and fields that are known are read.
+
+Epochs count from 0, as Keras's callbacks count them: `epoch` is the one that an event is about, and in `Restored` and
+`TrainingStarted` the first that is trained. `epochs_done` is a number of epochs. Views show epochs from 1.
 """
 
 from __future__ import annotations
@@ -9,12 +16,18 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from distlaunch import strict_json
+
 Logs = dict[str, float]
+FORMAT = 2
+
+_OLDER_NAMES = {"RunEnded": {"epoch": "epochs_done"}}
+"""What fields are called in files that older versions wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +38,7 @@ class Event:
         time: seconds since the epoch.
         attempt: which start of the run's processes this belongs to.
         task: who reports, e.g. `worker:0`; `launcher` for the launcher itself.
+        format_version: of the line that it was read from, or is written to.
     """
 
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -32,13 +46,14 @@ class Event:
     time: float = 0.0
     attempt: int = 0
     task: str = ""
+    format_version: int = 1
 
     def __init_subclass__(cls) -> None:
         Event.kinds[cls.__name__] = cls
 
     def to_json(self) -> str:
         """One line, without the line break."""
-        return json.dumps({"event": type(self).__name__, **dataclasses.asdict(self)}, separators=(",", ":"))
+        return strict_json.dumps({"event": type(self).__name__, **dataclasses.asdict(self)}, separators=(",", ":"))
 
     @staticmethod
     def from_json(line: str) -> Event:
@@ -48,7 +63,12 @@ class Event:
             cls = Event.kinds[data.pop("event")]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
+        for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
+            if older in data:
+                data[name] = data.pop(older)
         known = {f.name for f in dataclasses.fields(cls)}
+        if isinstance(logs := data.get("logs"), dict):
+            data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
         return cls(**{name: value for name, value in data.items() if name in known})
 
 
@@ -218,7 +238,7 @@ class RunEnded(Event):
 
     status: str
     step: int
-    epoch: int
+    epochs_done: int
     seconds: float
     logs: Logs = field(default_factory=dict)
 
@@ -244,7 +264,9 @@ class EventWriter:
 
     def write(self, event: Event) -> Event:
         """Stamps the event with time, attempt and task, and appends it."""
-        stamped = dataclasses.replace(event, time=time.time(), attempt=self._attempt, task=self._task)
+        stamped = dataclasses.replace(
+            event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
+        )
         if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
             self._waiting.append((stamped.to_json() + "\n").encode())
         self._flush()
@@ -307,6 +329,15 @@ def parse_events(data: bytes) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events of a file, oldest first."""
     return list(EventReader(path).read())
+
+
+def ended_well(events: Iterable[Event]) -> bool:
+    """Whether a run came to its planned end, and no later start has taken it on from there, be it without a word."""
+    last = None
+    for event in events:
+        if isinstance(event, TrainingStarted | RunEnded):
+            last = event
+    return isinstance(last, RunEnded) and last.status == "done"
 
 
 def as_dict(event: Event) -> dict[str, Any]:

@@ -28,6 +28,9 @@ from distlaunch.run_dir import RunDir, write_atomically
 if TYPE_CHECKING:
     import keras
 
+    from distlaunch.training.loop import Outcome
+    from distlaunch.training.session import Session
+
 STRATEGIES = ("one_device", "mirrored", "parameter_server", "dtensor", "jax")
 """Those of a single process; parameter servers with `cluster.hosting: in_process`, meshes with one worker."""
 
@@ -74,7 +77,9 @@ def train(
     _check_process(loaded)
     run = _choose(config, loaded)
     with run.lock(notebook=True):
-        return _run(loaded, run)
+        session, outcome = train_here(loaded, run, _interrupts())
+    history = {name: list(values) for name, values in outcome.progress.history.items()}
+    return Result(history, session.trained_model(), run.path, outcome.status)
 
 
 def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
@@ -135,8 +140,14 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     return RunDir.claim(config.runs_dir, name)
 
 
-def _run(config: RunConfig, run: RunDir) -> Result:
-    """The next attempt of a run, whose lock the caller holds."""
+def train_here(
+    config: RunConfig, run: RunDir, interrupts: contextlib.AbstractContextManager[Callable[[], bool]]
+) -> tuple[Session, Outcome]:
+    """The next attempt of a run, whose lock the caller holds.
+
+    Args:
+        interrupts: gives a function that says whether to stop after the current step.
+    """
     from distlaunch.training.precision import policy
     from distlaunch.training.session import Session
 
@@ -146,7 +157,7 @@ def _run(config: RunConfig, run: RunDir) -> Result:
     write_atomically(run.config, text)
     teller = _Teller(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with policy(), contextlib.closing(teller), _interrupts() as should_stop:  # a session clears Keras's own
+    with policy(), contextlib.closing(teller), interrupts as should_stop:  # a session clears Keras's own
         try:
             teller.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
             session = Session(config, run, _TASK, teller.emit, should_stop)
@@ -157,9 +168,10 @@ def _run(config: RunConfig, run: RunDir) -> Result:
             raise
         at = outcome.progress
         seconds = time.monotonic() - began
-        teller.emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
-    history = {name: list(values) for name, values in at.history.items()}
-    return Result(history, session.trained_model(), run.path, outcome.status)
+        teller.emit(
+            RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs)
+        )
+    return session, outcome
 
 
 class _Teller:
@@ -168,18 +180,18 @@ class _Teller:
     def __init__(self, run: RunDir, attempt: int, epochs: int) -> None:
         self._writer = EventWriter(run.events, attempt=attempt, task=str(_TASK))
         self._run, self._epochs = run, epochs
-        self._step, self._epoch = 0, 0
+        self._step, self._epochs_done = 0, 0
         self.close = self._writer.close
 
     def emit(self, event: Event) -> None:
         self._writer.write(event)
         match event:
             case EpochEnded():
-                self._step, self._epoch = event.step, event.epoch + 1
+                self._step, self._epochs_done = event.step, event.epoch + 1
                 values = "  ".join(f"{name} {value:.4g}" for name, value in event.logs.items())
                 print(f"epoch {event.epoch + 1}/{self._epochs}  {values}", flush=True)
             case Restored():
-                self._step, self._epoch = event.step, event.epoch
+                self._step, self._epochs_done = event.step, event.epoch
                 print(f"going on from step {event.step} of {self._run.name}", flush=True)
             case CheckpointFailed():
                 print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
@@ -188,7 +200,7 @@ class _Teller:
 
     def fail(self, status: str, seconds: float) -> None:
         """The end of an attempt that could not tell it."""
-        self._writer.write(RunEnded(status=status, step=self._step, epoch=self._epoch, seconds=seconds))
+        self._writer.write(RunEnded(status=status, step=self._step, epochs_done=self._epochs_done, seconds=seconds))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,6 +16,8 @@ import numpy as np
 
 from distlaunch.backend import choose_backend
 from distlaunch.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.no_terminal import refuse_input
+from distlaunch.process_end import end_process
 from distlaunch.serving.exported import ExportedModel, NotAnExportError, first_line, open_export
 from distlaunch.serving.fit import Arrays, fitted, takes
 from distlaunch.serving.input_files import read_inputs
@@ -26,6 +27,7 @@ _TFDS = "tfds:"
 
 def main() -> None:
     arguments = _parse()
+    refuse_input()
     # what libraries and data functions print must not come between the predictions
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -37,8 +39,7 @@ def main() -> None:
     except DistlaunchError as error:
         code, told = error.exit_code, {"message": str(error)}
     Path(arguments.told).write_text(json.dumps(told), encoding="utf-8")
-    sys.stderr.flush()
-    os._exit(code)
+    end_process(code)
 
 
 def _parse() -> argparse.Namespace:
@@ -56,6 +57,9 @@ def _parse() -> argparse.Namespace:
 def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int]]:
     """The shapes of what was predicted, by name."""
     choose_backend("one_device")
+    from distlaunch.strategies.generated_code import keep_in_memory
+
+    keep_in_memory()
     model = _open(arguments.export)
     assert model.inputs is not None
     if arguments.input is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.errors import UsageError
-from distlaunch.events import RunEnded, read_events
+from distlaunch.events import ended_well, read_events
 from distlaunch.run_lock import Owner, hold, owner_of
 
 EXPORTS = {
@@ -97,6 +97,10 @@ class RunDir:
         """The export in one format."""
         return self.export / EXPORTS[kind]
 
+    def own(self, path: str) -> Path:
+        """A path that the user gives for a file of the run: relative ones start from here."""
+        return self.path / Path(path).expanduser()
+
     @property
     def name(self) -> str:
         return self.path.name
@@ -154,9 +158,8 @@ class RunDir:
         return self.owner() is not None
 
     def finished(self) -> bool:
-        """Whether the run came to its planned end."""
-        ends = [event for event in read_events(self.events) if isinstance(event, RunEnded)]
-        return bool(ends) and ends[-1].status == "done"
+        """Whether the run came to its planned end, and no later attempt has taken it on from there."""
+        return ended_well(read_events(self.events))
 
     def write_json(self, path: Path, data: Any) -> None:
         write_atomically(path, json.dumps(data, indent=2) + "\n")

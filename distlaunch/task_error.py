@@ -7,10 +7,10 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from distlaunch.code_origins import format_exception, translated
 from distlaunch.errors import Problem
 from distlaunch.run_dir import TaskDir, write_atomically
 
@@ -25,8 +25,8 @@ def write_exception(files: TaskDir, error: BaseException, *, step: int | None = 
     data = {
         "kind": "exception",
         "type": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": translated(str(error)),
+        "traceback": format_exception(error),
         "user_error": user_error,
     }
     _write_own(files, data, step)

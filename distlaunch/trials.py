@@ -21,18 +21,26 @@ class TrialOrder:
     Attributes:
         reference: draws the weights that all others start from, and measures the model's own rounding noise.
         dense: compares with the reference's run with dense gradients, too.
+        synchronized: BatchNormalization takes the statistics of the whole batch, whatever the model says.
+        without: layers, classes or variables; the layers that they name are called with `training=False`. In both the
+            trial and its reference this tells whether a deviation comes from there.
+        layers: records what each layer puts out, and each variable's gradient, at every step.
     """
 
     steps: int
     reference: bool = False
     dense: bool = False
+    synchronized: bool = False
+    without: tuple[str, ...] = ()
+    layers: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
     def from_json(text: str) -> TrialOrder:
-        return TrialOrder(**json.loads(text))
+        plain = json.loads(text)
+        return TrialOrder(**{**plain, "without": tuple(plain["without"])})
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,18 @@ class Series:
         weights: largest deviation of a final weight from the reference's, relative to its variable; None for the
             reference.
         worst_weight: name of its variable.
+        outputs: of each step, what each layer put out, in the order in which they are computed: number of values, sum,
+            sum of magnitudes, sum of squares, sum of squared projections; empty unless asked for.
+        variables: of each step, the norm of each variable's gradient, in the order of the variables; empty unless
+            asked for.
     """
 
     logs: list[dict[str, float]]
     gradients: list[list[float]] = field(default_factory=list)
     weights: float | None = None
     worst_weight: str = ""
+    outputs: list[dict[str, list[float]]] = field(default_factory=list)
+    variables: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

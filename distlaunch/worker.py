@@ -13,18 +13,20 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from distlaunch.backend import choose_backend
 from distlaunch.cluster.spec import Task
+from distlaunch.code_origins import format_exception
 from distlaunch.config.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.events import Event, EventWriter, RunEnded, TaskStarted
 from distlaunch.lifeline import hold_lifeline
+from distlaunch.no_terminal import refuse_input
+from distlaunch.process_end import end_process
 from distlaunch.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.pulse import Pulse
 from distlaunch.run_dir import RunDir
@@ -57,14 +59,12 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the task and ends the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
-        signal.signal(number, lambda *_: os._exit(ExitCode.PREEMPTED))
+        signal.signal(number, lambda *_: end_process(ExitCode.PREEMPTED))
     hold_lifeline()
+    refuse_input()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    code = _run(arguments)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_process(_run(arguments))
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -94,10 +94,13 @@ def _run(arguments: argparse.Namespace) -> int:
         choose_backend("one_device" if task.job == "evaluator" else config.strategy.kind)
         if config.strategy.kind == "parameter_server":
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
+        from distlaunch.strategies import generated_code
         from distlaunch.training.evaluator import Evaluator, evaluator_config
         from distlaunch.training.server import is_server, serve
         from distlaunch.training.session import Session
 
+        end_process.skip_earlier_hooks()
+        generated_code.keep_in_memory()
         writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
 
         def emit(event: Event) -> None:
@@ -130,7 +133,9 @@ def _run(arguments: argparse.Namespace) -> int:
             outcome = session.run_training(check_exports=not arguments.unchecked)
             at = outcome.progress
             seconds = time.monotonic() - began
-            emit(RunEnded(status=outcome.status, step=at.step, epoch=at.epoch, seconds=seconds, logs=outcome.logs))
+            emit(
+                RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs)
+            )
             session.leave()
             return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
         if arguments.mode == "evaluate":
@@ -147,7 +152,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except BaseException as error:
         user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
         if not user_error:
-            traceback.print_exc()
+            print(format_exception(error), end="", file=sys.stderr)
         write_exception(files, error, step=pulse.step, user_error=user_error)
         return ExitCode.FAILED
 

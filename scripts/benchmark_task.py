@@ -173,7 +173,8 @@ def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
 def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.events import EpochEnded, Event
     from distlaunch.training.build import build_model
-    from distlaunch.training.checkpoint import CheckpointStore, Progress
+    from distlaunch.training.checkpoint import CheckpointStore
+    from distlaunch.training.checkpoint_meta import Progress
     from distlaunch.training.data import make_split
     from distlaunch.training.loop import Surroundings, TrainingLoop
     from distlaunch.training.splits import read_splits

@@ -7,6 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+# what of the machine's speed must not decide: deadlines, and how fast examples are drawn
+_EVEN_IF_SLOW = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+)
+_SHRINKS_NOTHING = (Phase.explicit, Phase.generate)  # which may take minutes
+settings.register_profile(
+    "quick", _EVEN_IF_SLOW, max_examples=100, derandomize=True, database=None, phases=_SHRINKS_NOTHING
+)
+settings.register_profile("thorough", _EVEN_IF_SLOW, max_examples=2_000, print_blob=True)
+settings.load_profile("quick")  # unless --hypothesis-profile says otherwise
 
 # a shell starts background jobs, and so perhaps these tests, with Ctrl-C ignored; what they start must not inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)

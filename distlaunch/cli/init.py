@@ -1,7 +1,8 @@
-"""`distlaunch init`: a starter config."""
+"""`distlaunch init`: a small project to start from."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -10,20 +11,33 @@ from distlaunch.errors import UsageError
 
 
 @click.command("init")
-@click.argument("path", type=click.Path(path_type=Path), default="train.yaml")
-@click.option("--force", is_flag=True, help="Overwrite PATH if it exists.")
-def command(path: Path, force: bool) -> None:
-    """Write a commented starter config to PATH (train.yaml).
+@click.argument("target", metavar="[DIR|CONFIG.yaml]", type=click.Path(path_type=Path), default=".")
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+def command(target: Path, force: bool) -> None:
+    """Write a project to start from: a model and data in a Python file, and a commented config.
 
-    It trains a small convolutional network on clothing images and runs as it is.
+    DIR (default: this folder) gets model.py and train.yaml. CONFIG.yaml names the config; the Python file beside it is
+    then CONFIG_model.py. The project trains as it is, in seconds and without a download.
     """
-    from distlaunch.config.starter import STARTER
+    from distlaunch.config.scalars import unusable
+    from distlaunch.config.starter import Starter
 
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(STARTER)
-    except FileExistsError:
-        raise UsageError(f"{path} exists; choose another name, or overwrite it with --force") from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose another path") from None
-    click.echo(f"wrote {path}; check it with `distlaunch validate {path}`, run it with `distlaunch train {path}`")
+    if (reason := unusable(str(target))) is not None:
+        raise UsageError(f"{str(target)!r}: {reason}; choose another name")
+    starter = Starter.at(target)
+    taken = [path for path in (starter.config, starter.code) if path.exists()]
+    if taken and not force:
+        exist = "exists" if len(taken) == 1 else "exist"
+        names = " and ".join(map(str, taken))
+        raise UsageError(f"{names} {exist}; choose another folder or name, or overwrite with --force")
+    for path, text in starter.texts().items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except FileExistsError:
+            raise UsageError(f"{path.parent} is a file; give a folder, or a config's name that ends in .yaml") from None
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}; choose another folder") from None
+    config = shlex.quote(str(starter.config))
+    click.echo(f"wrote {starter.code} and {starter.config}")
+    click.echo(f"next  distlaunch train {config}    or: distlaunch validate {config}, distlaunch verify {config}")

@@ -25,7 +25,7 @@ COMMANDS = {
     "stop": "Stop a run that is going on, with a checkpoint.",
     "report": "Tell how a run went: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",
-    "init": "Write a commented starter config.",
+    "init": "Write a small project to start from: a model, data and a config.",
 }
 
 

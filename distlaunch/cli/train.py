@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "--resume", is_flag=True, help="Go on with the newest run of this config that is not finished, or had fewer epochs."
 )
 @click.option("--smoke", is_flag=True, help="Prove the config in under a minute: a few steps, a restart, an export.")
+@click.option("--debug", is_flag=True, help="Train on one device, in one process with this terminal, for breakpoint().")
 @click.option("--detach", "-d", is_flag=True, help="Start it and return; it goes on when the terminal is closed.")
 @JSON_EVENTS
 @QUIET
@@ -31,6 +32,7 @@ def command(
     name: str | None,
     resume: bool,
     smoke: bool,
+    debug: bool,
     detach: bool,
     as_json: bool,
     quiet: bool,
@@ -38,6 +40,7 @@ def command(
     """Run a config: train, evaluate, checkpoint, export.
 
     With --resume, RUN may be a run directory, whose training then goes on from its newest good checkpoint.
+    With --debug functions run step by step in Python, data.map too, at the same global batch, in a run NAME-debug.
     With --detach the launcher writes to RUN/launcher.log; `logs -f`, `stop` and `runs` work on its run.
     Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
@@ -46,6 +49,9 @@ def command(
     from distlaunch.ui.smoke import print_proofs
     from distlaunch.ui.view import finish_output, make_view
 
+    if debug:
+        others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
+        _debug(target, overrides, name, [option for option, given in others.items() if given])
     request = job.Request(target, overrides, name, resume)
     if detach:
         if smoke:
@@ -64,6 +70,16 @@ def command(
             view.report(result)
     finish_output()
     return int(code)
+
+
+def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
+    """Becomes the process that trains."""
+    from distlaunch.launch.debug import become_debugger
+
+    if others:
+        message = "makes a run of its own, from its start, in this terminal"
+        raise UsageError(f"--debug: {message}; leave out {' and '.join(others)}")
+    become_debugger(target, overrides, name, os.environ)
 
 
 def _detached(request: Request, *, as_json: bool, quiet: bool) -> int:

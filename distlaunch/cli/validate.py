@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from distlaunch.errors import ConfigError, ExitCode, Problem
+from distlaunch.errors import ConfigError, ExitCode, Problem, UsageError
 
 
 @click.command("validate")
@@ -53,16 +54,31 @@ class Result:
 
 
 def _check(config: str, overrides: tuple[str, ...]) -> Result:
+    from distlaunch.cluster.devices import find_gpus
     from distlaunch.config.load import load_config
-    from distlaunch.config.machine import count_gpus, machine_problems
+    from distlaunch.config.machine import machine_problems
     from distlaunch.config.replicas import summary
 
-    num_gpus = count_gpus()
+    num_gpus = len(find_gpus(os.environ))
     try:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
         return Result(config, "", error.problems)
-    return Result(config, summary(loaded.config, num_gpus), loaded.located(machine_problems(loaded.config)))
+    problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides)
+    return Result(config, summary(loaded.config, num_gpus), problems)
+
+
+def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:
+    """What `train` would say before it starts a process, such as GPUs that are too few for the workers."""
+    from distlaunch.launch import job
+
+    try:
+        job.plan(job.Request(config, (*overrides, "resume=never")), os.environ)
+    except ConfigError as error:
+        return error.problems
+    except UsageError as error:
+        return [Problem((), str(error), config)]
+    return []
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

@@ -56,8 +56,9 @@ def command(
     by ten times the model's own rounding noise up to that step, which is measured first, or by 1e-5. A deviation is
     explained where its cause is known. Trials run one after the other on this machine and leave nothing behind.
 
-    Models with dropout are compared with it switched off, since replicas and JAX draw masks of their own (there the
-    verdict is "differs as documented"). Callbacks and validation do not run.
+    Random layers such as Dropout stay on: each example keeps its mask under every strategy. Callbacks and validation
+    do not run. A difference that the documentation explains, such as that of sparse gradients on a mesh, has the
+    verdict "differs as documented".
 
     Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, 3 one device failed, 130
     interrupted.

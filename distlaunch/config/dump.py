@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from distlaunch.config.run import RunConfig
-from distlaunch.config.scalars import escape, resolve
+from distlaunch.config.scalars import escape, is_filled_in_later, resolve
 
 # line ends of old systems, which quotes alone do not keep
 _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
@@ -39,7 +39,10 @@ _Dumper.add_multi_representer(PurePath, lambda dumper, path: _text(dumper, str(p
 
 
 def dump_config(config: RunConfig) -> str:
-    """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again."""
+    """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again.
+
+    `${run_dir}` in arguments of callbacks stays: it is the directory of the run that the text is read for.
+    """
     return yaml.dump(_escaped(config.to_plain()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -48,9 +51,9 @@ def dump_plain(config: Mapping[str, Any]) -> str:
     return yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: Any, key: tuple[str | int, ...] = ()) -> Any:
     if isinstance(value, dict):
-        return {key: _escaped(inner) for key, inner in value.items()}
+        return {name: _escaped(inner, (*key, name)) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_escaped(inner) for inner in value]
-    return escape(value) if isinstance(value, str) else value
+        return [_escaped(inner, (*key, index)) for index, inner in enumerate(value)]
+    return escape(value, keep_run_dir=is_filled_in_later(key)) if isinstance(value, str) else value

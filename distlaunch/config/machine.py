@@ -1,28 +1,15 @@
-"""What only this machine can tell about a config, now: GPUs, free ports, a place for the run directory."""
+"""What only this machine can tell about a config, now: free ports, a place for the run directory."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import Problem
-
-_GPU_DEVICE = re.compile(r"nvidia[0-9]+\Z")
-
-
-def count_gpus(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
-    """NVIDIA GPUs that a process started here may use, without asking a driver."""
-    found = sum(1 for device in devices.glob("nvidia*") if _GPU_DEVICE.match(device.name))
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return found
-    chosen = [name.strip() for name in visible.split(",")]
-    return min(found, next((index for index, name in enumerate(chosen) if name in ("", "-1")), len(chosen)))
 
 
 def machine_problems(config: RunConfig) -> list[Problem]:

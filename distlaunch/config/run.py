@@ -62,7 +62,7 @@ class Data(Section):
     ] = None
     """Weight of each class in the loss; classes not named have weight 1."""
     train_examples: Positive | None = None
-    """Use only the first so many examples for training."""
+    """Use only the first N examples for training."""
     validation_examples: Positive | None = None
 
 
@@ -104,6 +104,7 @@ class Callback(Section):
     name: str
     """A name of `keras.callbacks`, `package.module:Name` or `path/file.py:Name`."""
     args: Arguments
+    """`${run_dir}` stands for the run directory. Relative paths of Keras's callbacks start there."""
     tasks: Literal["auto", "all", "chief"] = "auto"
     """`auto`: those of Keras's callbacks that write files run on the chief, all others on every task."""
 
@@ -123,6 +124,9 @@ class Train(Section):
     callbacks: Annotated[list[Callback], Words("a list of callbacks, such as [{name: TerminateOnNaN}]")] = Field(
         default_factory=list
     )
+    on_nonfinite: Literal["fail", "warn"] = "fail"
+    """What happens when a loss, or a weight that is to be saved, is nan or infinite. `fail`: the run fails and names
+    the step. `warn`: it warns once and goes on. Metrics and validation only warn."""
     log_every_steps: Positive | None = None
     """Report progress exactly every so many steps. None: about twice a second."""
 

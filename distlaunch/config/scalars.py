@@ -19,7 +19,11 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
 _LARGEST = 2**63
 
+RUN_DIR = "${run_dir}"
+"""Stands for the run directory in the arguments of callbacks; filled in when a run builds them."""
+
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
+_ESCAPED = re.compile(r"(?<!\$)(\$\{run_dir\})|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -47,7 +51,12 @@ def resolve(text: str) -> Scalar:
     return text
 
 
-def substitute(text: str, environ: Mapping[str, str]) -> str:
+def is_filled_in_later(key: tuple[str | int, ...]) -> bool:
+    """Whether `${run_dir}` in a value of this key is no environment variable."""
+    return key[:2] == ("train", "callbacks") and key[3:4] == ("args",)
+
+
+def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = False) -> str:
     """Fills in `${NAME}` and `${NAME:default}`; `$${` stands for a literal `${`.
 
     Raises:
@@ -57,6 +66,8 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
     def value_of(match: re.Match[str]) -> str:
         if match[0] == "$${":
             return "${"
+        if keep_run_dir and match[0] == RUN_DIR:
+            return RUN_DIR
         name, colon, default = match[1].partition(":")
         if match[2] is None or not _NAME.match(name):
             raise ValueError(f"got {match[0]!r}; expected ${{NAME}} or ${{NAME:default}}; write $${{ for a literal ${{")
@@ -72,8 +83,10 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value_of, text)
 
 
-def escape(text: str) -> str:
+def escape(text: str, *, keep_run_dir: bool = False) -> str:
     """The inverse of `substitute`: text that it gives back unchanged."""
+    if keep_run_dir:
+        return _ESCAPED.sub(lambda match: match[0] if match[1] else "$${", text)
     return text.replace("${", "$${")
 
 

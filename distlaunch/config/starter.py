@@ -1,51 +1,130 @@
-"""The config that `distlaunch init` writes."""
+"""The project that `distlaunch init` writes: a model and data in a Python file, and a config that names them."""
 
-STARTER = """\
-# One run of distlaunch. Check it: distlaunch validate FILE. Run it: distlaunch train FILE.
-# Any value can be changed for one run: --set train.epochs=10 --set strategy.kind=one_device
-# Completion in editors: run `distlaunch schema > distlaunch.schema.json` and begin this file with the line
-# `# yaml-language-server: $schema=distlaunch.schema.json`
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.config.scalars import escape
+
+CONFIG_NAME = "train.yaml"
+CODE_NAME = "model.py"
+_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class Starter:
+    """The two files, of which the config finds the code beside it."""
+
+    config: Path
+    code: Path
+
+    @staticmethod
+    def at(target: Path) -> Starter:
+        """Files of the usual names in a folder, or the config that is named and a Python file beside it."""
+        if target.suffix in _SUFFIXES and not target.is_dir():
+            # never the config's bare name: a file keras.py beside keras.yaml would hide Keras from the tasks
+            return Starter(target, target.with_name(f"{target.stem}_model.py"))
+        return Starter(target / CONFIG_NAME, target / CODE_NAME)
+
+    def texts(self) -> dict[Path, str]:
+        """What each file holds."""
+        return {self.code: _CODE.replace("CONFIG", self.config.name), self.config: self._config_text()}
+
+    def _config_text(self) -> str:
+        def reference(function: str) -> str:
+            return json.dumps(escape(f"{self.code.name}:{function}"), ensure_ascii=False)
+
+        return _CONFIG.replace("MODEL", reference("model")).replace("DATA", reference("data"))
+
+
+_CODE = '''\
+"""The model and the data that CONFIG names. Replace both with your own."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+CLASSES = 3
+
+
+def model(units: int = 64) -> keras.Model:
+    """Returns any Keras model: Sequential, Functional or subclassed. This one gives a logit for each class."""
+    return keras.Sequential(
+        [
+            keras.layers.Input((2,)),
+            keras.layers.Dense(units, activation="relu", name="first"),
+            keras.layers.Dense(units, activation="relu", name="second"),
+            keras.layers.Dense(CLASSES, name="logits"),
+        ]
+    )
+
+
+def data(examples: int = 3000, noise: float = 0.2) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns (inputs, targets) to train on and to validate with: points on three spirals, and the spiral of each.
+
+    Every process calls this function, and all must get the same examples: seed whatever is random.
+    """
+    random = np.random.default_rng(seed=0)
+    labels = random.integers(CLASSES, size=examples)
+    radius = random.uniform(0.1, 1, size=examples)
+    angle = 2 * np.pi * labels / CLASSES + 4 * radius + random.normal(scale=noise, size=examples)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1).astype("float32")
+    split = examples * 4 // 5
+    return {"train": (points[:split], labels[:split]), "validation": (points[split:], labels[split:])}
+'''
+
+_CONFIG = """\
+# One training run. It takes seconds, and gets 99 % of the validation examples right, under every strategy below.
+#   distlaunch validate FILE     checks this file
+#   distlaunch train FILE        trains; --set train.epochs=20 changes a value for one run
+#   distlaunch verify FILE       compares each strategy with one device
+# For completion in editors, run `distlaunch schema > distlaunch.schema.json` and begin this file with the line
+# `# yaml-language-server: $schema=distlaunch.schema.json`.
 
 model:
-  # A function that returns a Keras model: package.module:function, or path/to/file.py:function.
-  function: distlaunch.workloads.images:cnn
-  args: {l2: 0.0}
+  function: MODEL    # path/to/file.py:function, or package.module:function
+  args: {units: 64}
 
 data:
-  # A function that returns the training and validation data.
-  function: distlaunch.workloads.images:fashion_mnist
-  args: {source: auto}
-  global_batch: 64        # examples in one step, over all replicas together
-  shuffle: true
-  remainder: keep         # or drop: what happens to a smaller last batch
+  function: DATA
+  args: {examples: 3000, noise: 0.2}
+  global_batch: 64              # examples in one step, over all replicas together
 
 compile:
-  optimizer: {name: adam, args: {learning_rate: 1e-3}}
-  loss: sparse_categorical_crossentropy
+  optimizer: {name: Adam, args: {learning_rate: 0.01}}
+  loss: {name: SparseCategoricalCrossentropy, args: {from_logits: true}}
   metrics: [accuracy]
 
 train:
-  loop: fit               # or custom: an explicit step, yours with `step:`
-  epochs: ${EPOCHS:2}     # the environment variable EPOCHS, or 2
+  epochs: ${EPOCHS:8}           # the environment variable EPOCHS, or 8
   # callbacks:
-  #   - {name: EarlyStopping, args: {monitor: val_loss, patience: 2}}
-
-validation:
-  every_epochs: 1
-
-# This part picks how the work is distributed; results stay the same.
-strategy:
-  kind: mirrored          # one_device, mirrored, multi_worker_mirrored
-  # replicas: 2           # default: every GPU, or 2 virtual CPU devices
-
-# With multi_worker_mirrored: how many processes.
-# cluster:
-#   workers: 2
-
-checkpoint:
-  every_epochs: 1
-  keep: 3
+  #   - {name: EarlyStopping, args: {monitor: val_loss, patience: 3}}
 
 seed: 0
-# export: [keras]         # what to write at the end: saved_model, keras, weights, tflite
+# export: [keras, saved_model]  # written when training is done; also tflite, weights
+
+# How the work is distributed. To change the strategy, comment out this one and uncomment another: the results stay the
+# same (only parameter servers update asynchronously). Where a strategy asks for more GPUs than there are, set
+# CUDA_VISIBLE_DEVICES='' to train on CPU.
+strategy: {kind: one_device}
+
+# One process; a copy of the model on each GPU, or on two parts of the CPU:
+# strategy: {kind: mirrored}
+
+# Two processes, each with a copy of the model:
+# strategy: {kind: multi_worker_mirrored}
+# cluster: {workers: 2}
+
+# Two workers that compute, and one server that holds the variables:
+# strategy: {kind: parameter_server}
+# cluster: {workers: 2, ps: 1}
+
+# A mesh of four devices: examples are split over the axis `batch`, the layers' units over `model`:
+# strategy: {kind: dtensor, mesh: {batch: 2, model: 2}, layout: {first/kernel: [~, model], first/bias: [model]}}
+
+# The same with JAX (pip install 'distlaunch[jax]'); distlaunch chooses which variables to split:
+# strategy: {kind: jax, mesh: {batch: 2, model: 2}, layout: auto}
 """

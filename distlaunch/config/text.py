@@ -67,7 +67,7 @@ def _missing(path: Path) -> ConfigError:
     close = closest(path.stem, stems)
     hint = f"; did you mean '{stems[close]}'?" if close else ""
     if not hint:
-        hint = f"; the folder holds {listed(names, 5)}" if names else "; `distlaunch init` writes a starter config"
+        hint = f"; the folder holds {listed(names, 5)}" if names else "; `distlaunch init` writes one to start from"
     return _error(path, f"no such file{hint}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from distlaunch.config.scalars import Scalar, resolve, substitute, unusable
+from distlaunch.config.scalars import Scalar, is_filled_in_later, resolve, substitute, unusable
 from distlaunch.config.yaml_events import MAX_DEPTH, Raw
 from distlaunch.errors import ConfigError, Problem
 
@@ -142,7 +142,8 @@ class TreeBuilder:
 
     def _scalar(self, raw: Raw, key: Key, line: int) -> Scalar:
         try:
-            text = substitute(raw.text, self._environ) if "$" in raw.text else raw.text
+            later = is_filled_in_later(key)
+            text = substitute(raw.text, self._environ, keep_run_dir=later) if "$" in raw.text else raw.text
             problem = unusable(text)
             if problem is None:
                 return resolve(text) if raw.plain else text

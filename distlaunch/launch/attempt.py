@@ -11,6 +11,7 @@ from distlaunch.config.strategy import Span
 from distlaunch.events import StepsDone, read_events
 from distlaunch.launch.engines import ENGINES
 from distlaunch.launch.environment import describe_environment
+from distlaunch.launch.history import last_end, tell_end_again
 from distlaunch.launch.observer import Observer
 from distlaunch.launch.outcome import Outcome
 from distlaunch.launch.plan import LaunchPlan, Mode, fit_config, plan_launch
@@ -53,6 +54,7 @@ def run_attempt(
     from distlaunch.config.load import dump_config
 
     before: str | None = None
+    end = last_end(run) if run.finished() else None
     whole, config = config, with_workers(config, workers or config.cluster.num_workers)
     place = ENGINES[engine].find(config, environ)
     try:
@@ -76,6 +78,8 @@ def run_attempt(
             # it would stand in the way of every later resume
             write_atomically(run.config, before)
             observer.note(f"no step was made: {run.config} is what it was before")
+        if mode == "train" and end is not None and _was_in_vain(run, attempt, outcome):
+            tell_end_again(run, end)
         return AttemptResult(plan, outcome)
     finally:
         place.release()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distlaunch.errors import Problem
+from distlaunch.launch.advice import Advice, advise
 from distlaunch.launch.failures import (
     Failure,
     TaskError,
@@ -113,10 +114,27 @@ def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
 
 def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     """The finding about a failed attempt."""
+    advice = _advice(plan, verdict, traces)
     finding = _find(plan, verdict, traces)
+    finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
     # a script may be older than the Keras it runs with
     told = plan.mode == "run" and verdict.why is Why.FAILURE
     return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if told else finding
+
+
+def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
+    culprit = str(verdict.culprit)
+    return advise(
+        verdict.why,
+        _error_of(plan, verdict),
+        traces.codes.get(culprit),
+        start_timeout_s=plan.start_timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        stop_timeout_s=plan.stop_timeout_s,
+        oom=traces.oom,
+        late=culprit in verdict.late,
+        unstartable=culprit in traces.spawn_errors,
+    )
 
 
 def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:

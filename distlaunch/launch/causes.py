@@ -1,4 +1,4 @@
-"""Why a trial deviates, and what helps, from what is known of the model and from how the numbers deviate."""
+"""Why a trial deviates, and what helps, as far as the numbers, the step and the data show it without another trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
 
 
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
-    """The likely causes of a deviation, each with its remedy; empty if they are not known."""
+    """The causes of a deviation that the numbers or the data show, each with its remedy; empty if none is known."""
     facts = reference.facts
     causes = []
     if trial.shards and planned.processes > 1:
@@ -22,7 +22,7 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
             "the data pipeline takes a shard of the examples for each worker by itself, so that each batch is another "
             "one, and shards may differ in length; leave it out: every worker gets its rows of the same global batches"
         )
-    elif planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1:
+    elif on_replicas(planned):
         causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
     if random := random_data(facts):
         causes.append(random)
@@ -36,7 +36,7 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
             "one device does not repeat its own numbers either: the model or its step draws random numbers that no "
             "seed of Keras's governs; use keras.random with a keras.random.SeedGenerator that the model holds"
         )
-    return tuple(causes or _unknown(judgement, facts))
+    return tuple(causes)
 
 
 def random_data(facts: ModelFacts) -> str:
@@ -60,7 +60,7 @@ def dense_embeddings(layers: Sequence[str]) -> str:
     Args:
         layers: Embedding layers; there may be none, but rows that are taken from a variable otherwise.
     """
-    what = _named("Embedding", layers) if layers else "rows that are looked up"
+    what = named("Embedding", layers) if layers else "rows that are looked up"
     return (
         f"{what}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow device update only the "
         "rows that occur, as documented; compared with one device whose gradients are dense, which is equal"
@@ -82,28 +82,11 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
             "(regularisation): each replica adds them whole, and they are summed; "
             f"{_remedy(facts.own_step)}"
         )
-    if facts.batch_norm:
-        causes.append(
-            f"{_named('BatchNormalization', facts.batch_norm)}: statistics of each replica's own rows; "
-            "BatchNormalization(synchronized=True) takes those of the whole batch, as on one device"
-        )
-    if facts.own_batch_norm:
-        causes.append(
-            f"{_named('class', facts.own_batch_norm)}: if it normalises by statistics of the batch, these are of each "
-            "replica's own rows; sum them with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
-        )
-    if facts.own_state:
-        causes.append(
-            f"{_named('variable', facts.own_state)}: changed in training, by each replica's own rows; sum them "
-            "over replicas with tf.distribute.get_replica_context().all_reduce, or train on a mesh"
-        )
     if facts.mixes_rows:
         causes.append(
             f"the {facts.mixes_rows} looks at several examples together: what it gives for a batch is not what it "
             "gives for the parts, of which each replica has one; train on a mesh, where it sees the whole batch"
         )
-    if not causes and facts.own_step:
-        causes.append(f"perhaps {facts.own_step}, which is your own: {_remedy(facts.own_step)}")
     return causes
 
 
@@ -142,7 +125,7 @@ def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference:
     )
     how = f"{replicas} times too large" if summed else "not that of the whole batch"
     return (
-        f"{_named('metric', names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
+        f"{named('metric', names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
         "computes of its own rows cannot be added up or averaged; use a keras.metrics.Metric that adds up sums and "
         "counts, or return context.average(...) from the step"
     )
@@ -152,21 +135,29 @@ def _is_multiple(own: float, expected: float, factor: int) -> bool:
     return factor > 1 and expected != 0 and abs(own / expected - factor) < _CLOSE * factor
 
 
-def _unknown(judgement: Judgement, facts: ModelFacts) -> list[str]:
-    causes = []
-    if judgement.metrics:
-        causes.append(f"{_named('metric', [name for name, _ in judgement.metrics])} deviates")
-    if facts.own_step:
-        causes.append(f"perhaps {facts.own_step}, which is your own")
-    if facts.random:
-        causes.append(
-            f"perhaps {_named('random layer', facts.random)}: what keras.random draws with the rows in the first "
-            "dimension and a seed generator of the layer's own, is the same as on one device; other draws are not"
-        )
-    return causes
+def on_replicas(planned: PlannedTrial) -> bool:
+    """Whether several replicas compute with a part of the batch each."""
+    return planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1
 
 
-def _named(what: str, names: Sequence[str]) -> str:
+def unexplained(judgement: Judgement, trial: Series, first: str) -> str:
+    """What is known of a deviation without a cause.
+
+    Args:
+        first: a clause on the first layer that leaves the reference; empty if that is not known.
+    """
+    parts = {"the loss": judgement.losses_differ, "the gradients": judgement.gradients_differ}
+    found = [name for name, differs in parts.items() if differs]
+    found += [named("metric", [name for name, _ in judgement.metrics])] if judgement.metrics else []
+    what = " and ".join(found) or "the final weights"
+    verb = "deviates" if len(found) == 1 and (found[0] == "the loss" or len(judgement.metrics) == 1) else "deviate"
+    since = "" if judgement.first_step is None else f" from step {judgement.first_step} on"
+    weight = f"the weight that deviates most is {trial.worst_weight}" if trial.worst_weight else ""
+    return "; ".join(filter(None, (f"unexplained: {what} {verb}{since}", first, weight)))
+
+
+def named(what: str, names: Sequence[str]) -> str:
+    """`layer a`, `layers a, b`."""
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
     plural = {"metric": "metrics", "random layer": "random layers", "class": "classes", "variable": "variables"}
     return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

@@ -6,13 +6,14 @@ import json
 import re
 import signal
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
+from textwrap import dedent
 
 from distlaunch.errors import ExitCode, Problem
 from distlaunch.launch.facts import PREEMPTION_CODE, Blame
 from distlaunch.launch.noise import is_noise
-from distlaunch.launch.user_frames import of_crash, shortened
+from distlaunch.launch.user_frames import of_crash, place_of_node, shortened
 from distlaunch.run_dir import TaskDir
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
@@ -39,6 +40,7 @@ class TaskError:
     Attributes:
         summary: the last line of the exception, e.g. `ValueError: no`.
         problems: mistakes in the config that show only when things are built.
+        kind: the exception's class; empty if it was none.
         consequence: it tells that another task is gone.
         step: global batches done then; None before the first step.
     """
@@ -50,6 +52,7 @@ class TaskError:
     problems: tuple[Problem, ...] = ()
     consequence: bool = False
     step: int | None = None
+    kind: str = ""
 
     @property
     def mark(self) -> str:
@@ -73,6 +76,8 @@ class Failure:
         reason: what happened, in one sentence.
         detail: the last lines of the traceback, or of the log where there is no traceback.
         hint: what helps, if that is known.
+        first: what to do before the run is resumed; empty: nothing.
+        resumable: the run can then go on.
         step: global batches done when the task failed, if its error.json tells.
     """
 
@@ -84,6 +89,8 @@ class Failure:
     user_error: bool = False
     hint: str = ""
     step: int | None = None
+    first: str = ""
+    resumable: bool = True
 
 
 def read_error(files: TaskDir) -> TaskError | None:
@@ -100,14 +107,24 @@ def read_error(files: TaskDir) -> TaskError | None:
         kind, message = str(data["type"]), str(data["message"]).strip()
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    own = bool(data.get("user_error"))  # said in full, by us
     return TaskError(
-        summary=f"{kind}: {headline(message)}" if message else kind,
+        summary=message if own else _summary(kind, message),
         traceback=str(data.get("traceback") or ""),
         host=str(data.get("host") or ""),
-        user_error=bool(data.get("user_error")),
+        user_error=own,
+        kind=kind,
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
         step=data.get("step"),
     )
+
+
+def _summary(kind: str, message: str) -> str:
+    if not message:
+        return kind
+    said = headline(message)
+    # the message of an error in a compiled function ends as a traceback does, with the name
+    return said if said == kind or said.startswith(f"{kind}: ") else f"{kind}: {said}"
 
 
 def step_of(files: TaskDir) -> int | None:
@@ -209,7 +226,10 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        told = _without_listing(_COLOURS.sub("", error.traceback).rstrip().splitlines())
+        trace = _COLOURS.sub("", error.traceback).rstrip().splitlines()
+        told = _without_listing(trace)
+        if place := place_of_node(trace):  # the graph was only called where the exception was raised
+            told = [*place, *dropwhile(lambda line: not line.endswith(_GRAPH_ERROR), told)]
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
     lines = _lines_of(telling_log(files))
@@ -242,9 +262,11 @@ def headline(message: str) -> str:
     """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
     lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
     lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
-    if message.lstrip().startswith("in user code:"):
-        return _cut(lines[-1].strip())
-    line = next((line for line in lines if not line.startswith("Graph execution error")), lines[0] if lines else "")
+    if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
+        return headline(dedent(cause[0]))  # below the frames
+    # of several operations that failed at once each has a line of its own
+    heads = [line for line in lines if not line.startswith(_GRAPH_ERROR) and not _SEVERAL.match(line)]
+    line = _ROOT.sub("", heads[0]) if heads else lines[0] if lines else ""
     if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
         line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
     if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
@@ -252,6 +274,10 @@ def headline(message: str) -> str:
     return _cut(line)
 
 
+_GRAPH_ERROR = "Graph execution error:"
+_USER_CODE = "in user code:"
+_SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
+_ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
 _OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
 _NUMBERS = re.compile(r"(?=.*\d)[\s\[\](){}\d.,e+-]*")
 """A line of a large array."""
@@ -266,7 +292,8 @@ def _without_listing(lines: list[str]) -> list[str]:
     kept: list[str] = []
     listing = False
     for line in lines:
-        listing = line.startswith("Detected at node") or (listing and (not line.strip() or line.startswith("  File ")))
+        in_list = not line.strip() or line.startswith(("  File ", "    "))
+        listing = line.startswith("Detected at node") or (listing and in_list)
         if not listing and not line.lstrip().startswith("[[{{node"):
             kept.append(line)
     return kept

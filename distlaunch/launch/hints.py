@@ -19,6 +19,8 @@ _HINTS = [
      f"between layers, Keras 3 takes keras.ops.mean where Keras 2 took tf.reduce_mean; or {_LEGACY}"),
     (r"module '[\w.]*keras[\w.]*' has no attribute '(experimental|legacy|dtensor)'",
      f"Keras 3 does not have it any more; {_LEGACY}"),
+    (r"Received a label value of \S+ which is outside the valid range", "the loss takes class numbers below the number "
+     "of the model's outputs: correct the labels, or give the last layer more units"),
     (r"[Uu]nable to (synchronously )?(lock|open|create) file", "each task needs a path of its own to write to: "
      "os.environ['DISTLAUNCH_TASK'] tells them apart"),
     (r"module 'tensorflow[\w.]*' has no attribute 'estimator'",

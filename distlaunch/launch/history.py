@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ def tell_end(plan: LaunchPlan, status: str) -> Event | None:
     """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
     path = RunDir(plan.run_dir).events
     ends = [each for each in read_events(path) if isinstance(each, RunEnded) and each.attempt == plan.attempt]
-    last = ends[-1] if ends else RunEnded(status=status, step=0, epoch=0, seconds=0.0)
+    last = ends[-1] if ends else RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     try:
         writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
     except OSError:
@@ -70,6 +71,20 @@ def tell_end(plan: LaunchPlan, status: str) -> Event | None:
     told = writer.write(dataclasses.replace(last, status=status))
     writer.close()
     return told
+
+
+def last_end(run: RunDir) -> RunEnded | None:
+    """How the run has ended, if it has."""
+    ends = [event for event in read_events(run.events) if isinstance(event, RunEnded)]
+    return ends[-1] if ends else None
+
+
+def tell_end_again(run: RunDir, end: RunEnded) -> None:
+    """A finished run stays finished when an attempt to go on with it has changed nothing."""
+    with contextlib.suppress(OSError):  # a full disk
+        writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
+        writer.write(end)
+        writer.close()
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:
@@ -93,8 +108,7 @@ class Progress:
     lead: str
     """The task that speaks for the run."""
     step: int = 0
-    epoch: int = 0
-    """How many are complete."""
+    epochs_done: int = 0
     logs: Logs = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
     ended: RunEnded | None = None
@@ -106,10 +120,10 @@ class Progress:
             return
         match event:
             case TrainingStarted():
-                self.step, self.epoch = event.first_step, event.first_epoch
+                self.step, self.epochs_done = event.first_step, event.first_epoch
             case StepsDone():
-                self.step, self.epoch, self.logs = event.step, event.epoch, event.logs
+                self.step, self.epochs_done, self.logs = event.step, event.epoch, event.logs
             case EpochEnded():
-                self.step, self.epoch, self.logs = event.step, event.epoch + 1, event.logs
+                self.step, self.epochs_done, self.logs = event.step, event.epoch + 1, event.logs
             case RunEnded():
                 self.ended = event

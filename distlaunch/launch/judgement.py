@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from distlaunch.trials import Series
 
 TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
+SHARP = 1e-2
+"""Where more than this is allowed, being equal shows nothing."""
 _SMALLEST_SHARE = 1e-2
 """Values below this part of their series' largest are compared with that part: a loss that has come to zero."""
 _FLIPS = 10
@@ -31,6 +33,8 @@ class Judgement:
         weights: the largest deviation of a final weight.
         losses_differ, gradients_differ, weights_differ: more than noise explains.
         metrics: those that differ by more, with their largest deviation.
+        sharp_to: the last step of which the comparison shows anything: up to there a deviation of 1 % would be a
+            fault in the loss or in the gradients. Later noise hides it.
     """
 
     first_step: int | None
@@ -41,6 +45,7 @@ class Judgement:
     gradients_differ: bool = False
     weights_differ: bool = False
     metrics: tuple[tuple[str, float], ...] = ()
+    sharp_to: int = 0
 
     @property
     def equal(self) -> bool:
@@ -49,10 +54,12 @@ class Judgement:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Deviations of one kind of values, step by step, and the first step at which they are a fault."""
+    """Deviations of one kind of values, step by step, the first step at which they are a fault, and the last at which
+    one of 1 % would be."""
 
     deviations: Values
     first: int | None
+    sharp_to: int = 0
 
     @property
     def largest(self) -> float | None:
@@ -90,6 +97,7 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
         gradients_differ=gradients.first is not None,
         weights_differ=not weights <= allowed,
         metrics=tuple((name, each.largest or 0.0) for name, each in metrics.items()),
+        sharp_to=max(loss.sharp_to, gradients.sharp_to),
     )
 
 
@@ -130,12 +138,14 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
     if not picks:
         return _Compared([], None)
     deviations = _largest(trial, reference, picks)
-    grown, first = 0.0, None
+    grown, first, sharp_to = 0.0, None, 0
     for step, (deviation, own_noise) in enumerate(zip(deviations, _spread(reference, noise, picks), strict=True), 1):
         grown = max(grown, own_noise)
+        if NOISE_FACTOR * grown <= SHARP:
+            sharp_to = step
         if first is None and not deviation <= max(TOLERANCE, NOISE_FACTOR * grown):
             first = step
-    return _Compared(deviations, first)
+    return _Compared(deviations, first, sharp_to)
 
 
 def _spread(reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> Values:

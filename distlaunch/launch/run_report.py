@@ -25,6 +25,7 @@ from distlaunch.events import (
     TaskRestarted,
     TrainingStarted,
     VariablesPlaced,
+    ended_well,
     read_events,
 )
 from distlaunch.launch.facts import RUN_MODES
@@ -130,7 +131,7 @@ def read_report(run: RunDir) -> RunReport:
     """Reads all there is."""
     events = read_events(run.events)
     attempts = tuple(attempt_report(run, number, events) for number in run.attempts())
-    trainings = [event for event in events if isinstance(event, TrainingStarted)]
+    training = last_start(events)
     saved = {
         event.step: dataclasses.replace(event, path=str(kept))
         for event in events
@@ -141,11 +142,11 @@ def read_report(run: RunDir) -> RunReport:
     return RunReport(
         path=str(run.path),
         name=run.name,
-        strategy=trainings[-1].strategy if trainings else configured_strategy(run),
+        strategy=training.strategy if training else configured_strategy(run),
         command=() if run.has_config() else _command(run),
-        status=next((attempt.status for attempt in reversed(attempts) if attempt.is_run), KILLED),
+        status=_status(attempts, events),
         attempts=attempts,
-        training=trainings[-1] if trainings else None,
+        training=training,
         data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
         epochs=_by({event.epoch: event for event in events if isinstance(event, EpochEnded)}),
         checkpoints=_by(saved),
@@ -155,6 +156,19 @@ def read_report(run: RunDir) -> RunReport:
         variables=placed[-1].variables if placed else [],
         mesh=placed[-1].mesh if placed else None,
     )
+
+
+def _status(attempts: Sequence[AttemptReport], events: Sequence[Event]) -> str:
+    last = next((attempt.status for attempt in reversed(attempts) if attempt.is_run), KILLED)
+    return "done" if last == "failed" and ended_well(events) else last
+
+
+def last_start(events: Sequence[Event]) -> TrainingStarted | None:
+    """The start of training that counts: of a finished run, none of a later attempt that changed nothing."""
+    ends = [event.attempt for event in events if isinstance(event, RunEnded)]
+    counted = ends[-1] if ended_well(events) else float("inf")
+    starts = [event for event in events if isinstance(event, TrainingStarted) and event.attempt <= counted]
+    return starts[-1] if starts else None
 
 
 def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:

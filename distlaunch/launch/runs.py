@@ -15,13 +15,20 @@ from distlaunch.events import (
     Logs,
     RunEnded,
     StepsDone,
-    TrainingStarted,
+    ended_well,
     parse_events,
     read_events,
 )
 from distlaunch.launch.facts import RUN_MODES
 from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
+from distlaunch.launch.run_report import (
+    KILLED,
+    RUNNING,
+    attempt_report,
+    configured_strategy,
+    last_start,
+    planned_mode,
+)
 from distlaunch.run_dir import RunDir
 
 _HEAD_BYTES = 16 * 1024
@@ -77,20 +84,21 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     training = attempts[-1] if attempts else None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
-    starts = [event for event in events if isinstance(event, TrainingStarted)]
+    start = last_start(events)
     told = [event for event in events if isinstance(event, StepsDone | EpochEnded | RunEnded)]
     valued = [event for event in told if event.logs]
-    done = max([e.epoch + isinstance(e, EpochEnded) for e in told], default=0)
-    epochs = starts[-1].epochs if starts else None  # of a start that is not read, it may have become more since
+    done = max(map(_epochs_done, told), default=0)
+    epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
     first_at = _began(run, events)
     own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
     last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, events)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
+    status = "done" if status == "failed" and ended_well(events) else status
     return RunSummary(
         path=str(run.path),
         status=status,
-        strategy=starts[-1].strategy if starts else configured_strategy(run),
+        strategy=start.strategy if start else configured_strategy(run),
         step=max([event.step for event in told], default=0),
         epoch=done,
         epochs=epochs if epochs is None or epochs >= done else None,
@@ -101,6 +109,12 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
     )
+
+
+def _epochs_done(event: StepsDone | EpochEnded | RunEnded) -> int:
+    if isinstance(event, RunEnded):
+        return event.epochs_done
+    return event.epoch + isinstance(event, EpochEnded)
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:

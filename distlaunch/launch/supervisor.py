@@ -322,7 +322,7 @@ class Supervisor:
         if self._plan.is_run and untold and not self._plan.is_beside:
             # events tell steps now and then, the pulse tells each
             step = max(at.step, read_signs(self._tasks[str(self._plan.lead)].files.pulse).step or 0)
-            events.append(RunEnded(status=status, step=step, epoch=at.epoch, seconds=seconds, logs=at.logs))
+            events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
             events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
         self._write(events)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
-_FRAME = re.compile(r'\s*File "([^"]+)", line \d+')
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 _BEGIN = "Traceback (most recent call last)"
 _OTHERS = (
     str(Path(__file__).parents[1]),
@@ -35,6 +35,17 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
     return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
 
 
+def last_own_place(lines: Sequence[str]) -> str:
+    """The last line of the user's code in the last of several exceptions, as `bug.py:15`; empty if there is none.
+
+    It is the file's name alone: the path is in the traceback above.
+    """
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
+    own = _own_frames(lines[begin:])
+    match = _FRAME.match(lines[begin + own[-1]]) if own else None
+    return f"{Path(match[1]).name}:{match[2]}" if match else ""
+
+
 def of_crash(lines: Sequence[str]) -> list[str]:
     """Of what faulthandler writes when a signal kills Python: which, and where the thread was that it hit.
 
@@ -50,6 +61,28 @@ def of_crash(lines: Sequence[str]) -> list[str]:
     frames = list(takewhile(_FRAME.match, lines[here + 1 :]))
     own = _own_frames(frames)
     return [lines[crash], *frames[: own[-1] + 1 if own else None]]
+
+
+def place_of_node(lines: Sequence[str]) -> list[str]:
+    """Where the user's code has made the operation that failed while a graph ran, as a traceback has it.
+
+    TensorFlow tells that as a list of frames with the error's message; it may come for several operations.
+    """
+    begin = next((number for number, line in enumerate(lines) if line.startswith("Detected at node")), None)
+    if begin is None:
+        return []
+    listed = list(takewhile(lambda line: line.startswith(("  File ", "    ")), lines[begin + 1 :]))
+    own = _own_frames(listed)
+    last = [  # a function is listed once for each `if` and loop that is around the line
+        number for number, after in zip(own, [*own[1:], None], strict=True)
+        if after is None or _function(listed[number]) != _function(listed[after])
+    ]  # fmt: skip
+    return [line for number in last for line in listed[number : number + 2]]
+
+
+def _function(frame: str) -> tuple[str, str]:
+    file, _, function = frame.partition(", line ")
+    return file, function.partition(", in ")[2]
 
 
 def _own_frames(lines: Sequence[str]) -> list[int]:

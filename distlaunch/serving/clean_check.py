@@ -6,6 +6,7 @@ Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The 
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import importlib
 import importlib.util
@@ -14,6 +15,7 @@ import os
 import pickle
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ import numpy as np
 
 ORDER = ("tflite", "saved_model", "keras", "weights")
 """Those that need nothing of the user's come before those that may import the user's code."""
+
+_HOOKS_S = 3.0
 
 
 def main() -> None:
@@ -32,7 +36,12 @@ def main() -> None:
     findings_path.write_text(json.dumps(findings))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # interpreters of TFLite and compiled functions take their time to be destroyed
+    # interpreters of TFLite and compiled functions take their time to be destroyed; exit hooks get some
+    watchdog = threading.Timer(_HOOKS_S, os._exit, (0,))
+    watchdog.daemon = True
+    watchdog.start()
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any]:

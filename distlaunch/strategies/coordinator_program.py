@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.placement import placement_of
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.stand_in import StandIn
@@ -94,9 +95,13 @@ def _standing_in(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[lis
 
 @dataclass(frozen=True)
 class _Block:
-    """What came of a block: steps done, the metrics' values after it, the step's own logs."""
+    """What came of a block: steps done, the metrics' values after it, the step's own logs.
+
+    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were.
+    """
 
     done: int
+    nonfinite: int
     metrics: list[np.ndarray]
     logs: list[float]
 
@@ -137,6 +142,9 @@ class CoordinatorProgram:
         size = max(1, num_steps // (BLOCKS_PER_WORKER * self._num_workers))
         blocks = self._deal(self._train_call, self._next_batch, num_steps, size)
         done = sum(block.done for block in blocks)
+        spoilt = [index * size + block.nonfinite for index, block in enumerate(blocks) if block.nonfinite]
+        nonfinite = min(spoilt, default=None)
+        ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
         self._next_batch += done
         self._steps_in_epoch += done
         self._count(done)
@@ -144,7 +152,7 @@ class CoordinatorProgram:
         for block in blocks:
             for name, value in zip(self._log_names or [], block.logs, strict=True):
                 self._log_sums[name] = value + (self._log_sums.get(name, 0.0) if self._steps.logs == "mean" else 0.0)
-        return CallResult(done, done < num_steps, self._logs(self._totals, own=True), vote)
+        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite)
 
     def evaluate(
         self,
@@ -205,6 +213,7 @@ class CoordinatorProgram:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
         spec = batch_spec(source.elements, source.load)
         mean = self._steps.logs == "mean"
+        stops = self._steps.stop_at_nonfinite and step is self._steps.train
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
@@ -214,7 +223,7 @@ class CoordinatorProgram:
                 self._increments = [cell.assignments for cell in counters]
             values = [tf.cast(tf.reduce_mean(returned[name]), tf.float64) for name in log_names]
             logs = [old + new if mean else new for old, new in zip(logs, values, strict=True)]
-            return [c.tensor for c in counters], [c.tensor for c in cells], logs
+            return [c.tensor for c in counters], [c.tensor for c in cells], logs, losses_are_finite(returned)
 
         @tf.function
         def call(order: tf.Tensor) -> tf.Tensor:
@@ -223,14 +232,17 @@ class CoordinatorProgram:
             counts = [tf.cast(order[2 + i], v.dtype) for i, v in enumerate(self._counters)]
             metrics = [tf.constant(zero) for zero in self._zeros]
             logs = [tf.constant(0.0, tf.float64) for _ in log_names]
-            done = tf.constant(0, tf.int64)
+            done, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
             while done < number:
-                batch, rows = fetch(source.name, worker, first + done, spec)
+                batch, rows = fetch(source, worker, first + done, spec)
                 if rows == 0:
                     break
-                counts, metrics, logs = one_step(batch, counts, metrics, logs)
+                counts, metrics, logs, finite = one_step(batch, counts, metrics, logs)
                 done += 1
-            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, *metrics, *logs]]
+                nonfinite = tf.where(finite | (nonfinite > 0), nonfinite, done)
+                if stops and not finite:
+                    break
+            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, nonfinite, *metrics, *logs]]
             return tf.concat(parts, 0)
 
         with self._strategy.scope():
@@ -261,10 +273,10 @@ class CoordinatorProgram:
         return self._log_names
 
     def _unpack(self, vector: np.ndarray) -> _Block:
-        sizes = [1, *(zero.size for zero in self._zeros)]
-        done, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
+        sizes = [1, 1, *(zero.size for zero in self._zeros)]
+        done, nonfinite, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
         shaped = [value.reshape(zero.shape) for value, zero in zip(metrics, self._zeros, strict=True)]
-        return _Block(int(done[0]), shaped, logs.tolist())
+        return _Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
 
     def _count(self, done: int) -> None:
         self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]

@@ -25,6 +25,7 @@ from tensorflow.python.ops import stateless_random_ops
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.dtensor_arrays import layout_of, parts_of, parts_of_process, place_rows
 from distlaunch.strategies.dtensor_variable import MeshVariable
+from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.functional_optimizer import make_functional
 from distlaunch.strategies.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh_layout import Axes, dividing_axes, map_batch, slot_layout
@@ -80,27 +81,34 @@ class DTensorProgram:
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
+        self._ends = False
         self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
         self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
 
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches = self._feed(source)
+        self._batches, self._ends = self._feed(source), source.ends
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
-        done = 0
-        while done < num_steps:
+        done, nonfinite, ended = 0, None, False
+        while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = next(self._batches)
-            if batch is None:
+            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
                 break
             with _told_plainly():
                 self._find_log_names(batch)
-                self._train_call(batch)
+                probe = self._train_call(batch)
             done += 1
+            if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
+                nonfinite = done
         self._steps_in_epoch += done
-        return CallResult(done, done < num_steps, self._train_logs(), self._peers.agree(vote))
+        return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite)
+
+    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
+        """Whether there is no batch, for any process; without a known length they have to ask each other."""
+        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
 
     def evaluate(
         self,
@@ -116,7 +124,7 @@ class DTensorProgram:
             if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if batch is None:
+            if self._has_ended(batch, source.ends, done):
                 break
             if hooks is not None:
                 hooks.begin(done)
@@ -130,7 +138,7 @@ class DTensorProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
         for batch in self._feed(source):
-            if batch is None:
+            if self._has_ended(batch, source.ends, len(batches)):
                 break
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -148,7 +156,8 @@ class DTensorProgram:
     def agree(self, vote: Vote) -> Vote:
         return self._peers.agree(vote)
 
-    def _train(self, batch: Batch) -> None:
+    def _train(self, batch: Batch) -> tf.Tensor:
+        """One step; returns the probe of its losses."""
         state = tuple(_read(group) for group in self._groups)
         sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
         with _one_stream_of_random_numbers(self._mesh):
@@ -160,6 +169,7 @@ class DTensorProgram:
             _assign(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
+        return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> None:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
@@ -252,8 +262,7 @@ class DTensorProgram:
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def restore(self, state: State | None) -> None:
-        state = self._peers.object_from_chief(state)
-        assert state is not None, "the chief has one"
+        state = self._peers.state_from_chief(state)
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 

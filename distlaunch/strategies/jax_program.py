@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.jax_feed import Feed, Placement, place
 from distlaunch.strategies.keras_on_jax import drawing
@@ -64,6 +65,7 @@ class JaxProgram:
         self._sums: dict[str, Any] | None = None
         self._steps_in_epoch = 0
         self._feed: Feed | None = None
+        self._ends = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
@@ -72,28 +74,35 @@ class JaxProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._feed = Feed(source, self._placement)
+        self._feed, self._ends = Feed(source, self._placement), source.ends
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed = self._feed
         assert feed is not None, "set_train_data comes first"
         state, done, running = self._read(), 0, deque()
-        while done < num_steps:
+        nonfinite, ended = None, False
+        while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
-            if batch is None:
+            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
                 break
             if self._train_call is None:
                 self._train_call = self._make_train_call(state, batch)
-            state, self._sums, mark = self._train_call(state, self._sums, batch)
+            state, self._sums, probe = self._train_call(state, self._sums, batch)
             feed.load_ahead()
             done += 1
-            running.append(mark)
+            running.append((done, probe))
             if len(running) > _IN_FLIGHT:
-                running.popleft().block_until_ready()
+                nonfinite = nonfinite or _if_nonfinite(*running.popleft())
         self._assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
-        return CallResult(done, done < num_steps, self._train_logs(state), agreed)
+        for step, probe in running:
+            nonfinite = nonfinite or _if_nonfinite(step, probe)
+        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite)
+
+    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
+        """Whether there is no batch, for any process; without a known length they have to ask each other."""
+        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
 
     def evaluate(
         self,
@@ -108,8 +117,7 @@ class JaxProgram:
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            batch = None if stopped else feed.take()
-            if batch is None:
+            if stopped or self._has_ended(batch := feed.take(), source.ends, done):
                 break
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
@@ -135,7 +143,7 @@ class JaxProgram:
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
-        while (batch := feed.take()) is not None:
+        while not self._has_ended(batch := feed.take(), source.ends, len(batches)):
             if not batches:
                 self._check_convolutions(step, state, batch)
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
@@ -166,7 +174,7 @@ class JaxProgram:
             logs, state = step(state, constrain(batch))
             values = {name: jnp.mean(logs[name]).astype(jnp.float32) for name in names}
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
-            return state, sums, jnp.zeros(())
+            return state, sums, loss_probe(logs)
 
         shardings = (self._shardings, self._whole, self._whole)
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
@@ -267,8 +275,12 @@ class JaxProgram:
         return np.asarray(value)
 
     def restore(self, state: State | None) -> None:
-        state = self._peers.object_from_chief(state)
-        assert state is not None, "the chief has one"
+        state = self._peers.state_from_chief(state)
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: place(value, self._whole) for name, value in sums.items()}
         self._assign(self._read())
+
+
+def _if_nonfinite(step: int, probe: jax.Array) -> int | None:
+    """The step if its losses, of which this is the probe, are not finite; waits until it is done."""
+    return None if np.isfinite(np.asarray(probe)) else step

@@ -7,12 +7,14 @@ their collectives: it needs no devices, and carries bytes unchanged.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 from typing import Any, Protocol
 
-from distlaunch.cluster.spec import from_tf_config
-from distlaunch.strategies.protocol import StrategyDefaults, Vote
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.strategies import state_bytes
+from distlaunch.strategies.data_ends import check_ends
+from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
 
 _TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
 _CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store
@@ -50,10 +52,18 @@ def addresses_and_rank() -> tuple[list[str], int]:
     if not text:
         return [""], 0
     cluster, here = from_tf_config(text)
-    tasks = [task for task in cluster.tasks if task.job in ("chief", "worker")]
+    tasks = _tasks(cluster)
     if here not in tasks:
         return [""], 0
     return [cluster.address(task) for task in tasks], tasks.index(here)
+
+
+def _tasks(cluster: ClusterSpec) -> list[Task]:
+    return [task for task in cluster.tasks if task.job in ("chief", "worker")]
+
+
+def _names() -> list[str]:
+    return [str(task) for task in _tasks(from_tf_config(os.environ["TF_CONFIG"])[0])]
 
 
 class Peers:
@@ -95,11 +105,14 @@ class Peers:
             self._store.delete(key)
         return message
 
-    def object_from_chief(self, value: Any) -> Any:
-        """What the chief passes; anything that can be pickled."""
-        if self.number == 1:
-            return value
-        return pickle.loads(self.from_chief(pickle.dumps(value) if self.is_chief else b""))
+    def state_from_chief(self, state: State | None) -> State:
+        """What the chief passes, which must be a state."""
+        if not self.is_chief:
+            return state_bytes.from_bytes(self.from_chief(b""))
+        assert state is not None, "the chief has one"
+        if self.number > 1:
+            self.from_chief(state_bytes.to_bytes(state))
+        return state
 
     def agree(self, vote: Vote) -> Vote:
         """The sum of all votes; of `next_steps` the chief's counts."""
@@ -107,15 +120,47 @@ class Peers:
             return vote
         name = self._next("vote")
         if not self.is_chief:
-            self._store.set(f"{name}/{self.rank}", pickle.dumps(vote))
-            return pickle.loads(self._get(f"{name}/sum"))
-        votes = [vote, *(pickle.loads(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
+            self._store.set(f"{name}/{self.rank}", _encoded(vote))
+            return _decoded(self._get(f"{name}/sum"))
+        votes = [vote, *(_decoded(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
         total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps)
         if self._last_sum is not None:
             self._store.delete(self._last_sum)  # whoever has voted again has read it
         self._last_sum = f"{name}/sum"
-        self._store.set(self._last_sum, pickle.dumps(total))
+        self._store.set(self._last_sum, _encoded(total))
         return total
+
+    @property
+    def names(self) -> list[str]:
+        """What each process is called, in the order of their ranks."""
+        return _names() if self.number > 1 else [""]
+
+    def gather(self, message: str) -> list[str]:
+        """What each process says, in the order of their ranks."""
+        if self.number == 1:
+            return [message]
+        name = self._next("gather")
+        if not self.is_chief:
+            self._store.set(f"{name}/{self.rank}", message.encode())
+            return json.loads(self.from_chief(b""))
+        messages = [message, *(self._take(f"{name}/{rank}").decode() for rank in range(1, self.number))]
+        return json.loads(self.from_chief(json.dumps(messages).encode()))
+
+    def check_end(self, *, ended: bool, steps: int) -> bool:
+        """Whether the data ends here, in all processes alike.
+
+        Args:
+            ended: in this process.
+            steps: global batches that have come from them in this pass.
+
+        Raises:
+            DataError: it does in some only.
+        """
+        if self.number == 1:
+            return ended
+        every = [message == "1" for message in self.gather("1" if ended else "0")]
+        check_ends(every, self.names, steps)
+        return all(every)
 
     def leave(self) -> None:
         """Waits until no process needs this one any more.
@@ -153,6 +198,14 @@ class Peers:
         return value
 
 
+def _encoded(vote: Vote) -> bytes:
+    return json.dumps([bool(vote.stop), bool(vote.finish), int(vote.next_steps)]).encode()
+
+
+def _decoded(data: bytes) -> Vote:
+    return Vote(*json.loads(data))
+
+
 class AmongPeers(StrategyDefaults):
     """A strategy whose processes train together; a subclass sets `_peers`."""
 
@@ -164,6 +217,9 @@ class AmongPeers(StrategyDefaults):
 
     def from_chief(self, message: bytes) -> bytes:
         return self._peers.from_chief(message)
+
+    def gather(self, message: str) -> dict[str, str]:
+        return dict(zip(self._peers.names, self._peers.gather(message), strict=True))
 
     def leave(self) -> None:
         self._peers.leave()

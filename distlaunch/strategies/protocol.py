@@ -34,6 +34,7 @@ class Source:
         name: which split and order this is; a process that reads batches by number knows it by that name.
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.
+        ends: it has elements without rows, and only reading tells where: processes must agree on each.
     """
 
     elements: Any
@@ -41,6 +42,7 @@ class Source:
     name: str = ""
     first: int = 0
     num_batches: int | None = None
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,14 @@ class Steps:
         logs: what the scalars returned by `train` mean, if they are not the model's own metrics. `last`: values of the
             latest step, as in Keras `fit`. `mean`: each replica's share of a value of the whole batch; they are summed
             over replicas and averaged over the epoch's steps.
+        stop_at_nonfinite: a call of several steps ends with the first whose loss is not finite.
     """
 
     model: Any
     train: StepFunction
     test: StepFunction | None
     logs: Literal["last", "mean"] = "last"
+    stop_at_nonfinite: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,17 @@ class Vote:
 
 @dataclass(frozen=True)
 class CallResult:
-    """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks."""
+    """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks.
+
+    `nonfinite` is the number in this call, from 1, of the first step whose loss, or a weight after it, is not finite as
+    far as that is looked at; None: all were.
+    """
 
     steps: int
     ended: bool
     logs: Logs
     vote: Vote
+    nonfinite: int | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,10 @@ class Strategy(Protocol):
         """The chief's message, in every task; every task must call it."""
         ...
 
+    def gather(self, message: str) -> dict[str, str]:
+        """What each task that trains says, by its name, in every one; every task must call it."""
+        ...
+
     def notes(self) -> list[str]:
         """What the user should know of how the strategy placed the model; asked for after `program`."""
         ...
@@ -188,6 +201,9 @@ class StrategyDefaults:
 
     def from_chief(self, message: bytes) -> bytes:
         return message
+
+    def gather(self, message: str) -> dict[str, str]:
+        return {"": message}
 
     def notes(self) -> list[str]:
         return []

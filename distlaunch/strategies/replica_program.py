@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.strategies.ballots import Ballots
+from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
@@ -39,7 +41,6 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
-NUM_VOTES = 3
 EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
 
 
@@ -65,7 +66,9 @@ class ReplicaProgram:
         self._extras: dict[str, tf.Variable] = {}
         self._extras_made = False
         self._steps_in_epoch = 0
+        self._ballots = Ballots(replicas.peers)
         self._iterator: Any = None
+        self._ends = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._sum_call = tf.function(lambda ballot: self._sum_over_replicas(ballot, []))
@@ -89,6 +92,11 @@ class ReplicaProgram:
 
     def set_train_data(self, source: Source) -> None:
         self._iterator = iter(self._distribute(source))
+        self._ends = self._may_differ(source)
+
+    def _may_differ(self, source: Source) -> bool:
+        """Whether other processes may come to the end of their data at another step."""
+        return source.ends and self._replicas.peers.number > 1
 
     def _distribute(self, source: Source) -> Any:
         replicas = self._replicas
@@ -100,17 +108,24 @@ class ReplicaProgram:
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         if self._train_call is None:
             self._make_extras()
-            self._train_call = self._make_call(self._train_step, list(self._extras.values()))
-        done, votes, logs, extras = 0, None, {}, []
+            stops = self._steps.stop_at_nonfinite
+            self._train_call = self._make_call(self._train_step, list(self._extras.values()), stops=stops)
+        done, votes, logs, extras, nonfinite = 0, None, {}, [], None
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
-            now, votes, logs, extras = self._train_call(self._iterator, np.int32(wanted), self._ballot(vote))
+            now, votes, logs, extras = self._train_call(
+                self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends
+            )
             self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
+            if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
+                nonfinite = done + first
             done += int(now)
-            if int(now) < wanted:
+            self._ballots.check_ends(votes, self._steps_in_epoch + done)
+            if int(now) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
-        return CallResult(done, done < num_steps, self._to_logs(logs, extras), _agreed(votes))
+        ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
+        return CallResult(done, ended, self._to_logs(logs, extras), self._ballots.vote(votes), nonfinite)
 
     def evaluate(
         self,
@@ -120,7 +135,7 @@ class ReplicaProgram:
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
         if self._test_call is None:
-            self._test_call = self._make_call(self._test_step, [])
+            self._test_call = self._make_call(self._test_step, [], stops=False)
         self._model.reset_metrics()
         iterator = iter(self._distribute(source))
         remaining, at = max_steps, 0
@@ -131,10 +146,11 @@ class ReplicaProgram:
             wanted = at_once if remaining is None else min(at_once, remaining)
             if hooks is not None:
                 hooks.begin(at)
-            ballot = self._ballot(Vote(stop=should_stop()))
-            done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot)
-            if _agreed(votes).stop:
+            ballot = self._ballots.cast(Vote(stop=should_stop()))
+            done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot, self._may_differ(source))
+            if self._ballots.vote(votes).stop:
                 return None
+            self._ballots.check_ends(votes, at + int(done))
             if hooks is not None and int(done):
                 hooks.end(at, self._to_logs(logs, []))
             at += int(done)
@@ -147,7 +163,8 @@ class ReplicaProgram:
         call = make_predict_call(strategy, self._model, replicas.total, replicas.peers.number)
         batches: list[Any] = []
         for element in self._distribute(source):
-            if int(strategy.experimental_local_results(element[2])[0]) == 0:
+            ended = int(strategy.experimental_local_results(element[2])[0]) == 0
+            if replicas.peers.check_end(ended=ended, steps=len(batches)) if self._may_differ(source) else ended:
                 break
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -161,31 +178,58 @@ class ReplicaProgram:
             variable.assign(0.0)
 
     def agree(self, vote: Vote) -> Vote:
-        return _agreed(self._sum_call(self._ballot(vote)))
+        return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
 
-    def _make_call(self, replica_step: Callable[..., None], extras: list[tf.Variable]) -> Callable[..., Any]:
+    def _make_call(
+        self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool
+    ) -> Callable[..., Any]:
+        """
+        Args:
+            replica_step: returns whether its losses are finite.
+            stops: the call ends with the first step of which they are not.
+        """
         strategy = self._strategy
         if self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True:
             replica_step = tf.function(replica_step, jit_compile=True)
 
         @tf.autograph.experimental.do_not_convert
-        def run(element: Any) -> None:
-            strategy.run(replica_step, args=element)
+        def run(element: Any) -> tf.Tensor:
+            finite = strategy.run(replica_step, args=element)
+            return tf.reduce_all(tf.stack(strategy.experimental_local_results(finite)))
+
+        # losses differ from process to process, and all must leave the loop at the same step: of several, what the
+        # weights show decides, which are the same in all
+        alone = self._replicas.peers.number == 1
 
         @tf.function(reduce_retracing=True)
-        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor) -> Any:
-            done = tf.constant(0)
+        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool) -> Any:
+            done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
             while done < num_steps:
                 element = next(iterator)
-                if strategy.experimental_local_results(element[2])[0] == 0:
+                ended = strategy.experimental_local_results(element[2])[0] == 0
+                if self._ended_anywhere(ended) if may_differ else ended:
                     break
-                run(element)
+                finite = run(element)
                 done += 1
-            return done, *self._collect(ballot, extras)
+                sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
+                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
+                if stops and not (finite & sound if alone else sound):
+                    break
+            return done, *self._collect(self._ballots.counted(ballot, nonfinite, ended), extras)
 
         return call
 
-    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> None:
+    @tf.autograph.experimental.do_not_convert
+    def _ended_anywhere(self, ended: tf.Tensor) -> tf.Tensor:
+        """Whether the data of any process has ended; asked before each step where lengths are not known."""
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ended, tf.float32))
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0] > 0
+
+    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         returned = self._with_share(self._steps.train, batch, rows, total)
         for name, variable in self._extras.items():
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
@@ -193,10 +237,12 @@ class ReplicaProgram:
                 variable.assign(value * rows / total)
             else:
                 variable.assign_add(value)
+        return losses_are_finite(returned) | (rows == 0)
 
-    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> None:
+    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         self._with_share(self._steps.test, batch, rows, total)
+        return tf.constant(True)
 
     def _with_share(self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
         if self._replicas.total == 1:
@@ -253,7 +299,7 @@ class ReplicaProgram:
 
     def _split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
         """The inverse of the joining in `_sum_over_replicas`: the ballot, then each variable's value."""
-        ballot, *parts = tf.split(vector, [NUM_VOTES, *(int(np.prod(v.shape)) for v in variables)])
+        ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
         values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
         return [ballot, *values]
 
@@ -276,10 +322,6 @@ class ReplicaProgram:
             values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
         return plain_logs(values)
 
-    def _ballot(self, vote: Vote) -> tf.Tensor:
-        next_steps = vote.next_steps if self._replicas.peers.is_chief else 0
-        return tf.constant([vote.stop, vote.finish, next_steps], tf.float64)
-
     # state
 
     def placement(self) -> list[dict[str, Any]]:
@@ -292,7 +334,7 @@ class ReplicaProgram:
         model = self._model
         state = {name: host_value(variable) for name, variable in state_variables(model).items()}
         named = self._partial_variables()
-        vector = self._sum_metrics_call(self._ballot(Vote()), len(self._extras))
+        vector = self._sum_metrics_call(self._ballots.cast(Vote()), len(self._extras))
         for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
             state[name] = value.numpy()
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
@@ -301,8 +343,7 @@ class ReplicaProgram:
     def restore(self, state: State | None) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
             self._make_extras()
-        state = self._replicas.peers.object_from_chief(state)
-        assert state is not None, "the chief has one"
+        state = self._replicas.peers.state_from_chief(state)
         for name, variable in state_variables(self._model).items():
             variable.assign(checked_value(name, variable, state))
         partial = self._partial_variables()
@@ -325,11 +366,6 @@ class ReplicaProgram:
             variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
 
         self._strategy.run(tf.function(local, autograph=False))
-
-
-def _agreed(votes: tf.Tensor) -> Vote:
-    stop, finish, next_steps = votes.numpy()
-    return Vote(stop=bool(stop > 0), finish=bool(finish > 0), next_steps=int(next_steps))
 
 
 def _tensor(variable: Any) -> Any:

@@ -41,7 +41,12 @@ def metric_results(model: keras.Model) -> dict[str, Any]:
     compiled = getattr(model, "_compile_metrics", None)
     if compiled is None or compiled.built:
         return model.get_metrics_result()
-    return {metric.name: metric.result() for metric in model.metrics if metric is not compiled}
+    results: dict[str, Any] = {}
+    for metric in model.metrics:
+        if metric is not compiled:
+            result = metric.result()
+            results.update(result if isinstance(result, dict) else {metric.name: result})
+    return results
 
 
 def state_variables(model: keras.Model) -> dict[str, Any]:

@@ -18,23 +18,26 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import script_ops
 
-from distlaunch.strategies.protocol import Batch
+from distlaunch.errors import ConfigError, Problem
+from distlaunch.strategies.data_ends import REASONS
+from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import num_rows
 
 Read = Callable[[int, int], Batch]
 """Worker index and batch number -> the batch; one without rows is past the end."""
 
 _TOKEN = "distlaunch_batch"
-_readers: dict[str, Read] = {}
+_UNKNOWN = -1
+_readers: dict[str, tuple[Read, int | None]] = {}
 _lock = threading.Lock()
 _failed: list[Exception] = []
 _on_failure: list[Callable[[Exception], None]] = []
 
 
-def offer(split: str, read: Read) -> None:
-    """Lets graphs that run in this process read a split."""
+def offer(split: str, read: Read, num_batches: int | None) -> None:
+    """Lets graphs that run in this process read a split, of so many batches if that is known."""
     with _lock:
-        _readers[split] = read
+        _readers[split] = read, num_batches
         # Graphs find Python functions by a token that is unique in the process which traced them; this one has the
         # same token in all.
         script_ops._py_funcs._funcs[_TOKEN] = _read
@@ -50,10 +53,11 @@ def read_failure() -> Exception | None:
     return _failed.pop(0) if _failed else None
 
 
-def fetch(split: str, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
+def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[Batch, tf.Tensor]:
     """In a graph: a batch from the process that runs it.
 
     Args:
+        source: as the coordinator knows it.
         worker, number: int64 scalars.
         spec: the batch's type specs.
 
@@ -61,8 +65,9 @@ def fetch(split: str, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tuple[
         The batch, and its rows (an int64 scalar; 0 past the end).
     """
     parts = tf.nest.flatten(spec, expand_composites=True)
+    length = _UNKNOWN if source.num_batches is None else source.num_batches
     values = tf.raw_ops.PyFunc(
-        input=[tf.constant(split), worker, number],
+        input=[tf.constant(source.name), worker, number, tf.constant(length, tf.int64)],
         token=_TOKEN,
         Tout=[tf.int64, *(part.dtype for part in parts)],
     )
@@ -78,10 +83,12 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
-def _read(split: Any, worker: np.ndarray, number: np.ndarray) -> list[Any]:
-    name = split if isinstance(split, bytes) else split.item()
+def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray) -> list[Any]:
+    name = (split if isinstance(split, bytes) else split.item()).decode()
     try:
-        batch = _readers[name.decode()](int(worker), int(number))
+        read, num_batches = _readers[name]
+        _check_length(name, int(worker), num_batches, int(length))
+        batch = read(int(worker), int(number))
     except Exception as error:
         # TensorFlow would hand on a text without the user's lines
         _failed.append(error)
@@ -90,3 +97,11 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray) -> list[Any]:
             threading.Event().wait()  # this process ends, and says why
         raise
     return [np.int64(num_rows(batch)), *(np.asarray(part) for part in tf.nest.flatten(batch, expand_composites=True))]
+
+
+def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
+    """Raises ConfigError if this process knows another number of batches than the coordinator."""
+    if expected not in (own, _UNKNOWN):
+        what = "validation" if name.startswith("validation") else "training"
+        has = f"chief has {expected:,} global batches for {what}; worker:{worker} has {own or 'an unknown number'}"
+        raise ConfigError(Problem(("data",), f"the processes read data of different lengths: {has}; {REASONS}"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -17,17 +19,33 @@ from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Batch, Strategy
+from distlaunch.training.labels import LabelRule, label_rules
+from distlaunch.training.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy
 from distlaunch.training.references import Key, call, load_function
 
 _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
 
-def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Model:
+@dataclass(frozen=True)
+class Findings:
+    """What building a model has found out about it.
+
+    Attributes:
+        warnings: what may be wrong.
+        rules: which labels its losses take.
+    """
+
+    warnings: list[str] = field(default_factory=list)
+    rules: list[LabelRule] = field(default_factory=list)
+
+
+def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Findings | None = None) -> keras.Model:
     """Calls the model's function under the strategy, compiles, and creates every variable.
 
     Args:
         rows: a few examples, to learn shapes from.
+        findings: gets what is found out.
 
     Raises:
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
@@ -42,9 +60,23 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch) -> keras.Mod
         elif not model.compiled and config.train.step is None:
             message = "missing: the model's function returns a model that is not compiled, so the config must say how"
             raise ConfigError(Problem(("compile",), message))
-        own_step = config.train.step is not None or type(model).train_step is not keras.Model.train_step
-        _create_variables(model, rows, strategy, own_step=own_step)
+        _create_variables(model, rows, strategy, config, findings or Findings())
     return model
+
+
+def has_own_step(config: RunConfig, model: keras.Model) -> bool:
+    """Whether a step of the user's trains the model, so that only it knows what its losses compare."""
+    return config.train.step is not None or type(model).train_step is not keras.Model.train_step
+
+
+def can_be_tested(model: keras.Model) -> bool:
+    """Whether there is anything to evaluate: a loss, or an evaluation step of the model's own."""
+    if not model.compiled:
+        return False
+    own = type(model)
+    if own.test_step is not keras.Model.test_step or own.compute_loss is not keras.Model.compute_loss:
+        return True
+    return getattr(model, "loss", None) is not None or bool(model.losses)
 
 
 def _model(config: RunConfig, rows: Batch) -> keras.Model:
@@ -145,14 +177,17 @@ def _with_args(function: Any, args: dict[str, Any]) -> Any:
     return functools.wraps(function)(functools.partial(function, **args)) if args else function
 
 
-def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy, *, own_step: bool) -> None:
+def _create_variables(
+    model: keras.Model, rows: Batch, strategy: Strategy, config: RunConfig, findings: Findings
+) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
     on_jax = keras.backend.backend() == "jax"
     if on_jax:
         from distlaunch.strategies.jax_feed import on_host
 
         rows = on_host(rows)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
+    own_step = has_own_step(config, model)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(rows)
     predictions = None
     if not model.built or (model.compiled and y is not None):
         # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
@@ -163,10 +198,38 @@ def _create_variables(model: keras.Model, rows: Batch, strategy: Strategy, *, ow
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     if model.compiled and predictions is not None and y is not None:
-        model.compute_loss(x, y, predictions, sample_weight, training=False)
-        model.compute_metrics(x, y, predictions, sample_weight)
-        model.reset_metrics()
+        key = ("compile", "loss") if config.compile is not None else ("model", "function")
+        if not own_step:
+            check_loss(model, y, predictions, key, findings.warnings.append)
+            findings.rules.extend(label_rules(model, y, predictions))
+        _build_losses(model, rows, predictions, key, own_step=own_step)
     _check_optimizers(model)
+
+
+def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
+    """Makes the variables of losses and metrics. A step of the user's may give them something else, or have none."""
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
+    shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"
+    loss = functools.partial(model.compute_loss, x, y, predictions, sample_weight)
+    loss = functools.partial(loss, training=False) if model._compute_loss_has_training_arg else loss
+    metrics = functools.partial(model.compute_metrics, x, y, predictions, sample_weight)
+    for name, compute in (("loss", loss), ("metrics", metrics)):
+        if name == "loss" and not can_be_tested(model):
+            continue
+        try:
+            compute()
+        except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+            if not own_step:
+                place = ("compile", name) if key[0] == "compile" else key
+                message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {_first_line(error)}"
+                raise ConfigError(Problem(place, message)) from error
+    model.reset_metrics()
+
+
+def _first_line(error: Exception) -> str:
+    """The reason, in which a number of rows that only a probe has is no number."""
+    text = str(error).strip().strip("'").splitlines()[0] if str(error).strip() else ""
+    return re.sub(r"([(\[])2, ", r"\1rows, ", re.sub(r"\(2,\)", "(rows,)", text))
 
 
 def _check_optimizers(model: keras.Model) -> None:

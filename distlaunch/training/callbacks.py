@@ -13,6 +13,8 @@ import numpy as np
 from distlaunch.config.keras_names import canonical
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.errors import ConfigError, Problem
+from distlaunch.run_dir import RunDir
+from distlaunch.training.callback_paths import arguments_in
 from distlaunch.training.references import load_function
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
@@ -25,18 +27,17 @@ _NOT_RESTORED = ("min_delta", "append_header")
 into its file for a header when training begins."""
 
 
-def build_callbacks(
-    configs: list[CallbackConfig], *, is_chief: bool, tensorboard_dir: str
-) -> list[keras.callbacks.Callback]:
+def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
     """The callbacks that run on this task, in the config's order.
+
+    Args:
+        run: where their relative paths start.
 
     Raises:
         ConfigError: a name does not exist, or arguments do not fit.
     """
     return [
-        _build(config, index, tensorboard_dir)
-        for index, config in enumerate(configs)
-        if is_chief or not _only_on_chief(config)
+        _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
     ]
 
 
@@ -44,7 +45,7 @@ def _only_on_chief(config: CallbackConfig) -> bool:
     return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
 
 
-def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.callbacks.Callback:
+def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.Callback:
     key = ("train", "callbacks", index)
     if ":" in config.name:
         factory = load_function(config.name, (*key, "name"))
@@ -52,9 +53,7 @@ def _build(config: CallbackConfig, index: int, tensorboard_dir: str) -> keras.ca
         factory = getattr(keras.callbacks, canonical("callbacks", config.name) or config.name, None)
         if factory is None:
             raise ConfigError(Problem((*key, "name"), f"got '{config.name}', which keras.callbacks does not have"))
-    args = dict(config.args)
-    if canonical("callbacks", config.name) == "TensorBoard":
-        args.setdefault("log_dir", tensorboard_dir)
+    args = arguments_in(run, factory, config.args)
     try:
         callback = factory(**args)
     except (TypeError, ValueError) as error:
@@ -100,7 +99,8 @@ def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
         `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
     """
     made_with, now = getattr(callback, "_made_with", {}), _plain(callback)
-    unchanged = [name for name, value in now.items() if name in made_with and made_with[name] == value]
+    # repr: False is not the 0 that it was made with
+    unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
     changed = {name: value for name, value in now.items() if name not in unchanged}
     return {"class": type(callback).__name__, "changed": changed, "unchanged": unchanged}
 

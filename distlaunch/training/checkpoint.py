@@ -1,8 +1,8 @@
 """Checkpoints: committed atomically, checksummed, the same for every strategy.
 
-A checkpoint is a directory `step-00000123` with `state.npz` (arrays by name) and `meta.json` (step, epoch, config,
-checksums of both). It is written under another name and renamed when complete, so a directory of that name is whole
-unless the disk damaged it, which the checksum tells.
+A checkpoint is a directory `step-00000123` with `state.npz` (arrays by name) and `meta.json` (see checkpoint_meta). It
+is written under another name and renamed when complete, so a directory of that name is whole unless the disk damaged
+it, which the checksums show.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,39 +25,18 @@ import numpy as np
 from distlaunch.errors import CheckpointError
 from distlaunch.run_dir import steps_of
 from distlaunch.strategies.protocol import State
+from distlaunch.training.checkpoint_meta import NewerFormatError, Progress, read_meta, write_meta
 
 _BEFORE = ".before.tmp"
 """What a checkpoint's name ends with while another of the same step takes its place."""
-_PLAIN = "biufc"  # kinds of types that npz files hold by themselves
 
 
 class DamagedError(CheckpointError):
     """A checkpoint is not as it was written, and never will be again."""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands.
-
-    Attributes:
-        step: global batches done since the run began.
-        epoch: the epoch in progress, or the next one if `step_in_epoch` is 0.
-        step_in_epoch: batches of that epoch done.
-        history: values of the finished epochs, by name.
-        callbacks: plain attributes of the callbacks, by position.
-        finished: a callback ended training early.
-        stop_training: a callback of the chief wishes that, within an epoch.
-        pending_logs: training values of an epoch whose steps are done but whose validation is not.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
-    history: dict[str, list[float]] = field(default_factory=dict)
-    callbacks: list[dict[str, Any]] = field(default_factory=list)
-    finished: bool = False
-    stop_training: bool = False
-    pending_logs: dict[str, float] | None = None
+class UnreadableError(CheckpointError):
+    """The disk does not give a checkpoint out, at least for the moment."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +55,11 @@ class CheckpointStore:
     Args:
         directory: where they are; made when the first is written.
         keep: how many of the newest stay.
+        retry_s: pauses before a checkpoint that cannot be read is tried again.
     """
 
-    def __init__(self, directory: Path, keep: int = 3) -> None:
-        self.directory, self._keep = directory, keep
+    def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
+        self.directory, self._keep, self._retry_s = directory, keep, retry_s
 
     def save(self, state: State, progress: Progress, config: dict[str, Any]) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
@@ -96,9 +77,8 @@ class CheckpointStore:
         try:
             temporary.mkdir()
             digest, num_bytes = _write_state(temporary / "state.npz", state)
-            meta = {"sha256": digest, "saved_at": time.time(), "progress": asdict(progress), "config": config}
-            signed = {**meta, "meta_sha256": _digest_of(meta)}
-            _write_synced(temporary / "meta.json", json.dumps(signed, indent=1).encode())
+            meta = write_meta(digest, time.time(), progress, config)
+            _write_synced(temporary / "meta.json", meta.encode())
             self._put_in_place(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -129,37 +109,55 @@ class CheckpointStore:
         try:
             # opened once: `keep` may delete it meanwhile
             with (path / "state.npz").open("rb") as file:
-                meta = json.loads((path / "meta.json").read_text())
-                own = meta.pop("meta_sha256", None) if isinstance(meta, dict) else None
-                if own != _digest_of(meta) or hashlib.file_digest(file, "sha256").hexdigest() != meta["sha256"]:
+                meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
+                if meta is None or hashlib.file_digest(file, "sha256").hexdigest() != meta.sha256:
                     raise DamagedError(f"{path}: damaged: its content does not match its checksum")
                 file.seek(0)
-                return Saved(path, Progress(**meta["progress"]), meta["config"], _read_state(file))
+                return Saved(path, meta.progress, meta.config, _read_state(file))
         except FileNotFoundError as error:
             if path.exists():
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
             have = ", ".join(map(str, self.steps())) or "none"
             raise CheckpointError(f"{path}: there is no checkpoint of step {step}; those there are: {have}") from None
+        except NewerFormatError as error:
+            raise CheckpointError(f"{path}: {error}; use the version that wrote it, or a later one") from None
         except ValueError as error:
             raise DamagedError(f"{path}: cannot be read: {error}") from None
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from None
+            raise UnreadableError(f"{path}: cannot be read: {error}") from None
 
-    def newest_good(
-        self, on_passed_over: Callable[[int, CheckpointError], None] = lambda step, error: None
-    ) -> Saved | None:
-        """The newest checkpoint that is whole; to be called while nobody writes.
+    def newest_good(self, on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None) -> Saved | None:
+        """The newest checkpoint that is whole, None if none was ever written; to be called while nobody writes.
 
         Args:
-            on_passed_over: hears of newer ones, damaged or unreadable for the moment.
+            on_damaged: hears of each newer one that is damaged.
+
+        Raises:
+            CheckpointError: there are checkpoints, but all are damaged; or one cannot be read, also when tried again.
         """
         self._recover()
+        damaged = []
         for step in reversed(self.steps()):
             try:
+                return self._load_patiently(step)
+            except DamagedError as error:
+                damaged.append(f"step-{step:08d}")
+                on_damaged(step, error)
+        damaged += sorted(path.name for path in self.directory.glob("damaged-step-*"))
+        if not damaged:
+            return None
+        message = f"{self.directory}: no good checkpoint is left, all are damaged: {', '.join(damaged)}"
+        hint = f"restore one of them from a copy; to begin anew on purpose, start a new run, or delete {self.directory}"
+        raise CheckpointError(f"{message}; {hint}")
+
+    def _load_patiently(self, step: int) -> Saved:
+        """Reads one that may be out of reach for a moment: a network disk that does not answer is no damage."""
+        for pause_s in self._retry_s:
+            try:
                 return self.load(step)
-            except CheckpointError as error:
-                on_passed_over(step, error)
-        return None
+            except UnreadableError:
+                threading.Event().wait(pause_s)
+        return self.load(step)
 
     def set_aside(self, step: int) -> None:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
@@ -189,19 +187,16 @@ class CheckpointStore:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _digest_of(meta: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
-
-
 def _write_state(path: Path, state: State) -> tuple[str, int]:
     """Returns checksum and size. Types that npz does not know, such as bfloat16, are stored as integers."""
-    plain = {name: value if value.dtype.kind in _PLAIN else _as_integers(value) for name, value in state.items()}
-    foreign = {name: value.dtype.name for name, value in state.items() if value.dtype.kind not in _PLAIN}
-    plain["__dtypes__"] = np.frombuffer(json.dumps(foreign).encode(), np.uint8)
+    foreign = {name: value.dtype.name for name, value in state.items() if not _is_plain(value)}
+    values = [_as_integers(value) if name in foreign else value for name, value in state.items()]
+    # the last is no variable, whatever the others are called
+    values.append(np.frombuffer(json.dumps(foreign).encode(), np.uint8))
     with path.open("wb") as file:
         # numbers as keys: names may hold what a file name in an archive may not
-        arrays: dict[str, Any] = {str(index): value for index, value in enumerate(plain.values())}
-        np.savez(file, **arrays, names=np.array(list(plain)))
+        arrays: dict[str, Any] = {str(index): value for index, value in enumerate(values)}
+        np.savez(file, **arrays, names=np.array([*state, "__dtypes__"]))
         file.flush()
         os.fsync(file.fileno())
     with path.open("rb") as file:
@@ -211,13 +206,19 @@ def _write_state(path: Path, state: State) -> tuple[str, int]:
 
 def _read_state(file: BinaryIO) -> State:
     with np.load(file, allow_pickle=False) as archive:
-        state = {str(name): archive[str(index)] for index, name in enumerate(archive["names"])}
-    foreign = json.loads(state.pop("__dtypes__").tobytes())
+        *names, _ = map(str, archive["names"])
+        state = {name: archive[str(index)] for index, name in enumerate(names)}
+        foreign = json.loads(archive[str(len(names))].tobytes())
     return {n: v.view(getattr(ml_dtypes, foreign[n])) if n in foreign else v for n, v in state.items()}
 
 
+def _is_plain(value: np.ndarray) -> bool:
+    """Whether npz files hold the type by themselves: `kind` alone calls float8_e5m2 a float of NumPy's."""
+    return value.dtype.type.__module__ == "numpy"
+
+
 def _as_integers(value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(value).view(f"u{value.dtype.itemsize}")
+    return np.require(value, requirements="C").view(f"u{value.dtype.itemsize}")
 
 
 def _write_synced(path: Path, data: bytes) -> None:

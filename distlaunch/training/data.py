@@ -25,6 +25,8 @@ from distlaunch.errors import ConfigError, Problem
 from distlaunch.run_dir import RunDir
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica_input import pack
+from distlaunch.training.arrays import as_tensors
+from distlaunch.training.both_ways import both_ways
 from distlaunch.training.preprocessing import Preprocessing, prepare
 from distlaunch.training.references import load_function
 from distlaunch.training.splits import Splits, read_splits
@@ -47,6 +49,7 @@ class Split:
         name: `train` or `validation`.
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
+        labels: those of all examples, where they are arrays that nothing changes.
     """
 
     num_examples: int | None
@@ -58,6 +61,7 @@ class Split:
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[[Any], Batch] | None = None
+    labels: Any = None
 
     def training_source(self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0) -> Source:
         """Pass after pass without end.
@@ -68,20 +72,24 @@ class Split:
             skip: batches to read and drop first, where only that leads to the position.
         """
 
+        passes = []
+
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
             batches = self.batches(number, start)
+            passes.append(batches if tf.executing_eagerly() else None)  # in debug mode it owns its functions
             return batches.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else batches
 
         elements = tf.data.Dataset.range(first_pass, np.iinfo(np.int64).max).flat_map(one_pass)
         first = skip if self.num_batches is None else first_pass * self.num_batches + offset
-        return Source(elements.skip(skip) if skip else elements, self.load, self.name, first, self.num_batches)
+        elements = elements.skip(skip) if skip else elements
+        return Source(elements, self.load, self.name, first, self.num_batches, ends=ends_visible)
 
     def evaluation_source(self) -> Source:
         """One pass in its own order, then elements without rows for ever."""
         end = tf.data.Dataset.from_tensors(self.empty).repeat()
         elements = self.batches(_ZERO, _ZERO).concatenate(end)
-        return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches)
+        return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches, ends=self.num_batches is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
         """The batch of the first few examples; `raw`: before the preprocessing."""
@@ -103,7 +111,7 @@ def make_split(
         preprocessing: what the inputs of each batch go through last.
     """
     limit = config.train_examples if training else config.validation_examples
-    example_map = load_function(config.map, ("data", "map")) if config.map else None
+    example_map = both_ways(load_function(config.map, ("data", "map"))) if config.map else None
     weigh = _class_weights(config.class_weight) if training and config.class_weight else None
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
@@ -166,21 +174,10 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
 def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: Any, seed: int | None, *,
                  drop: bool) -> Split:  # fmt: skip
     """Shuffles indices, and gathers rows only after they are split over replicas."""
-    arrays = tf.nest.map_structure(np.asarray, tuple(data) if isinstance(data, (tuple, list)) else data)
-    if any(leaf.ndim == 0 for leaf in tf.nest.flatten(arrays)):
-        message = "got single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
-        raise ConfigError(Problem(("data", "function"), message))
-    lengths = {len(leaf) for leaf in tf.nest.flatten(arrays)}
-    if len(lengths) != 1:
-        shapes = [leaf.shape for leaf in tf.nest.flatten(arrays)]
-        raise ConfigError(Problem(("data", "function"), f"the arrays differ in length: their shapes are {shapes}"))
-    length: int = lengths.pop()
-    number = length if limit is None else min(length, limit)
+    tensors, number = as_tensors(data, limit)
     size = config.global_batch
     if number < (size if drop else 1):
         raise ConfigError(Problem(("data",), f"{number} examples make no batch of {size}"))
-    with tf.device("CPU:0"):
-        tensors = tf.nest.map_structure(lambda leaf: tf.constant(leaf[:number]), arrays)
 
     used = number - number % size if drop else number
 
@@ -213,7 +210,9 @@ def _from_arrays(data: Any, config: DataConfig, limit: int | None, example_map: 
 
     empty = tf.zeros([0], tf.int64)
     count = number // size if drop else math.ceil(number / size)
-    return Split(number, count, batches, gather_and_map if example_map else gather, empty, pick=pick)
+    labels = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 and example_map is None else None
+    load = gather_and_map if example_map else gather
+    return Split(number, count, batches, load, empty, pick=pick, labels=labels)
 
 
 def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | None, example_map: Any, seed: int | None,

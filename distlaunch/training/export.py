@@ -109,6 +109,18 @@ def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
     return path
 
 
+def _named(raw: Any) -> Any:
+    """Columns are called in a signature what they are called in the data."""
+    if not isinstance(raw, dict):
+        return raw
+
+    def named(path: tuple[Any, ...], spec: Any) -> Any:
+        is_plain = isinstance(spec, tf.TensorSpec)
+        return tf.TensorSpec(spec.shape, spec.dtype, name="_".join(map(str, path))) if is_plain else spec
+
+    return keras.tree.map_structure_up_to(raw, named, _paths(raw), raw)
+
+
 def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
@@ -118,7 +130,9 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
             if isinstance(value, tf.Variable):
                 archive.track(value)
     archive.add_endpoint(
-        "serve", lambda inputs: model(preprocessing.layer(inputs), training=False), input_signature=[preprocessing.raw]
+        "serve",
+        lambda inputs: model(preprocessing.layer(inputs), training=False),
+        input_signature=[_named(preprocessing.raw)],
     )
     archive.write_out(path, verbose=False)
 

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.protocol import Source, State
 from distlaunch.strategies.replica_input import num_rows, pack, slice_rows
+from distlaunch.training.layer_facts import between
 from distlaunch.trials import ModelFacts
 
 _RANDOM_OPS = frozenset(
@@ -27,6 +30,7 @@ _RANDOM_OPS = frozenset(
 """TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
 
 _SHARDING_OP = "ShardDataset"
+_RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _MIXED = 1e-3
 """Halves of a batch that deviate by more than this, relative to 1 and to the value, are not rounded otherwise."""
 
@@ -37,7 +41,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
         batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
         embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
-        random=[layer.name for layer in model._flatten_layers() if _draws(layer)],
+        random=[layer.name for layer in model._flatten_layers() if draws(layer)],
         own_step=_own_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
@@ -78,6 +82,34 @@ def _batches(source: Source) -> Any:
     return source.elements.map(lambda *element: source.load(pack(element)))
 
 
+def synchronize_batch_norm(model: keras.Model) -> None:
+    """Lets BatchNormalization take the statistics of the whole batch; to be called before a step is traced."""
+    for layer in filter(_normalises_alone, model._flatten_layers()):
+        layer.synchronized = True
+
+
+def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
+    """Lets layers compute as if not in training; to be called before a step is traced.
+
+    Args:
+        names: of layers, of classes, or paths of variables that a layer holds.
+    """
+    for part in parts_of(model):
+        held = [variable.path for variable in vars(part).get("_non_trainable_variables", ())]
+        named = not {type(part).__name__, getattr(part, "name", None), *held}.isdisjoint(names)
+        if named and callable(part) and "training" in inspect.signature(getattr(part, "call", part)).parameters:
+            between(part, _NotInTraining)
+
+
+class _NotInTraining:
+    """Between a layer and its class."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        compute = getattr(self, "call", super().__call__)  # pyright: ignore[reportAttributeAccessIssue]
+        at = list(inspect.signature(compute).parameters).index("training")
+        return super().__call__(*args[:at], *args[at + 1 :], **{**kwargs, "training": False})  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def _normalises_alone(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
 
@@ -91,10 +123,11 @@ def _seems_batch_norm(part: Any) -> bool:
     return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
 
 
-def _draws(layer: Any) -> bool:
-    """Whether it draws random numbers in training; a Dropout of rate 0 does not."""
+def draws(layer: Any) -> bool:
+    """Whether it draws random numbers in training; a Dropout of rate 0, or a GRU without dropout, does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
-    return bool(own or getattr(layer, "_seed_generators", None)) and getattr(layer, "rate", None) != 0
+    rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
+    return bool(own or getattr(layer, "_seed_generators", None)) and (any(rates) or not rates)
 
 
 def _mixes_rows(model: keras.Model, source: Source) -> str:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import CheckpointError, ConfigError, Problem
+from distlaunch.errors import CheckpointWriteError, ConfigError, Problem
 from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
@@ -30,8 +30,10 @@ from distlaunch.training.callbacks import (
     watch_batches,
     watch_test_batches,
 )
-from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoint_meta import Progress
 from distlaunch.training.data import Split
+from distlaunch.training.nonfinite import NonFinite, trained_names
 
 REPORT_INTERVAL_S = 0.5
 CALLBACK = "callback/"
@@ -87,6 +89,8 @@ class TrainingLoop:
         self._pending_steps, self._pending_seconds = 0, 0.0
         self._last_report = around.clock()
         self._next_steps = 0
+        self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
+        self._saved_step: int | None = None
 
     def run(self, start: Progress, state: State | None, callback_arrays: State | None = None) -> Outcome:
         """Trains from `start`.
@@ -96,7 +100,7 @@ class TrainingLoop:
             callback_arrays: those of them that are callbacks', in every task.
 
         Raises:
-            CheckpointError: the last checkpoint cannot be written: what the run is for would be lost.
+            CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
         """
         self._progress = start
         self._around.on_step(start.step)
@@ -164,6 +168,7 @@ class TrainingLoop:
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
+        self._nonfinite.metrics(scalars(logs), epoch)
         self._hook("epoch_end", epoch, logs)
         self._finish_epoch(epoch, logs, self._around.clock() - began)
         return logs
@@ -177,6 +182,9 @@ class TrainingLoop:
             began = self._around.clock()
             vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps)
             result = self._program.run_steps(wanted, vote)
+            if result.nonfinite is not None:
+                self._around.on_step(self._progress.step + result.nonfinite)
+                self._nonfinite.step(result, self._progress)
             if result.steps:
                 logs = result.logs
                 self._advance(result, self._around.clock() - began)
@@ -189,6 +197,8 @@ class TrainingLoop:
                 return None
             if result.ended:
                 self._check_end(result)
+                # none yet: this process has gone on from the last step, which nobody knew to be the last
+                logs = logs or result.logs
                 break
             if result.vote.finish:
                 break
@@ -312,6 +322,7 @@ class TrainingLoop:
         )
         for index, callback in enumerate(self._callbacks):
             state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
+        self._nonfinite.state(state, trained_names(self._model), progress.step)
         began = self._around.clock()
         try:
             path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
@@ -319,11 +330,14 @@ class TrainingLoop:
             why = error.strerror or str(error)
             if otherwise is None:
                 message = f"the last checkpoint, of step {progress.step}, cannot be written: {why}"
-                raise CheckpointError(f"{message}; make room, and resume the run") from None
+                raise CheckpointWriteError(f"{message}; make room, and resume the run") from None
             reason = f"not written: {why}; {otherwise}"
             self._around.emit(CheckpointFailed(step=progress.step, reason=reason))
             return
         seconds = self._around.clock() - began
+        if progress.step == self._saved_step:
+            return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
+        self._saved_step = progress.step
         self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
 
     def _restore_callbacks(self, start: Progress, arrays: State) -> None:

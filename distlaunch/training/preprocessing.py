@@ -84,7 +84,10 @@ def _save(layer: Any, path: Path, function: str) -> None:
 def _load(path: Path, function: str) -> Any:
     with _cannot_be_kept(function):
         model: Any = keras.saving.load_model(path)
-        return model.layers[0]
+        layer = model.layers[0]
+        if isinstance(layer, keras.utils.FeatureSpace):
+            layer.get_inputs()  # ends its building, which asks for the sizes of vocabularies: a graph has none to read
+        return layer
 
 
 @contextlib.contextmanager

@@ -88,10 +88,11 @@ class Reader:
 
 def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Split | None) -> None:
     """Lets workers in this process read the splits by number, each in the order that the config gives it."""
-    offer("train", _train_reader(config, splits, train))
-    offer("train:once", _reader_of_each_worker(lambda _: Reader(train, once=True)))
+    offer("train", _train_reader(config, splits, train), train.num_batches)
+    offer("train:once", _reader_of_each_worker(lambda _: Reader(train, once=True)), train.num_batches)
     if validation is not None:
-        offer("validation:once", _reader_of_each_worker(lambda _: Reader(validation, once=True)))
+        read = _reader_of_each_worker(lambda _: Reader(validation, once=True))
+        offer("validation:once", read, validation.num_batches)
 
 
 def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:

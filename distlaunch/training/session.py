@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from distlaunch.cluster.spec import Task
+from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.errors import CheckpointError, ConfigError, Problem
 from distlaunch.events import (
@@ -28,16 +27,19 @@ from distlaunch.events import (
     VariablesPlaced,
 )
 from distlaunch.run_dir import RunDir
-from distlaunch.strategies import create
+from distlaunch.strategies import create, state_bytes
+from distlaunch.strategies.data_ends import different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
-from distlaunch.training.build import build_model, check_formats_of_module
+from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks import build_callbacks
-from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Progress, Saved
+from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Saved
+from distlaunch.training.checkpoint_meta import Progress
 from distlaunch.training.data import Split, open_splits
 from distlaunch.training.export import rebuild
 from distlaunch.training.exporting import CHECKED_ROWS, ExportError, Trained, Written, export_all
+from distlaunch.training.labels import told_plainly, with_rules
 from distlaunch.training.loop import CALLBACK, Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.preprocessing import Preprocessing
@@ -76,8 +78,14 @@ class Session:
         on_connected()
         self._check_replicas()
         self.train, self.validation, self._preprocessing = self._read_data()
+        self._compare_lengths()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
-        self.model = build_model(config, self.strategy, self._rows)
+        self._restored_step = 0
+        self._changed: list[str] = []
+        """What has changed in the config since the checkpoint that was restored, as far as it makes the model."""
+        findings = Findings()
+        self.model = build_model(config, self.strategy, self._rows, findings)
+        self._heed(findings)
         with self.strategy.scope():
             on_built(self.model)
         self.program = self.strategy.program(make_steps(config, self.model))
@@ -90,19 +98,22 @@ class Session:
         config, is_chief = self._config, self.strategy.is_chief
         saved = self._newest(set_aside=True) if is_chief else None
         start = self._progress_of(saved)
-        callbacks = build_callbacks(
-            config.train.callbacks, is_chief=is_chief, tensorboard_dir=str(self._run.tensorboard)
-        )
+        callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving
         )
-        loop = TrainingLoop(config, self.model, self.program, self.train, self.validation, callbacks, around)
+        validation = self.validation if can_be_tested(self.model) else None
+        if self.validation is not None and validation is None:
+            message = "there is no validation: the model has neither a loss nor a test_step of its own"
+            self._emit(Notice(level="info", message=message))
+        loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, around)
         self._tell_start(start, saved)
         if placed := self.program.placement():
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         state = saved.state if saved else None
         arrays = self._callback_arrays(state) if start.step else None
-        outcome = self._with_matching_state(lambda: loop.run(start, state, arrays))
+        with told_plainly():
+            outcome = self._with_matching_state(lambda: loop.run(start, state, arrays))
         if outcome.status == "done":
             self.export(config.export, checked=check_exports)
         return outcome
@@ -123,11 +134,12 @@ class Session:
         data = self.validation if split == "validation" else self.train
         if data is None:
             raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
-        if not self.model.compiled:
-            raise ConfigError(Problem(("compile",), "missing: evaluation needs a loss or metrics"))
+        if not can_be_tested(self.model):
+            raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
         # all of it, also where training validates on a part only
         steps = self._config.validation.steps if data.endless and self._config.validation else None
-        logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
+        with told_plainly():
+            logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         return None if logs is None else scalars(logs)
 
     def predict(self, split: str, step: int | None, output: Path | None) -> None:
@@ -207,6 +219,21 @@ class Session:
         self._emit(DataResolved(name=name, source=splits.origin, examples=examples))
         return train, validation, splits.preprocessing
 
+    def _compare_lengths(self) -> None:
+        """Processes that would come to the end of their data at different steps would wait for each other for ever."""
+        splits = [("training", self.train), ("validation", self.validation)]
+        told = [f"{_length_of(split)} for {name}" for name, split in splits if split is not None]
+        if wrong := different_lengths(self.strategy.gather(" and ".join(told))):
+            raise ConfigError(Problem(("data",), wrong))
+
+    def _heed(self, findings: Findings) -> None:
+        """Says what may be wrong with the model, and looks after the labels."""
+        for warning in findings.warnings:
+            self._emit(Notice(level="warning", message=warning))
+        self.train = with_rules(self.train, findings.rules)
+        if self.validation is not None:
+            self.validation = with_rules(self.validation, findings.rules)
+
     def _check_replicas(self) -> None:
         replicas, batch = self.strategy.num_replicas, self._config.data.global_batch
         if batch % replicas:
@@ -243,21 +270,17 @@ class Session:
     # checkpoints
 
     def _newest(self, *, set_aside: bool = False) -> Saved | None:
-        passed_over: list[int] = []
+        damaged: list[int] = []
 
-        def pass_over(step: int, error: CheckpointError) -> None:
-            passed_over.append(step)
+        def pass_over(step: int, error: DamagedError) -> None:
+            damaged.append(step)
             self._emit(CheckpointFailed(step=step, reason=str(error)))
-            if set_aside and isinstance(error, DamagedError):
-                self.store.set_aside(step)
 
         saved = self.store.newest_good(pass_over)
-        if passed_over and saved is not None:
+        if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
-        elif passed_over and set_aside:
-            self._emit(
-                Notice(level="warning", message="no good checkpoint is left: training starts from the beginning")
-            )
+        for step in damaged if set_aside else ():
+            self.store.set_aside(step)
         return saved
 
     def _progress_of(self, saved: Saved | None) -> Progress:
@@ -267,14 +290,20 @@ class Session:
                 "the global batch size has changed since the checkpoint: the order of examples differs from here on"
             )
             self._emit(Notice(level="warning", message=message))
-        mine = json.dumps(asdict(saved.progress) if saved else None).encode()
-        progress = json.loads(self.strategy.from_chief(mine))
-        return Progress() if progress is None else Progress(**progress)
+        told = {
+            "progress": saved.progress.to_plain() if saved else None,
+            "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
+        }
+        received = json.loads(self.strategy.from_chief(json.dumps(told).encode()))
+        self._changed = received["changed"]
+        progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
+        self._restored_step = progress.step
+        return progress
 
     def _callback_arrays(self, state: State | None) -> State:
         """What callbacks hold, as the chief's checkpoint has it."""
         mine = {name: value for name, value in (state or {}).items() if name.startswith(CALLBACK)}
-        return pickle.loads(self.strategy.from_chief(pickle.dumps(mine)))
+        return state_bytes.from_bytes(self.strategy.from_chief(state_bytes.to_bytes(mine)))
 
     def _restore(self, step: int | None) -> None:
         saved = None
@@ -282,7 +311,7 @@ class Session:
             saved = self.store.load(step) if step is not None else self._newest()
             if saved is None:
                 raise CheckpointError(f"{self._run.checkpoints}: there is no checkpoint that can be read")
-        self._restored_step = self._progress_of(saved).step
+        self._progress_of(saved)
         state: State | None = saved.state if saved else None
         self._with_matching_state(lambda: self.program.restore(state))
         if saved is not None:
@@ -292,5 +321,18 @@ class Session:
         try:
             return action()
         except StateMismatchError as error:
-            message = f"the checkpoint does not fit this model: {error}; has the model changed since?"
-            raise CheckpointError(f"{self._run.checkpoints}: {message}") from None
+            message = f"the checkpoint of step {self._restored_step:,} does not fit this model: {error}"
+            raise CheckpointError(f"{message}; {self._why_changed()}") from None
+
+    def _why_changed(self) -> str:
+        hint = "go back to what it was, or start a new run"
+        if self._changed:
+            return f"changed in the config since: {', '.join(self._changed)}; {hint}"
+        model = self._config.model.function
+        return f"the config is what it was, so {model}, or what it reads, makes another model now; {hint}"
+
+
+def _length_of(split: Split) -> str:
+    if split.num_examples is not None:
+        return f"{split.num_examples:,} examples"
+    return "examples of unknown number" if split.num_batches is None else f"{split.num_batches:,} global batches"

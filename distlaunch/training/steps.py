@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import tensorflow as tf
 from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, Problem
 from distlaunch.strategies.protocol import Batch, Steps
+from distlaunch.training.both_ways import both_ways
+from distlaunch.training.build import can_be_tested
 from distlaunch.training.mesh_steps import mesh_steps
 from distlaunch.training.references import load_function
 from distlaunch.training.step_context import StepContext, check_reference, num_arguments, per_example
@@ -31,9 +34,15 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
 
 def make_steps(config: RunConfig, model: keras.Model) -> Steps:
     """The step functions that the config's loop asks for."""
+    steps = _steps(config, model)
+    test = steps.test if can_be_tested(model) else None
+    return dataclasses.replace(steps, test=test, stop_at_nonfinite=config.train.on_nonfinite == "fail")
+
+
+def _steps(config: RunConfig, model: keras.Model) -> Steps:
     if keras.backend.backend() == "jax" or config.strategy.kind == "dtensor":
         return mesh_steps(config, model)
-    test = model.test_step if model.compiled else None
+    test = model.test_step
     if config.train.loop == "fit":
         return Steps(model, model.train_step, test)
     context = StepContext(model, per_example(model) if model.compiled else None)
@@ -45,5 +54,5 @@ def make_steps(config: RunConfig, model: keras.Model) -> Steps:
         message = f"got '{config.train.step}', which takes {num_arguments(function)} arguments; expected"
         raise ConfigError(Problem(("train", "step"), f"{message} step(context, batch) under {config.strategy.kind}"))
     # converted, not wrapped in a tf.function: that would be traced for one replica and used by all
-    step: StepOf = tf.autograph.to_graph(function)
+    step: StepOf = both_ways(function)
     return Steps(model, lambda batch: step(context, batch), test, logs="mean")

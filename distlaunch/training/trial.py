@@ -25,9 +25,24 @@ from distlaunch.events import Event, StepsDone
 from distlaunch.strategies.protocol import Program, Source, State, Vote
 from distlaunch.strategies.replica_input import num_rows, pack
 from distlaunch.strategies.row_random import Order, numbers_for
-from distlaunch.training.checkpoint import CheckpointStore, Progress
-from distlaunch.training.gradient_norm import dense_gradients, given_sparse, gradient_norms, watch_gradients
-from distlaunch.training.inspection import checksum, facts_of, own_state, takes_shards
+from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoint_meta import Progress
+from distlaunch.training.gradient_norm import (
+    dense_gradients,
+    given_sparse,
+    gradient_norms,
+    norms_by_variable,
+    watch_gradients,
+)
+from distlaunch.training.inspection import (
+    checksum,
+    facts_of,
+    own_state,
+    stop_training_of,
+    synchronize_batch_norm,
+    takes_shards,
+)
+from distlaunch.training.layer_facts import LayerFacts
 from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
 from distlaunch.training.steps import make_steps
@@ -56,12 +71,17 @@ class Trial:
                  should_stop: Callable[[], bool]) -> None:  # fmt: skip
         self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
         self._rows: list[int] = []  # of each step's batch
+        self._layers: LayerFacts | None = None
         self._places: tf.Variable | None = None
         """Where each row of a step's batch is in the usual order; the reference's."""
 
     def prepare(self, model: keras.Model) -> None:
         """To be called when the model is built, before its steps are made."""
         watch_gradients(model)
+        if self._order.synchronized:
+            synchronize_batch_norm(model)
+        stop_training_of(model, self._order.without)
+        self._layers = LayerFacts(model) if self._order.layers else None
         if self._order.reference:
             self._places = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
 
@@ -148,7 +168,7 @@ class Trial:
             order: a seed by which the examples of each batch are permuted; None: they stay as they are.
             program: another than the session's.
         """
-        program, logs, norms = program or session.program, [], []
+        program, series = program or session.program, Series([])
         program.set_train_data(source if order is None else permuted(source, order))
         program.restore(state)
         for step in range(1, self._order.steps + 1):
@@ -162,11 +182,16 @@ class Trial:
                 raise Stopped
             if not result.steps:
                 raise CheckpointError(f"the training data ended before step {step}; it must be readable again")
-            logs.append(scalars(result.logs))
-            norms.append(gradient_norms(session.model))
+            series.logs.append(scalars(result.logs))
+            series.gradients.append(gradient_norms(session.model))
+            if self._layers is not None:
+                series.outputs.append(self._layers.read(program.snapshot()))
+                series.variables.append(norms_by_variable(session.model))
             seconds = time.monotonic() - began
-            self._emit(StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=logs[-1]))
-        return Series(logs, norms), program.snapshot()
+            self._emit(
+                StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=series.logs[-1])
+            )
+        return series, program.snapshot()
 
 
 def _source(session: Session) -> Source:

@@ -70,10 +70,8 @@ def print_failure(console: Console, state: RunState, result: AttemptResult) -> N
         table.add_row("log", shown(failure.log))
     if failure.hint:
         table.add_row("hint", failure.hint)
-    if result.plan.mode == "train":
-        last = state.checkpoint or state.restored
-        at = f" (goes on from step {last.step:,})" if last else ""
-        table.add_row("next", _resume(result) + at)
+    if result.plan.mode == "train" and (steps := _next(failure, state, result)):
+        table.add_row("next", steps)
     console.print()
     _print_table(console, table)
 
@@ -89,6 +87,15 @@ def _print_table(console: Console, table: Table) -> None:
         console.print(table, highlight=False, markup=False)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
+
+
+def _next(failure: Failure, state: RunState, result: AttemptResult) -> str:
+    """What to do first, and how to go on."""
+    if not failure.resumable:
+        return failure.first
+    last = state.checkpoint or state.restored
+    at = f" (goes on from step {last.step:,})" if last else ""
+    return f"{failure.first}, then {_resume(result)}{at}" if failure.first else f"{_resume(result)}{at}"
 
 
 def _indented(failure: Failure) -> str:

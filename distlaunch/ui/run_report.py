@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from distlaunch import strict_json
 from distlaunch.events import EpochEnded, Evaluated
 from distlaunch.launch.paths import shown
 from distlaunch.launch.run_report import AttemptReport, RunReport
@@ -35,7 +35,7 @@ def print_report(console: Console, report: RunReport) -> None:
 
 def report_json(report: RunReport) -> str:
     """All of it as one JSON object."""
-    return json.dumps({**report.to_plain(), "bytes_per_task": bytes_per_task(report.variables)}, indent=2)
+    return strict_json.dumps({**report.to_plain(), "bytes_per_task": bytes_per_task(report.variables)}, indent=2)
 
 
 def _head(report: RunReport) -> list[tuple[str, str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
+from distlaunch import strict_json
 from distlaunch.launch.paths import shown
 from distlaunch.launch.run_report import KILLED, RUNNING, SCRIPT
 from distlaunch.launch.runs import RunSummary
@@ -35,7 +35,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
 
 def runs_json(runs: Sequence[RunSummary]) -> str:
     """All of it as one JSON array."""
-    return json.dumps([run.to_plain() for run in runs], indent=2)
+    return strict_json.dumps([run.to_plain() for run in runs], indent=2)
 
 
 def how_it_ended(run: RunSummary, *, stopped: bool) -> str:

@@ -55,6 +55,7 @@ class RunState:
     job_restarts: int = 0
     failed: TaskFailed | None = None
     _told_at: float | None = None  # when the last steps of this epoch were told
+    _has_compiled: bool = False  # the first call of an attempt compiles: its time says nothing about the next
 
     @staticmethod
     def of(events: Iterable[Event]) -> RunState:
@@ -77,7 +78,7 @@ class RunState:
                 self.data = event
             case TrainingStarted():
                 self.training, self.step, self.epoch = event, event.first_step, event.first_epoch
-                self._told_at = None
+                self._told_at, self._has_compiled, self.steps_per_s = None, False, None
                 self.step_in_epoch, self.logs, self.epoch_open = 0, {}, True
             case StepsDone():
                 self._add_steps(event)
@@ -132,7 +133,9 @@ class RunState:
         # what callbacks take between the calls counts, validation and checkpoints at the end of an epoch do not
         seconds = event.seconds if self._told_at is None else max(event.seconds, event.time - self._told_at)
         self._told_at = event.time
-        if seconds > 0:
+        if not self._has_compiled:
+            self._has_compiled = True
+        elif seconds > 0:
             now = event.steps / seconds
             before = self.steps_per_s
             self.steps_per_s = now if before is None else before + _SMOOTHING * (now - before)

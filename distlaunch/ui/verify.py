@@ -9,7 +9,7 @@ from typing import Any
 
 from distlaunch.errors import ExitCode
 from distlaunch.launch.causes import random_data
-from distlaunch.launch.judgement import NOISE_FACTOR, TOLERANCE, spread
+from distlaunch.launch.judgement import NOISE_FACTOR, SHARP, TOLERANCE, spread
 from distlaunch.launch.verify import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
 from distlaunch.trials import Record
 from distlaunch.ui.columns import columns
@@ -28,7 +28,7 @@ def row_line(row: Row) -> str:
 
 def table_lines(result: VerifyResult) -> list[str]:
     """The table, the reasons below it, and what it was compared with."""
-    lines = columns(_HEAD, [_cells(row) for row in result.rows], right=_RIGHT)
+    lines = columns(_HEAD, [_cells(row, result.steps) for row in result.rows], right=_RIGHT)
     for row in result.rows:
         if row.reasons:
             lines += ["", f"{_name(row)}: {row.verdict}"]
@@ -61,6 +61,7 @@ def _plain(row: Row) -> dict[str, Any]:
         "replicas": row.planned.replicas,
         "processes": row.planned.processes,
         "first_step": found.first_step if found else None,
+        "sharp_to_step": found.sharp_to if found else None,
         "loss": _number(found.loss if found else None),
         "gradients": _number(found.gradients if found else None),
         "weights": _number(found.weights if found else None),
@@ -75,7 +76,7 @@ def _number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, steps: int) -> tuple[str, ...]:
     found, planned = row.judgement, row.planned
     replicas = "-" if planned.replicas is None else str(planned.replicas)
     seconds = "-" if row.seconds is None else f"{row.seconds:.1f}"
@@ -83,7 +84,15 @@ def _cells(row: Row) -> tuple[str, ...]:
         return (planned.label, replicas, str(planned.processes), "-", "-", "-", "-", seconds, row.verdict)
     first = "-" if found.first_step is None else f"step {found.first_step}"
     deviations = tuple(map(_short, (found.loss, found.gradients, found.weights)))
-    return (planned.label, replicas, str(planned.processes), first, *deviations, seconds, row.verdict)
+    return (planned.label, replicas, str(planned.processes), first, *deviations, seconds, _verdict(row, steps))
+
+
+def _verdict(row: Row, steps: int) -> str:
+    """`equal (sharp to step 7)` where noise hides what comes after."""
+    if not row.proven or row.judgement is None or row.judgement.sharp_to >= steps:
+        return row.verdict
+    sharp_to = row.judgement.sharp_to
+    return f"{row.verdict} ({f'sharp to step {sharp_to}' if sharp_to else 'noise hides all'})"
 
 
 def _short(value: float | None) -> str:
@@ -122,5 +131,6 @@ def _noise(reference: Record, steps: int) -> str:
     first, largest = spread(reference.series, reference.noise)
     return (
         f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in {steps}. "
-        f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}."
+        f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}; where that is above "
+        f"{SHARP:.0%}, the comparison is not sharp."
     )

@@ -13,7 +13,8 @@ import pytest
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.one_device import OneDevice
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoint_meta import Progress
 from distlaunch.training.data import make_split
 from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.splits import read_splits

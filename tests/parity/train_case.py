@@ -21,7 +21,8 @@ from distlaunch.events import EpochEnded, Event, StepsDone
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoint import CheckpointStore, Progress
+from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoint_meta import Progress
 from distlaunch.training.data import make_split
 from distlaunch.training.loop import Surroundings, TrainingLoop
 from distlaunch.training.readers import offer_splits

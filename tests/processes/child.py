@@ -50,7 +50,7 @@ def pulse(step: str) -> None:
 
 
 def finish(status: str = "done") -> None:
-    WRITER.write(RunEnded(status=status, step=8, epoch=2, seconds=1.0, logs={"loss": 0.25}))
+    WRITER.write(RunEnded(status=status, step=8, epochs_done=2, seconds=1.0, logs={"loss": 0.25}))
 
 
 def error(kind: str, message: str = "no") -> None:

@@ -67,7 +67,7 @@ def train() -> None:
         WRITER.write(ev.CheckpointSaved(step=step, path=str(SAVED), num_bytes=1234567, seconds=0.1))
     for kind in CONFIG.export:
         WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
-    WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epoch=epochs, seconds=1.5, logs={}))
+    WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epochs_done=epochs, seconds=1.5, logs={}))
 
 
 def hold_up(step: int) -> None:
@@ -157,7 +157,7 @@ def evaluate_beside() -> None:
 
 
 def stop(*_: object) -> None:
-    WRITER.write(ev.RunEnded(status="stopped", step=4, epoch=1, seconds=1, logs={}))
+    WRITER.write(ev.RunEnded(status="stopped", step=4, epochs_done=1, seconds=1, logs={}))
     end(4)
 
 

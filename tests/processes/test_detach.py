@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -269,17 +268,16 @@ def test_runs(shell: Shell) -> None:
             find_runs(shell.directory / path, 0.0)
 
 
-def test_hundreds_of_runs_are_quick(shell: Shell) -> None:
-    """Of long histories only the ends are read."""
+def test_of_long_histories_only_the_ends_are_read(shell: Shell) -> None:
+    """A run's own last step counts, and it is at the end: a line in the middle that says more is not seen."""
     shell("train", "job.yaml", "-q")
     run = run_of(shell)
     lines = run.events.read_text().splitlines()
     steps = next(line for line in lines if "StepsDone" in line)
     at = lines.index(steps)
-    run.events.write_text("\n".join([*lines[:at], *[steps] * 20_000, *lines[at:]]) + "\n")
-    for number in range(2, 50):
-        shutil.copytree(run.path, run.path.with_name(f"job-{number}"), copy_function=os.link)
-    began = time.monotonic()
+    middle = [steps] * 5_000 + [steps.replace('"step":', '"step":99')] + [steps] * 5_000
+    run.events.write_text("\n".join([*lines[:at], *middle, *lines[at:]]) + "\n")
+    shutil.copytree(run.path, run.path.with_name("job-2"))
     found = find_runs(run.path.parent, 0.0)
-    assert time.monotonic() - began < 2
+    assert len(found) == 2
     assert {(each.status, each.step, each.epoch) for each in found} == {("done", 8, 2)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -56,9 +55,7 @@ def test_two_processes(kind: str, tmp_path: Path) -> None:
     job = start("train", "mesh.yaml", *OFTEN, "--name", "cut", cwd=tmp_path)
     wait_for(cut, at_step(23))
     kill_task(cut, 1)
-    began = time.monotonic()
     code, _, err = finish(job)
-    assert time.monotonic() - began < 15
     assert code == 3, err
     assert "worker:1" in err, err
     assert "SIGKILL" in err, err

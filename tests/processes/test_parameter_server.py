@@ -133,9 +133,9 @@ def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> N
     assert expected.keys() == got.keys(), "a split variable is stored whole"
     for name, value in expected.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
-    done = subprocess.run([sys.executable, "-c", LOADED], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=stopped.path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    written = np.load(tmp_path / "variables.npz")
+    written = np.load(stopped.path / "variables.npz")
     trained = [value for name, value in expected.items() if name.startswith("model/")]
     slots = [value for name, value in expected.items() if name.startswith("optimizer/")]
     for group, values in (("model", trained), ("optimizer", slots)):
@@ -211,7 +211,7 @@ def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None
     config = {
         "model": {"function": "broken.py:model"},
         "data": {"function": "broken.py:data", "global_batch": 16, "shuffle": False},
-        "compile": {"optimizer": "sgd", "loss": "mse"},
+        "compile": {"optimizer": {"name": "SGD", "args": {"learning_rate": 1e-7}}, "loss": "mse"},
         "strategy": {"kind": "parameter_server"},
         "cluster": {"workers": 2, "ps": 1},
     }

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from real import CONFIGS, run
 
+from tests.documents import snippet
+
 
 @pytest.mark.parametrize("kind", ["jax", "dtensor"])
 def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,4 +28,7 @@ def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         "device:7          14   203.6 kB    407.1 kB   610.7 kB",
     ):
         assert expected in out.splitlines(), out
+    if kind == "jax":
+        for part in snippet("meshes.md", "mesh: batch 4").split("\n\n"):
+            assert part.rstrip() in out
     assert not list(tmp_path.iterdir())

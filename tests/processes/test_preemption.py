@@ -15,8 +15,10 @@ from distlaunch.events import Event, Restored, StepsDone, TaskStarted, read_even
 from distlaunch.run_dir import RunDir
 
 MINE = """
+import atexit, os
 import keras, numpy as np
 
+atexit.register(lambda: open(f"hook-{os.getpid()}", "x"))
 
 def model():
     return keras.Sequential([keras.layers.Input((10,)), keras.layers.Dense(16), keras.layers.Dense(1)])
@@ -60,6 +62,7 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
     os.kill(pid_of(job, "worker:1"), signal.SIGUSR1)
     code, out, err = finish(process)
     assert code == 4, out + err
+    assert {f"hook-{pid_of(job, task)}" for task in ("worker:0", "worker:1")} <= set(os.listdir(project))
     done = [event.step for event in events_of(job, "worker:0") if isinstance(event, StepsDone)][-1]
 
     assert run("train", "runs/job", "--resume", "--set", f"train.epochs={done // 30 + 2}", cwd=project)[0] == 0

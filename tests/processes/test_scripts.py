@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import portpicker
@@ -106,10 +105,8 @@ def test_a_machine_that_dies(machine: Machine, strategy: tuple[str, ...], victim
     wait_until(lambda: any(isinstance(event, CheckpointSaved) for event in read_events(reports[0])), DEADLINE_S)
     wait_until(lambda: any(isinstance(event, StepsDone) for event in read_events(reports[1])), DEADLINE_S)
     pids = [event.pid for event in read_events(reports[victim]) if isinstance(event, TaskStarted)]
-    began = time.monotonic()
     os.kill(pids[0], signal.SIGKILL)
     told = [end(launcher, 60) for launcher in launchers]
-    assert time.monotonic() - began < 60
     assert [code for code, _, _ in told] == [ExitCode.FAILED, ExitCode.FAILED]
     assert re.search(r"^failed at step [\d,]+: killed by SIGKILL", told[victim][2], re.MULTILINE)
     error = told[1 - victim][2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,7 @@ def test_all_done(run_dir: Path) -> None:
     ],
 )
 def test_first_failure_is_named(run_dir: Path, culprit: list[str], expected: str) -> None:
-    began = time.monotonic()
     outcome = supervise(make_plan(run_dir, PEER, culprit))
-    assert time.monotonic() - began < 10
     assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.FAILED)
     assert outcome.failure is not None
     assert (outcome.failure.task, outcome.failure.host) == ("worker:1", "host-1")
@@ -185,19 +182,19 @@ def test_evaluation_needs_no_end_event(run_dir: Path) -> None:
 def test_a_flood_neither_slows_others_nor_loses_a_byte(run_dir: Path) -> None:
     recorder = Recorder()
     plan = make_plan(run_dir, ["train", "flood=200", "finish"], ["train", "wait_for=hanging", "finish"])
-    seen: list[float] = []
-    began = time.monotonic()
+    seen: list[int] = []
     log = RunDir(run_dir).task(0, "worker:0").stdout_log
 
     def look() -> None:
         if not seen and log.exists() and log.stat().st_size > 20_000_000:
-            seen.append(time.monotonic())
+            seen.append(log.stat().st_size)
             (run_dir / "hanging").touch()
 
     recorder.on_tick = look
     assert supervise(plan, recorder).status == "done"
     assert log.stat().st_size == 200_000_000
-    assert time.monotonic() - began < 40
+    assert seen
+    assert seen[0] < 200_000_000  # looked at while the flood went on
     shown = [text for task, text in recorder.lines if task == "worker:0"]
     assert 100 < len(shown) < 10_000
     assert any("lines are only in" in text for text in shown)

@@ -159,7 +159,7 @@ def verify(project: Path, *settings: str, kinds: str = "mirrored", replicas: str
     """Exit code, and the rows by strategy."""
     sets = [word for setting in settings for word in ("--set", setting)]
     choice = ("--strategies", kinds, "--replicas", replicas, "--steps", "8")
-    code, out, err = run("verify", "mine.yaml", *choice, *sets, "--json", cwd=project)
+    code, out, err = run("verify", "mine.yaml", *choice, *sets, "--json", cwd=project, limit_s=600)
     assert out, err
     assert "Traceback" not in out + err
     assert {path.name for path in project.iterdir()} <= {"mine.py", "mine.yaml", "__pycache__"}
@@ -185,6 +185,17 @@ def test_batch_norm_of_replicas_is_caught_and_named(project: Path) -> None:
     assert (row["verdict"], row["first_step"]) == ("differs", 1)
     assert "norm_0, norm_1" in row["reasons"][0]
     assert "synchronized=True" in row["reasons"][0]
+    assert row["sharp_to_step"] >= 1
+
+
+def test_batch_norm_is_not_named_for_what_it_has_not_done(project: Path) -> None:
+    """Synchronized statistics do not mend a step that is wrong."""
+    settings = ("model.function=mine.py:residual", "model.args.synchronized=false")
+    code, rows = verify(project, CUSTOM, *settings, "train.step=mine.py:mean_over_the_local_batch")
+    assert code == 1
+    (reason,) = rows["mirrored"]["reasons"]
+    assert "mean_over_the_local_batch" in reason
+    assert "BatchNormalization" not in reason
 
 
 def test_a_mean_over_the_local_batch_is_caught_and_named(project: Path) -> None:
@@ -296,7 +307,7 @@ def test_the_configs_own_mesh_and_what_cannot_run(project: Path) -> None:
 def test_ctrl_c_leaves_nothing(project: Path) -> None:
     job = start("verify", "mine.yaml", "--keep", "kept", "--steps", "100000", cwd=project)
     events = project / "kept" / "verify" / "events.jsonl"
-    wait_until(lambda: events.exists() and "StepsDone" in events.read_text(), timeout_s=60)
+    wait_until(lambda: events.exists() and "StepsDone" in events.read_text(), timeout_s=180)
     job.send_signal(signal.SIGINT)
     code, _, err = finish(job)
     assert code == 130, err

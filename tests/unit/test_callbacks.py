@@ -10,6 +10,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch.config.run import Callback  # noqa: E402
+from distlaunch.run_dir import RunDir  # noqa: E402
 from distlaunch.training.callbacks import build_callbacks, continue_log, plain_state, restore_state  # noqa: E402
 
 MINE = """
@@ -25,8 +26,8 @@ class Count(keras.callbacks.Callback):
 """
 
 
-def built(name: str, **args: Any) -> Any:
-    (callback,) = build_callbacks([Callback(name=name, args=args)], is_chief=True, tensorboard_dir="")
+def built(name: str, run: Path = Path("/none"), **args: Any) -> Any:
+    (callback,) = build_callbacks([Callback(name=name, args=args)], is_chief=True, run=RunDir(run))
     return callback
 
 
@@ -40,6 +41,55 @@ def test_progress_goes_along_and_arguments_are_the_configs(tmp_path: Path) -> No
     second.on_train_begin()
     restore_state(second, plain_state(first))
     assert (second.most, second.left, second.seen) == (20, 0, 7)
+
+
+PATHS = """
+import keras
+
+class Mine(keras.callbacks.CSVLogger):
+    pass
+
+class Writer(keras.callbacks.Callback):
+    def __init__(self, path, more):
+        super().__init__()
+        self.path, self.more = path, more
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "given", "expected"),
+    [
+        ("CSVLogger", "filename", "log.csv", "RUN/log.csv"),
+        ("CSVLogger", "filename", "new/folder/log.csv", "RUN/new/folder/log.csv"),
+        ("CSVLogger", "filename", "${run_dir}/a/b/log.csv", "RUN/a/b/log.csv"),
+        ("CSVLogger", "filename", "/there/log.csv", "/there/log.csv"),
+        ("ModelCheckpoint", "filepath", "best/{epoch:02d}.keras", "RUN/best/{epoch:02d}.keras"),
+        ("ModelCheckpoint", "filepath", "gs://bucket/best.keras", "gs://bucket/best.keras"),
+        ("ModelCheckpoint", "filepath", "${run_dir}/best.keras", "RUN/best.keras"),
+        ("BackupAndRestore", "backup_dir", "backup", "RUN/backup"),
+        ("TensorBoard", "log_dir", "board", "RUN/board"),
+        ("mine.py:Mine", "filename", "log.csv", "RUN/log.csv"),
+    ],
+)
+def test_relative_paths_are_those_of_the_run(
+    name: str, argument: str, given: str, expected: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(PATHS)
+    reference = name.replace("mine.py", str(tmp_path / "mine.py"))
+    callback = built(reference, tmp_path / "run", **{argument: given})
+    found = getattr(callback, argument, None) or getattr(callback, f"_{argument}", None)
+    assert found == expected.replace("RUN", str(tmp_path / "run"))
+    if argument == "filename" and given[0] != "/":
+        assert Path(found).parent.is_dir()
+
+
+def test_the_run_directory_in_arguments_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PATHS)
+    given = {"path": "log.txt", "more": [{"a": "${run_dir}/a", "b": 3}, "${run_dir}"]}
+    callback = built(f"{tmp_path}/mine.py:Writer", tmp_path, **given)
+    assert callback.path == "log.txt", "nobody knows that it is a path"
+    assert callback.more == [{"a": f"{tmp_path}/a", "b": 3}, str(tmp_path)]
+    assert built("TensorBoard", tmp_path).log_dir == str(tmp_path / "tensorboard")
 
 
 def test_early_stopping_may_get_more_patience() -> None:

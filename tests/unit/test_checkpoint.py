@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import numpy as np
 import pytest
 
 from distlaunch.errors import CheckpointError
-from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Progress
+from distlaunch.training.checkpoint import CheckpointStore, DamagedError, UnreadableError
+from distlaunch.training.checkpoint_meta import Progress
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -35,6 +38,87 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     for name, value in STATE.items():
         assert saved.state[name].dtype == value.dtype
         assert np.array_equal(saved.state[name], value)
+
+
+def test_scalars_of_foreign_types_keep_their_shape(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save({"a": np.array(1.5, ml_dtypes.bfloat16), "b": np.asfortranarray(np.ones((2, 3)))}, Progress(), {})
+    state = store.load(0).state
+    assert (state["a"].shape, state["a"].dtype, float(state["a"])) == ((), ml_dtypes.bfloat16, 1.5)
+    assert state["b"].shape == (2, 3)
+
+
+def test_types_that_only_look_like_numpys_come_back(tmp_path: Path) -> None:
+    """NumPy counts float8_e5m2 among its floats, and cannot read it."""
+    store = CheckpointStore(tmp_path)
+    store.save({"__dtypes__": np.array([0.25, -2], ml_dtypes.float8_e5m2)}, Progress(), {})
+    [(name, value)] = store.load(0).state.items()
+    assert (name, value.dtype, value.tolist()) == ("__dtypes__", ml_dtypes.float8_e5m2, [0.25, -2])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"data": {"class_weight": dict.fromkeys(range(11), 1.0)}},
+        {"data": {"class_weight": None}, "model": {"args": {"table": {100: 1, 20: 2, 3: 3}}}},
+        {"data": {}, "model": {"args": {"a": {1: 1, "b": 2, None: 3, 2.5: 4, False: 5}, "b": float("nan")}}},
+    ],
+)
+def test_keys_that_are_numbers_are_no_damage(tmp_path: Path, config: dict[str, Any]) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=3), config)
+    assert store.load(3).progress == Progress(step=3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"data": {"class_weight": {label: 1.0 + label for label in range(12)}, "args": {"10": 1, "9": 2}}},
+        {"data": {"class_weight": {0: 1.0, 1: 2.5}}},
+        {"data": {"class_weight": None}, "model": {"args": {"table": {100: 1, 20: 2, 3: 3}}}},
+        {"data": {"class_weight": None, "args": {"10": 1, "9": 2}}},
+    ],
+)
+def test_checkpoints_of_the_first_version_are_read(tmp_path: Path, config: dict[str, Any]) -> None:
+    store = CheckpointStore(tmp_path)
+    progress = {"step": 3, "epoch": 1, "step_in_epoch": 0, "history": {"loss": [float("nan")]}, "callbacks": [],
+                "finished": False, "stop_training": False, "pending_logs": None}  # fmt: skip
+    _write_as_the_first_version(store, progress, config)
+    saved = store.load(3)
+    assert (saved.progress.step, saved.progress.epoch) == (3, 1)
+    assert np.isnan(saved.progress.history["loss"]).all()
+    meta = tmp_path / "step-00000003" / "meta.json"
+    meta.write_text(meta.read_text().replace('"epoch": 1', '"epoch": 2'))
+    with pytest.raises(DamagedError):
+        store.load(3)
+
+
+def _write_as_the_first_version(store: CheckpointStore, progress: dict[str, Any], config: dict[str, Any]) -> None:
+    path, _ = store.save(STATE, Progress(step=progress["step"]), {})
+    digest = hashlib.sha256((path / "state.npz").read_bytes()).hexdigest()
+    meta = {"sha256": digest, "saved_at": 1.0, "progress": progress, "config": config}
+    own = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+    (path / "meta.json").write_text(json.dumps({**meta, "meta_sha256": own}, indent=1))
+
+
+def test_one_of_a_later_format_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=1), {})
+    meta = tmp_path / "step-00000001" / "meta.json"
+    meta.write_text(meta.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(CheckpointError, match=r"format 3.*up to 2") as caught:
+        store.newest_good()
+    assert not isinstance(caught.value, DamagedError)
+
+
+def test_numbers_that_json_does_not_have_come_back(tmp_path: Path) -> None:
+    progress = Progress(
+        history={"loss": [float("inf"), 1.0]}, callbacks=[{"changed": {"best": -np.inf, "mode": "inf"}}]
+    )
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, progress, {})
+    assert store.load(0).progress == progress
+    json.loads((tmp_path / "step-00000000" / "meta.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
@@ -79,17 +163,67 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
         store.load(2)
 
 
-def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(tmp_path)
+def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, retry_s=(0.0,))
+    for step in (1, 2):
+        store.save(STATE, Progress(step=step), {})
+    state = tmp_path / "step-00000002" / "state.npz"
+    kept = state.rename(tmp_path / "kept")
+    state.mkdir()  # even root gets an OSError here
+    with pytest.raises(UnreadableError, match=r"cannot be read: .*Is a directory"):
+        store.newest_good()
+    state.rmdir()
+    kept.rename(state)
+    assert store.newest_good().progress.step == 2  # type: ignore[union-attr]
+
+
+def test_one_that_can_be_read_the_second_time_is_read(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, retry_s=())
     store.save(STATE, Progress(step=1), {})
+    state = tmp_path / "step-00000001" / "state.npz"
+    kept = state.rename(tmp_path / "kept")
+    state.mkdir()
 
-    def stale(*_: object) -> None:
-        raise OSError(116, "Stale file handle")
+    def pauses() -> Iterator[float]:
+        yield 0.0
+        state.rmdir()
+        kept.rename(state)
+        yield 0.0
 
-    monkeypatch.setattr(hashlib, "file_digest", stale)
-    with pytest.raises(CheckpointError, match="Stale file handle") as caught:
-        store.load(1)
-    assert not isinstance(caught.value, DamagedError)
+    saved = CheckpointStore(tmp_path, retry_s=Pauses(pauses)).newest_good()
+    assert saved is not None
+    assert saved.progress.step == 1
+
+
+class Pauses(tuple[float, ...]):
+    """Mends the disk between two tries."""
+
+    def __new__(cls, made: Callable[[], Iterator[float]]) -> Pauses:
+        return super().__new__(cls)
+
+    def __init__(self, made: Callable[[], Iterator[float]]) -> None:
+        self._made = made
+
+    def __iter__(self) -> Iterator[float]:
+        return self._made()
+
+
+def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    assert store.newest_good() is None
+    for step in (10, 20):
+        store.save(STATE, Progress(step=step), {})
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.npz").write_bytes(b"torn")
+    heard = []
+    with pytest.raises(CheckpointError, match=r"step-00000020, step-00000010.*begin anew on purpose"):
+        store.newest_good(lambda step, error: heard.append(step))
+    assert heard == [20, 10]
+    store.set_aside(10)
+    store.set_aside(20)
+    with pytest.raises(CheckpointError, match="damaged-step-00000010"):
+        store.newest_good()
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert store.newest_good() is None
 
 
 def test_one_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

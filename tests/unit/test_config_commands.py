@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,10 @@ from click.testing import CliRunner
 
 from distlaunch.cli.init import command as init
 from distlaunch.cli.validate import command as validate
+from distlaunch.cli.verify import command as verify
 from distlaunch.config.load import load_config
 from distlaunch.config.schema import FILE_NAME, json_schema, schema_text
-from distlaunch.config.starter import STARTER
+from distlaunch.config.starter import Starter
 from distlaunch.errors import UsageError
 from tests.unit.broken_configs import CHECKS, REFERENCES, SCHEMA, YAML
 from tests.unit.config_files import BASE, write_models
@@ -82,23 +84,63 @@ def test_validate_as_json(folder: Path) -> None:
     assert (bad["problems"][0]["source"], bad["problems"][0]["line"]) == ("bad.yaml:6", 6)
 
 
+def test_the_help_of_verify_says_of_random_layers_what_the_readme_says() -> None:
+    told = " ".join(CliRunner().invoke(verify, ["--help"]).stdout.split())
+    for text in (told, " ".join((ROOT / "README.md").read_text().split())):
+        assert re.search(r"Random layers [\w ]*stay on", text)
+        assert "each example keeps its mask" in text
+
+
 def test_init_never_overwrites(folder: Path) -> None:
     assert CliRunner().invoke(init, []).exit_code == 0
-    assert Path("train.yaml").read_text() == STARTER
-    Path("train.yaml").write_text("mine")
-    refused = CliRunner().invoke(init, [])
-    assert isinstance(refused.exception, UsageError)
-    assert "--force" in str(refused.exception)
-    assert Path("train.yaml").read_text() == "mine"
+    written = {path: path.read_text() for path in (Path("train.yaml"), Path("model.py"))}
+    for path in written:
+        path.write_text("mine")
+        refused = CliRunner().invoke(init, [])
+        assert isinstance(refused.exception, UsageError)
+        assert "train.yaml and model.py exist" in str(refused.exception)
+        assert "--force" in str(refused.exception)
+        assert path.read_text() == "mine"
+    Path("train.yaml").unlink()
+    assert isinstance(CliRunner().invoke(init, []).exception, UsageError)
+    assert not Path("train.yaml").exists(), "nothing is written where one of the files would be overwritten"
     assert CliRunner().invoke(init, ["--force"]).exit_code == 0
-    assert Path("train.yaml").read_text() == STARTER
-    assert isinstance(CliRunner().invoke(init, ["no/such/folder.yaml"]).exception, UsageError)
+    assert {path: path.read_text() for path in written} == written
 
 
-@pytest.mark.skipif(not (ROOT / "distlaunch/workloads/images.py").exists(), reason="needs the reference workload")
-def test_the_starter_config_is_valid(folder: Path) -> None:
-    Path("train.yaml").write_text(STARTER)
-    assert load_config("train.yaml", environ={}).config.train.epochs == 2
+@pytest.mark.parametrize(
+    ("target", "config", "code"),
+    [
+        (".", "train.yaml", "model.py"),
+        ("a folder/of its own", "a folder/of its own/train.yaml", "a folder/of its own/model.py"),
+        ("ünï: #1 ${HOME}", "ünï: #1 ${HOME}/train.yaml", "ünï: #1 ${HOME}/model.py"),
+        ("keras.yaml", "keras.yaml", "keras_model.py"),
+        ("sub/a '\"b: ${C}.v2.yml", "sub/a '\"b: ${C}.v2.yml", "sub/a '\"b: ${C}.v2_model.py"),
+    ],
+)
+def test_init_writes_a_valid_project_under_any_name(target: str, config: str, code: str, folder: Path) -> None:
+    done = CliRunner().invoke(init, [target])
+    assert done.exit_code == 0, done.exception
+    assert f"wrote {code} and {config}" in done.stdout
+    loaded = load_config(config, environ={}).config
+    assert loaded.model.function == f"{folder / code}:model"
+    assert loaded.train.epochs == 8
+    assert load_config(config, environ={"EPOCHS": "3"}).config.train.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("models.py", "models.py is a file; give a folder, or a config's name that ends in .yaml"),
+        ("models.py/a", "cannot write models.py/a"),
+        ("\udcff", "not valid Unicode"),
+    ],
+)
+def test_where_init_cannot_write(target: str, message: str, folder: Path) -> None:
+    Path("models.py").touch()
+    refused = CliRunner().invoke(init, [target])
+    assert isinstance(refused.exception, UsageError)
+    assert message in str(refused.exception)
 
 
 def test_the_shipped_schema_is_not_stale() -> None:
@@ -117,7 +159,8 @@ def test_the_schema_agrees_with_the_loader() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(json_schema())
     validator = jsonschema.Draft202012Validator(json_schema())
-    assert not list(validator.iter_errors(yaml.safe_load(STARTER.replace("1e-3", "0.001"))))
+    starter = Starter.at(Path("."))
+    assert not list(validator.iter_errors(yaml.safe_load(starter.texts()[starter.config])))
     assert not list(validator.iter_errors(yaml.safe_load(BASE + "seed: ${SEED:3}\n")))
     for extra in (
         "seed: x\n",

@@ -139,6 +139,16 @@ def test_drop_and_limits(kind: str) -> None:
         make_split(as_arrays(), config(remainder="drop", train_examples=4), seed=0, training=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", [1, 7, BATCH, ROWS, ROWS + 1])
+def test_a_limit_is_exact(kind: str, limit: int) -> None:
+    split = make_split(KINDS[kind](), config(train_examples=limit), seed=1, training=True)
+    read = joined(batches(split.training_source(0, 0, ends_visible=True), ROWS))
+    assert sorted(read[: min(limit, ROWS)]) == list(range(min(limit, ROWS)))
+    first = split.batches(np.int64(0), np.int64(0))
+    assert sum(len(split.load(element)[0]) for element in first) == min(limit, ROWS)
+
+
 def test_a_map_is_applied_to_each_example(tmp_path: Any) -> None:
     (tmp_path / "mapping.py").write_text("def add(x, y):\n    return x + 1, (x + 1) * 10\n")
     for kind in ("arrays", "dataset"):
@@ -150,6 +160,50 @@ def test_a_map_is_applied_to_each_example(tmp_path: Any) -> None:
 def test_arrays_of_different_length_are_refused() -> None:
     with pytest.raises(ConfigError, match="differ in length"):
         make_split((np.zeros(3), np.zeros(4)), config(), seed=0, training=True)
+
+
+class Frame:
+    """What a pandas DataFrame is to NumPy."""
+
+    columns = ("age", "kind", "size")
+    dtypes = ("int64", "object", "float64")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array([[20, "a", 0.5], [30, "b", 1.5]], dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (Frame(), ["age int64, kind object, size float64", "return dict(frame)", "FeatureSpace", "to_numpy"]),
+        ({"a": np.array(["x", None], dtype=object)}, ["Python objects (NoneType, str)", "replace what is missing"]),
+        (np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]"), ["datetime64[D]", "such as to float32"]),
+    ],
+)
+def test_what_no_tensor_can_hold_is_told_in_words(x: Any, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        make_split((x, np.arange(2)), config(), seed=0, training=True)
+    (problem,) = raised.value.problems
+    assert problem.dotted == "data.function"
+    for word in words:
+        assert word in problem.message
+
+
+def test_a_real_dataframe() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [20, 30], "kind": ["a", "b"], "size": [0.5, 1.5]})
+    y = pandas.Series([1, 0], name="bought")
+    with pytest.raises(ConfigError, match=r"columns that do not make one array: age int64, kind .*, size float64"):
+        make_split((frame, y), config(), seed=0, training=True)
+    x, labels = make_split((dict(frame), y), config(), seed=0, training=False).first_rows(2)
+    assert {name: tensor.numpy().tolist() for name, tensor in x.items()} == {
+        "age": [20, 30],
+        "kind": [b"a", b"b"],
+        "size": [0.5, 1.5],
+    }
+    assert labels.numpy().tolist() == [1, 0]
+    numbers, _ = make_split((frame[["age", "size"]], y), config(), seed=0, training=False).first_rows(2)
+    assert numbers.numpy().tolist() == [[20, 0.5], [30, 1.5]]
 
 
 def test_an_endless_pipeline_is_known_as_such() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 
-from distlaunch.events import EventWriter, Notice, read_events
+import pytest
+
+from distlaunch.events import EpochEnded, Event, EventWriter, Notice, RunEnded, read_events
 
 
 def test_half_a_line_does_not_swallow_the_next_writers_event(tmp_path: Path) -> None:
@@ -15,3 +19,38 @@ def test_half_a_line_does_not_swallow_the_next_writers_event(tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:-9])
     EventWriter(path, attempt=0, task="launcher").write(Notice(level="info", message="next"))
     assert [event.message for event in read_events(path) if isinstance(event, Notice)] == ["whole", "next"]
+
+
+def test_numbers_that_json_does_not_have_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    logs = {"loss": math.nan, "best": -math.inf, "worst": math.inf, "accuracy": 0.5}
+    EventWriter(path, attempt=0, task="worker:0").write(EpochEnded(epoch=0, step=1, seconds=1.0, logs=logs))
+    line = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert line["logs"] == {"loss": "nan", "best": "-inf", "worst": "inf", "accuracy": 0.5}
+    [event] = read_events(path)
+    assert isinstance(event, EpochEnded)
+    assert repr(event.logs) == repr(logs)
+
+
+def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    first = {"event": "EpochEnded", "time": 1.0, "epoch": 0, "step": 1, "seconds": 1.0, "logs": {"loss": math.nan}}
+    later = {**first, "format_version": 3, "step": 2, "unheard_of": 1, "logs": {"loss": "inf"}}
+    unknown = {"event": "NobodyKnows", "format_version": 3}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, unknown, later)))
+    old, new = read_events(path)
+    assert isinstance(old, EpochEnded)
+    assert isinstance(new, EpochEnded)
+    assert (old.format_version, new.format_version, new.step) == (1, 3, 2)
+    assert math.isnan(old.logs["loss"])
+    assert new.logs["loss"] == math.inf
+
+
+def test_the_end_that_an_older_version_wrote() -> None:
+    """It called the number of epochs `epoch`."""
+    line = (
+        '{"event":"RunEnded","time":1.0,"attempt":0,"task":"worker:0","status":"done","step":8,"epoch":2,"seconds":1.5}'
+    )
+    ended = Event.from_json(line)
+    assert ended == RunEnded(time=1.0, task="worker:0", status="done", step=8, epochs_done=2, seconds=1.5)
+    assert Event.from_json(ended.to_json()) == ended

@@ -7,8 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.errors import Problem
 from distlaunch.launch.facts import Blame
-from distlaunch.launch.failures import describe_code, explain_exit, headline, last_lines, read_error
+from distlaunch.launch.failures import (
+    TaskError,
+    describe_code,
+    explain_exit,
+    headline,
+    last_lines,
+    may_pass,
+    read_error,
+)
 from distlaunch.run_dir import TaskDir
 from distlaunch.task_error import write_signal
 
@@ -21,6 +30,22 @@ Detected at node CollectiveReduceV2 defined at (most recent call last):
 
 Collective ops is aborted by: recvmsg:Connection reset by peer
 \t [[{{node CollectiveReduceV2}}]] [Op:__inference_call_1896]"""
+SEVERAL = """Graph execution error:
+
+Detected at node while/Reshape defined at (most recent call last):
+  File "/home/me/x.py", line 2, in step
+    if flag:
+  File "/home/me/x.py", line 3, in step
+    return tf.reshape(y, [3, 7])
+2 root error(s) found.
+  (0) INVALID_ARGUMENT:  Input to reshape has 16 values
+\t [[{{node while/Reshape}}]]
+  (1) INVALID_ARGUMENT:  Input to reshape has 16 values
+0 successful operations."""
+OF_A_MESH = "{{function_node __inference_train_75__func_12_89}} assertion failed: [y is small] [x (a:0) = ]"
+IN_A_MAP = (
+    'in user code:\n\n    File "x.py", line 8, in add  *\n        f(y)\n\n    ValueError: y is small\n    [1 2]\n'
+)
 USER_CODE = 'in user code:\n\n    File "x.py", line 257, in share  *\n        return y\n\n    TypeError: no match\n'
 
 
@@ -32,6 +57,9 @@ USER_CODE = 'in user code:\n\n    File "x.py", line 257, in share  *\n        re
         ("\nfirst", "first"),
         (GRAPH_ERROR, "Collective ops is aborted by: recvmsg:Connection reset by peer"),
         (USER_CODE, "TypeError: no match"),
+        (SEVERAL, "Input to reshape has 16 values"),
+        (OF_A_MESH, "assertion failed: [y is small] [x (a:0) = ]"),
+        (IN_A_MAP, "ValueError: y is small"),
         ("a value (Rows:{\n  0: [1, 2],\n}) of no use", "a value (Rows:{ ... }) of no use"),
     ],
 )
@@ -53,6 +81,24 @@ def test_headline(message: str, expected: str) -> None:
 )
 def test_describe_code(code: int, oom: bool | None, part: str) -> None:
     assert part in describe_code(code, oom=oom)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "summary"),
+    [
+        ("TypeError", USER_CODE, "TypeError: no match"),
+        ("TypeError", "no match", "TypeError: no match"),
+        ("AssertionError", "in user code:\n\n    assert x  *\n\n    AssertionError\n", "AssertionError"),
+        ("RuntimeError", "TypeError: no match", "RuntimeError: TypeError: no match"),
+        ("StopIteration", "", "StopIteration"),
+    ],
+)
+def test_an_exception_is_named_once(kind: str, message: str, summary: str, tmp_path: Path) -> None:
+    files = TaskDir(tmp_path)
+    write(files, type=kind, message=message)
+    error = read_error(files)
+    assert error is not None
+    assert error.summary == summary
 
 
 def write(files: TaskDir, **data: object) -> None:
@@ -128,7 +174,34 @@ def test_the_place_in_ones_own_code_is_kept(tmp_path: Path) -> None:
     assert last_lines(files, read_error(files), 6) == (own, "    g(2)", "    ...", *long[-3:])
 
 
+def test_a_graph_error_begins_where_the_operation_was_made(tmp_path: Path) -> None:
+    """Once for each function; the frames of the call of the graph say nothing."""
+    trace = (
+        f'Traceback (most recent call last):\n  File "/home/me/y.py", line 1, in call\n    run()\nx.Error: {SEVERAL}'
+    )
+    files = TaskDir(tmp_path)
+    write(files, type="Error", message=SEVERAL, traceback=trace)
+    place, *rest = last_lines(files, read_error(files))
+    assert [place, rest[0]] == ['  File "/home/me/x.py", line 3, in step', "    return tf.reshape(y, [3, 7])"]
+    assert rest[1:3] == ["x.Error: Graph execution error:", "2 root error(s) found."]
+
+
 def test_users_errors_need_no_traceback(tmp_path: Path) -> None:
     files = TaskDir(tmp_path)
     write(files, type="CheckpointError", message="none", traceback="Traceback ...\nx", user_error=True)
     assert last_lines(files, read_error(files)) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (TaskError("ValueError: no", step=4), True),
+        (TaskError("ValueError: no"), False),  # before the first step
+        (TaskError("ModuleNotFoundError: no", step=4), False),
+        (TaskError("the loss is nan", step=4, user_error=True), False),
+        (TaskError("the config is wrong", step=4, problems=(Problem(("data",), "no"),)), False),
+        (None, False),
+    ],
+)
+def test_what_may_be_gone_the_next_time(error: TaskError | None, passes: bool) -> None:
+    assert may_pass(error) == passes

@@ -119,6 +119,35 @@ validation: ~
     assert config.data.args == {"source": "${X}"}
 
 
+RUN_DIR_TEXTS = ("${run_dir}/log.csv", "a${run_dir}${run_dir}", "$${run_dir}", "$$${run_dir}", "${run_dir", "${HOME}")
+
+
+@pytest.mark.parametrize("text", RUN_DIR_TEXTS)
+def test_the_run_directory_in_arguments_of_callbacks(text: str, folder: Path) -> None:
+    """It is no environment variable, and stays what it is in the resolved config, for whatever run that is read."""
+    config = load().config
+    callbacks = [{"name": "CSVLogger", "args": {"filename": text, "more": [{"a": text}]}}]
+    config = config.model_validate(config.to_plain() | {"train": {"callbacks": callbacks}})
+    Path("resolved.yaml").write_text(dump_config(config))
+    assert load_resolved("resolved.yaml") == config
+    assert load_config("resolved.yaml", environ={}).config.train == config.train
+
+
+def test_the_run_directory_is_known_to_callbacks_only(folder: Path) -> None:
+    written = "train: {callbacks: [{name: CSVLogger, args: {filename: '${run_dir}/log.csv'}}]}\n"
+    for loaded in (
+        load(written),
+        load("", "train.callbacks=[{name: CSVLogger, args: {filename: '${run_dir}/log.csv'}}]"),
+        load("train: {callbacks: [{name: CSVLogger}]}", "train.callbacks[0].args.filename=${run_dir}/log.csv"),
+    ):
+        (callback,) = loaded.config.train.callbacks
+        assert callback.args == {"filename": "${run_dir}/log.csv"}
+        assert "filename: ${run_dir}/log.csv" in dump_config(loaded.config)
+    for elsewhere in ("runs_dir: ${run_dir}\n", "train: {callbacks: [{name: '${run_dir}/mine.py:A'}]}\n"):
+        with pytest.raises(ConfigError, match="the environment variable run_dir is not set"):
+            load(elsewhere)
+
+
 def test_names_and_files(folder: Path) -> None:
     config = load("train: {loop: custom, step: models.py:step}\n").config
     assert config.name == "run"

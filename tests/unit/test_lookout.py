@@ -52,10 +52,7 @@ def test_the_error_of_a_task_that_has_failed(plan: LaunchPlan, history: list[Fac
 
 
 @pytest.mark.parametrize("history", [UP, [*UP, *AGAIN], [*UP, *GIVEN_UP]], ids=["up", "again", "given up"])
-def test_no_files_are_read_for_errors_while_all_goes_well(
-    plan: LaunchPlan, history: list[Fact], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("distlaunch.launch.lookout.read_error", None)
+def test_errors_are_not_looked_for_while_all_goes_well(plan: LaunchPlan, history: list[Fact]) -> None:
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
     assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == []
 

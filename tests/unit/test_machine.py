@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.config.load import load_config
-from distlaunch.config.machine import busy_ports, count_gpus, runs_dir_problems
+from distlaunch.config.machine import busy_ports, runs_dir_problems
 from distlaunch.config.run import RunConfig
 from tests.unit.config_files import BASE, write_models
 
@@ -24,16 +24,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(extra: str, *overrides: str) -> RunConfig:
     Path("run.yaml").write_text(BASE + extra)
     return load_config("run.yaml", overrides).config
-
-
-@pytest.mark.parametrize(
-    ("visible", "number"), [(None, 3), ("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("0,-1,2", 1), ("0,1,2,3,4", 3)]
-)
-def test_gpus(visible: str | None, number: int, tmp_path: Path) -> None:
-    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert count_gpus(environ, tmp_path) == number
 
 
 def test_busy_ports(folder: Path) -> None:

@@ -16,7 +16,6 @@ from distlaunch.config.run import RunConfig
 from distlaunch.errors import ConfigError, UsageError
 from distlaunch.run_dir import RunDir
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.training import predictions
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.splits import Splits
 
@@ -60,32 +59,39 @@ def test_batches_are_joined() -> None:
         concatenated([])
 
 
-def split_of(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, splits: Splits, train: Any = None, **data: Any
-) -> list[float]:
-    monkeypatch.setattr(predictions, "read_splits", lambda config: splits)
-    section = {"function": "m:d", "global_batch": 4, **data}
+GIVEN: dict[str, Any] = {}
+"""What the data function returns."""
+
+
+def given() -> dict[str, Any]:
+    return GIVEN
+
+
+def split_of(tmp_path: Path, name: str, splits: Splits, train: Any = None, **data: Any) -> list[float]:
+    GIVEN.clear()
+    GIVEN.update(train=splits.train, validation=splits.validation)
+    section = {"function": f"{__name__}:given", "global_batch": 4, **data}
     config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
     source = in_order(config, RunDir(tmp_path), name, None).evaluation_source()
     rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
     return np.concatenate(rows).tolist()
 
 
-def test_all_examples_of_the_training_split_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_examples_of_the_training_split_in_their_order(tmp_path: Path) -> None:
     """Although training shuffles them and drops the last batch."""
     x = np.arange(10.0)
     splits = Splits((x, x), None, "here")
-    assert split_of(monkeypatch, tmp_path, "train", splits, remainder="drop") == x.tolist()
-    assert split_of(monkeypatch, tmp_path, "train", splits, train_examples=7) == x[:7].tolist()
+    assert split_of(tmp_path, "train", splits, remainder="drop") == x.tolist()
+    assert split_of(tmp_path, "train", splits, train_examples=7) == x[:7].tolist()
     with pytest.raises(ConfigError, match="no validation split to predict"):
-        split_of(monkeypatch, tmp_path, "validation", splits)
+        split_of(tmp_path, "validation", splits)
 
 
-def test_one_epoch_of_a_split_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_epoch_of_a_split_without_end(tmp_path: Path) -> None:
     import tensorflow as tf
 
     endless = tf.data.Dataset.from_tensor_slices((np.arange(3.0), np.arange(3.0))).repeat()
     splits = Splits(endless, None, "here")
     two = {"steps_per_epoch": 2}
-    assert split_of(monkeypatch, tmp_path, "train", splits, train=two) == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert split_of(monkeypatch, tmp_path, "train", splits, train=two, train_examples=4) == [0, 1, 2, 0]
+    assert split_of(tmp_path, "train", splits, train=two) == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert split_of(tmp_path, "train", splits, train=two, train_examples=4) == [0, 1, 2, 0]

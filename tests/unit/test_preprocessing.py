@@ -17,6 +17,7 @@ from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.errors import ConfigError  # noqa: E402
 from distlaunch.run_dir import RunDir  # noqa: E402
 from distlaunch.training.data import open_splits  # noqa: E402
+from distlaunch.training.export import save_saved_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 REPOSITORY = Path(__file__).parents[2]
@@ -36,6 +37,22 @@ def vectorizer(inputs, max_tokens=10):
 
 def nothing(inputs):
     return len(list(inputs))
+
+def table():
+    size = np.arange(4.0, dtype="float32")
+    x = {"age": np.array([20, 30, 40, 30]), "kind": np.array(["a", "b", "a", "c"]), "size": size}
+    return {"train": (x, np.arange(4)), "validation": ({name: column[:3] for name, column in x.items()}, np.arange(3))}
+
+def space(inputs, output_mode="concat"):
+    space = keras.utils.FeatureSpace
+    kinds = {
+        "age": space.integer_categorical(num_oov_indices=0),
+        "kind": space.string_categorical(num_oov_indices=0),
+        "size": space.float_normalized(),
+    }
+    made = space(features=kinds, crosses=[("age", "kind")], crossing_dim=8, output_mode=output_mode)
+    made.adapt(inputs)
+    return made
 
 class Unregistered(keras.layers.Layer):
     def __init__(self, needed):
@@ -82,6 +99,48 @@ def test_it_is_made_once_and_used_for_both_splits(config: Any, tmp_path: Path) -
     assert (tmp_path / "calls").read_text() == "x"
     open_splits(config(max_tokens=3), run)
     assert (tmp_path / "calls").read_text() == "xx", "other arguments make another layer"
+
+
+def table(config: Any, **args: Any) -> RunConfig:
+    """A table of mixed columns, and a FeatureSpace for it."""
+    found = config("space", **args)
+    return found.model_copy(
+        update={"data": found.data.model_copy(update={"function": str(found.data.function).replace("texts", "table")})}
+    )
+
+
+def test_a_feature_space_is_kept_and_used_like_any_layer(config: Any, tmp_path: Path) -> None:
+    import importlib.util
+
+    run = RunDir(tmp_path / "run")
+    first, again = ([split.first_rows(4)[0] for split in open_splits(table(config), run)[1:]] for _ in range(2))
+    spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+    mine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    x = mine.table()["train"][0]
+    expected = mine.space(tf.data.Dataset.from_tensor_slices(x).batch(2))(x)
+    assert expected.shape == (4, 3 + 3 + 1 + 8)
+    for train, validation in (first, again):
+        np.testing.assert_allclose(train, expected, rtol=1e-6)
+        np.testing.assert_allclose(validation, expected[:3], rtol=1e-6)
+    by_name = open_splits(table(config, output_mode="dict"), run)[1].first_rows(4)[0]
+    assert set(by_name) == {"age", "kind", "size", "age_X_kind"}
+
+
+def test_a_saved_model_with_a_feature_space_takes_columns_by_name(config: Any, tmp_path: Path) -> None:
+    splits, train, _ = open_splits(table(config), RunDir(tmp_path / "run"))
+    model = keras.Sequential([keras.layers.Input((15,)), keras.layers.Dense(1)])
+    save_saved_model(model, tmp_path / "saved", train.first_rows(2), splits.preprocessing)
+    signature = tf.saved_model.load(str(tmp_path / "saved")).signatures["serve"]
+    specs = signature.structured_input_signature[1]
+    assert {name: spec.dtype.name for name, spec in specs.items()} == {
+        "age": "int64",
+        "kind": "string",
+        "size": "float32",
+    }
+    served = signature(age=tf.constant([30], tf.int64), kind=tf.constant(["b"]), size=tf.constant([1.0]))
+    expected = model(train.first_rows(2)[0])[1:]
+    np.testing.assert_allclose(next(iter(served.values())), expected, rtol=1e-5)
 
 
 def test_layers_made_before_do_not_rename_the_models_variables(config: Any) -> None:

@@ -11,6 +11,7 @@ from distlaunch.config.run import RunConfig
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.strategies import worker_batches  # noqa: E402
+from distlaunch.strategies.protocol import Source  # noqa: E402
 from distlaunch.training.data import make_split  # noqa: E402
 from distlaunch.training.readers import Reader, offer_splits  # noqa: E402
 from distlaunch.training.splits import Splits  # noqa: E402
@@ -78,7 +79,8 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
         run = job(per_worker_data=per_worker_data)
         train = make_split(make(), run.data, seed=0, training=True)
         offer_splits(run, Splits(make(), None, ""), train, None)
-        read = worker_batches._readers["train"]
+        read, num_batches = worker_batches._readers["train"]
+        assert num_batches == PER_PASS
         return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
 
     first, second = passes("sharded")
@@ -90,14 +92,20 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
 
 def test_a_graph_gets_the_batch_of_its_process() -> None:
     s = tf.constant(["a"])
-    worker_batches.offer("test", lambda worker, number: {"x": tf.fill([worker + 1, 2], float(number)), "s": s})
+    read = lambda worker, number: {"x": tf.fill([worker + 1, 2], float(number)), "s": s}  # noqa: E731
+    worker_batches.offer("test", read, 9)
     spec = {"x": tf.TensorSpec([None, 2], tf.float32), "s": tf.TensorSpec([1], tf.string)}
 
     @tf.function
-    def graph(worker: Any, number: Any) -> Any:
-        return worker_batches.fetch("test", worker, number, spec)
+    def graph(worker: Any, number: Any, num_batches: int | None = 9) -> Any:
+        source = Source(None, lambda rows: rows, "test", num_batches=num_batches)
+        return worker_batches.fetch(source, worker, number, spec)
 
     batch, count = graph(tf.constant(2, tf.int64), tf.constant(7, tf.int64))
     assert batch["x"].numpy().tolist() == [[7.0, 7.0]] * 3
     assert batch["s"].numpy().tolist() == [b"a"]
     assert int(count) in (1, 3)
+    with pytest.raises(tf.errors.OpError):
+        graph(tf.constant(2, tf.int64), tf.constant(7, tf.int64), 10)
+    failure = worker_batches.read_failure()
+    assert "chief has 10 global batches for training; worker:2 has 9" in str(failure)

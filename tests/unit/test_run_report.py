@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,13 +104,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
         run.events, 0, "launcher", TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
         TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL"),
         TaskFailed(failed_task="ps:1", host="a", reason="killed by SIGKILL", log=log),
-        RunEnded(status="failed", step=150, epoch=1, seconds=83),
+        RunEnded(status="failed", step=150, epochs_done=1, seconds=83),
     )  # fmt: skip
     write(
         run.events, 1, "chief:0", TrainingStarted(**{**START, "first_epoch": 1}, first_step=100),
         VariablesPlaced(variables=VARIABLES), epoch(1, 0.25), saved(200),
         Exported(format="keras", path=str(run.export / "model.keras")),
-        RunEnded(status="done", step=200, epoch=2, seconds=20),
+        RunEnded(status="done", step=200, epochs_done=2, seconds=20),
     )  # fmt: skip
     write(run.task(0, "evaluator:0").events, 0, "evaluator:0", result(100, 0.9))
     write(run.task(1, "evaluator:0").events, 1, "evaluator:0", result(100, 0.75), result(200, 0.5))
@@ -172,7 +173,7 @@ def test_a_script_began_with_its_first_task(tmp_path: Path) -> None:
     with run.lock():
         assert summarize(run, 130.0).started == 100
         assert summarize(run, 130.0).seconds == 30
-    ended = RunEnded(time=160.0, task="launcher", status="done", step=0, epoch=0, seconds=60.0)
+    ended = RunEnded(time=160.0, task="launcher", status="done", step=0, epochs_done=0, seconds=60.0)
     run.events.write_text(ended.to_json() + "\n")
     told = summarize(run)
     assert (told.status, told.started, told.seconds) == ("done", 100, 60)
@@ -183,7 +184,9 @@ def test_a_config_that_a_task_found_wrong(run: RunDir) -> None:
     files.path.mkdir(parents=True)
     problem = {"key": ["strategy", "layout", "x"], "message": "matches no variable"}
     run.write_json(files.error_json, {"kind": "config", "problems": [problem]})
-    assert "failed     config: strategy.layout.x: matches no variable" in report("runs/job")
+    told = report("runs/job")
+    assert "config: strategy.layout.x: matches no variable" in told
+    assert re.search(r"^status +done$", told, re.MULTILINE)  # the run was done before, and stays so
 
 
 def test_a_run_that_never_began(tmp_path: Path) -> None:

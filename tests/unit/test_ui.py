@@ -55,10 +55,21 @@ def render(state: RunState) -> str:
 
 
 def test_the_bar_fits_80_columns() -> None:
-    line = render(RunState.of([START, steps(2, 200)]))
+    line = render(RunState.of([START, steps(2, 100), steps(2, 200)]))
     assert len(line) == 80
     assert line.startswith("epoch 3/10 ━")
     assert line.endswith("200/469 100 steps/s  eta 0:36")
+
+
+def test_the_first_call_of_an_attempt_tells_nothing_about_the_time_that_is_left() -> None:
+    """It compiles: a minute for one step would make hours of a run of minutes."""
+    compiled = [START, steps(0, 1, seconds=60.0, num=1)]
+    assert RunState.of(compiled).eta_s is None
+    assert "eta" not in render(RunState.of(compiled))
+    going = [*compiled, steps(0, 101)]
+    assert RunState.of(going).eta_s == pytest.approx(45.89)
+    again = RunState.of([*going, START, steps(0, 1, seconds=60.0, num=1)])
+    assert again.eta_s is None, "the next attempt compiles again"
 
 
 def test_the_bar_between_epochs_shows_the_next() -> None:
@@ -111,7 +122,7 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
         START, 23.0, steps(0, 100), 34.0, steps(0, 200), 35.0, steps(0, 300), 36.0, steps(0, 469),
         EpochEnded(epoch=0, step=469, seconds=13.5, logs={**LOGS, "val_loss": 0.3, "val_accuracy": 0.85}), 37.0,
         Notice(level="warning", message="careful"), steps(1, 100), 48.0, steps(1, 200),
-        RunEnded(status="done", step=938, epoch=2, seconds=50),
+        RunEnded(status="done", step=938, epochs_done=2, seconds=50),
     ]  # fmt: skip
     for entry in script:
         if isinstance(entry, float):

@@ -1,0 +1,93 @@
+"""Tracebacks through generated code, told by the user's lines that it was generated from."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+PREFIX = "__autograph_generated_file"
+"""What the files of generated code are called."""
+
+
+class Origin(NamedTuple):
+    """Where a line comes from."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+
+
+origins: dict[tuple[str, int], Origin] = {}
+"""Of lines of generated files, as far as the user has written them; `strategies.generated_code` adds to it."""
+
+
+def format_exception(error: BaseException) -> str:
+    """As `traceback.format_exception`, with the user's lines in place of generated ones."""
+    told = traceback.TracebackException.from_exception(error)
+    _translate(told)
+    return translated("".join(told.format()))
+
+
+def translated(text: str) -> str:
+    """A text in which the user's lines stand for generated ones, such as TensorFlow's list of where a node was made.
+
+    Lines of that list have no source text; they get theirs.
+    """
+
+    def place(match: re.Match[str]) -> str:
+        origin = origins.get((match["file"], int(match["line"])))
+        return f'File "{origin.file}", line {origin.line}, in {origin.function}' if origin else match[0]
+
+    def with_text(match: re.Match[str]) -> str:
+        return f"{match[0][:-1]}    {linecache.getline(match['file'], int(match['line'])).strip()}\n"
+
+    return _LISTED.sub(with_text, _PLACE.sub(place, text))
+
+
+_PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]+')
+_LISTED = re.compile(_PLACE.pattern + r"\n\n")
+_OF_JAX = "JAX has removed its internal frames"
+"""A note below each error of JAX, which says nothing of the error."""
+_AUTOGRAPH = "/tensorflow/python/autograph/"
+_FUNCTION = "tf__"
+"""What AutoGraph puts before the name of a function; what it makes of an `if` or a loop has names without it."""
+
+
+def _translate(told: traceback.TracebackException) -> None:
+    if any(frame.filename.startswith(PREFIX) for frame in told.stack):
+        told.stack = traceback.StackSummary.from_list(_without_generated(told.stack))
+    if isinstance(told.__notes__, list):
+        told.__notes__ = [note for note in told.__notes__ if _OF_JAX not in str(note)]
+    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+        if other is not None:
+            _translate(other)
+
+
+def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The user's frames in place of the generated ones, without AutoGraph's. A function of the user's counts once,
+    although each `if` and loop in it has become a function."""
+    kept: list[traceback.FrameSummary] = []
+    for frame in stack:
+        if _AUTOGRAPH in frame.filename:
+            continue
+        if frame.filename.startswith(PREFIX):
+            origin = origins.get((frame.filename, frame.lineno or 0))
+            if origin is None:  # a line that only the generator knows
+                continue
+            if not frame.name.startswith(_FUNCTION):
+                del kept[_whole_of(origin, kept) :]
+            frame = traceback.FrameSummary(
+                origin.file, origin.line, origin.function, lookup_line=False, line=origin.text
+            )
+        kept.append(frame)
+    return kept
+
+
+def _whole_of(part: Origin, kept: Sequence[traceback.FrameSummary]) -> int:
+    """Where the function is that the body of an `if` or of a loop belongs to; the end if it is not there."""
+    found = (n for n in reversed(range(len(kept))) if (kept[n].filename, kept[n].name) == (part.file, part.function))
+    return next(found, len(kept))

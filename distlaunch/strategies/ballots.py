@@ -1,0 +1,53 @@
+"""What the processes of replicas tell each other with the all-reduce that ends each graph call.
+
+A ballot is a float64 vector: the vote (stop, finish, next steps), then for each process the first step of the call
+whose loss was not finite (0: none), then for each whether its data has ended. Each process fills its own places, so
+that the sum holds them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.strategies.data_ends import check_ends
+from distlaunch.strategies.peers import Peers
+from distlaunch.strategies.protocol import Vote
+
+_VOTE = 3
+
+
+class Ballots:
+    """Ballots of these processes."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self.size = _VOTE + 2 * peers.number
+
+    def cast(self, vote: Vote) -> tf.Tensor:
+        """A ballot that holds the vote alone; of `next_steps` the chief's counts."""
+        next_steps = vote.next_steps if self._peers.is_chief else 0
+        return tf.constant([vote.stop, vote.finish, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
+
+    def counted(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
+        """In a graph: the ballot with what this process has seen in the call."""
+        here = tf.one_hot(self._peers.rank, self._peers.number, dtype=tf.float64)
+        seen = [here * tf.cast(nonfinite, tf.float64), here * tf.cast(ended, tf.float64)]
+        return ballot + tf.concat([tf.zeros([_VOTE], tf.float64), *seen], 0)
+
+    def vote(self, total: Any) -> Vote:
+        """The sum of all votes."""
+        stop, finish, next_steps = total.numpy()[:_VOTE]
+        return Vote(stop=bool(stop > 0), finish=bool(finish > 0), next_steps=int(next_steps))
+
+    def first_nonfinite(self, total: Any) -> int | None:
+        """The first step of the call, from 1, whose loss was not finite in some process."""
+        steps = [int(step) for step in total.numpy()[_VOTE : _VOTE + self._peers.number] if step > 0]
+        return min(steps, default=None)
+
+    def check_ends(self, total: Any, steps: int) -> None:
+        """Raises DataError if the data of some processes has ended after so many steps, and that of others has not."""
+        ended = total.numpy()[_VOTE + self._peers.number :]
+        if self._peers.number > 1 and ended.any():  # names are read from TF_CONFIG, which is no work for every call
+            check_ends([bool(each) for each in ended], self._peers.names, steps)

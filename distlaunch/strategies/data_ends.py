@@ -1,0 +1,39 @@
+"""Processes in lockstep must come to the end of their data together: who went on alone would wait for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distlaunch.errors import DataError
+
+REASONS = (
+    "each process must read the same examples in the same order, distlaunch gives each its rows; the usual reasons are "
+    ".shard() in the data function, random choices without a seed, and files that are listed or written meanwhile"
+)
+
+
+def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
+    """Raises DataError if some processes have come to the end of their data, and others have not.
+
+    Args:
+        ended: of each process; `names`: what they are called.
+        steps: global batches that have come from them in this pass.
+    """
+    if all(ended) or not any(ended):
+        return
+    first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
+    others = ", ".join(name for name, end in zip(names, ended, strict=True) if not end)
+    after = f"it ended after {steps:,} global batch{'es' * (steps != 1)} in {first}, but goes on in {others}"
+    raise DataError(f"data: the processes read data of different lengths: {after}; {REASONS}")
+
+
+def different_lengths(lengths: Mapping[str, str]) -> str:
+    """What is wrong if processes know other lengths of their data; empty if all know the same.
+
+    Args:
+        lengths: by process, e.g. `900 examples for training`.
+    """
+    if len(set(lengths.values())) == 1:
+        return ""
+    told = "; ".join(f"{name} has {length}" for name, length in lengths.items())
+    return f"the processes read data of different lengths: {told}; {REASONS}"

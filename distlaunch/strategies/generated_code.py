@@ -1,0 +1,48 @@
+"""Keeps the code that AutoGraph generates in memory, and notes which lines of the user's it stands for."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tensorflow.python.autograph.pyct import loader
+
+from distlaunch.code_origins import PREFIX, Origin, origins
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def keep_in_memory() -> None:
+    """From here on AutoGraph writes no files. It deletes its own at exit only, so a process that is killed leaves
+    them."""
+    load_ast = loader.load_ast
+    loader.load_source = _load_source
+    loader.load_ast = functools.partial(_load_ast, load_ast)
+
+
+def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
+    name = f"{PREFIX}{next(_numbers)}"
+    file = f"{name}.py"
+    # tracebacks and `inspect` look for the text there; without a time it is never looked for on disk
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    module = types.ModuleType(name)
+    module.__file__ = file
+    exec(compile(source, file, "exec"), module.__dict__)
+    sys.modules[name] = module
+    return module, file
+
+
+def _load_ast(load_ast: Callable[..., Any], nodes: Any, *args: Any, **kwargs: Any) -> Any:
+    module, source, source_map = load_ast(nodes, *args, **kwargs)
+    for generated, origin in (source_map or {}).items():
+        place = origin.loc
+        origins[generated.filename, generated.lineno] = Origin(
+            place.filename, place.lineno, origin.function_name or "<lambda>", (origin.source_code_line or "").strip()
+        )
+    return module, source, source_map

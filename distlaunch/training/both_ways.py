@@ -1,0 +1,33 @@
+"""The user's functions in both forms: as they are where operations run at once, converted where a graph is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run eagerly, which a debugger needs, a function is the user's own; in a graph it is what AutoGraph makes of it.
+
+    TensorFlow converts by itself, but not in a dataset that is made inside another, as each pass of a pipeline is.
+    """
+    if not _has_source(function):
+        return function
+    converted = tf.autograph.to_graph(function)
+
+    @functools.wraps(function)
+    def called(*args: Any) -> Any:
+        return (function if tf.executing_eagerly() else converted)(*args)
+
+    return tf.autograph.experimental.do_not_convert(called)
+
+
+def _has_source(function: Callable[..., Any]) -> bool:
+    try:
+        return inspect.isfunction(function) and bool(inspect.getsource(function))
+    except (OSError, TypeError):
+        return False

@@ -1,0 +1,137 @@
+"""Lets a model record what each of its layers puts out in a step, in a form that adds up over replicas and meshes.
+
+The facts are sums over the values of a batch, kept in a metric of the model's: every strategy sums metrics over its
+replicas, and takes them through functional steps.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
+# (what pyright infers of Keras's operations is often wrong)
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops, tree
+
+from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.protocol import State
+from distlaunch.strategies.variables import named_metrics
+
+_FACTS = 5
+_CLOSED = (keras.layers.RNN, keras.layers.Wrapper)
+"""Layers that call others in loops of their own, out of which nothing can be recorded."""
+
+
+class LayerFacts(keras.metrics.Metric):
+    """What each layer has put out since the last reset; to be made under the strategy's scope, before a step is traced.
+
+    Attributes:
+        order: names of the layers in the order in which they were first computed.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        super().__init__(name="layer_facts")
+        self.order: list[str] = []
+        self._model, self._of_layer = model, {}
+        for part in _parts(model):
+            name = _free_name(_name(part), self._of_layer)
+            self._of_layer[name] = self.add_variable((_FACTS,), "zeros", name=f"layer_facts_{len(self._of_layer)}")
+            between(part, _Recorded)
+            object.__setattr__(part, "_distlaunch_record", self._recorder(name))
+        between(model, _WithFacts)
+        object.__setattr__(model, "_distlaunch_facts", self)
+
+    def _recorder(self, name: str) -> Any:
+        def record(outputs: Any) -> None:
+            leaves = [leaf for leaf in tree.flatten(outputs) if _has_numbers(leaf)]
+            if not leaves:
+                return
+            if name not in self.order:
+                self.order.append(name)
+            self._of_layer[name].assign_add(sum(_facts(leaf) for leaf in leaves))
+
+        return record
+
+    def read(self, snapshot: State) -> dict[str, list[float]]:
+        """The facts of each layer in the order of computation."""
+        names = {id(variable): name for name, variable in named_metrics(self._model).items()}
+        found = {name: snapshot[names[id(self._of_layer[name])]] for name in self.order}
+        return {name: [float(fact) for fact in facts] for name, facts in found.items()}
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Layers do that."""
+
+    def result(self) -> dict[str, Any]:
+        """Nothing to show among the model's metrics."""
+        return {}
+
+
+class _Recorded:
+    """Between a layer and its class."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        self._distlaunch_record(outputs)
+        return outputs
+
+
+class _WithFacts:
+    """Between a model and its class, whose own list of metrics may be a fixed one."""
+
+    @property
+    def metrics(self: Any) -> list[Any]:
+        return [*super().metrics, self._distlaunch_facts]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def between(part: Any, base: type) -> None:
+    """Puts a class between an object and its class; what it is called stays."""
+    cls = type(part)
+    part.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})
+
+
+def _parts(model: keras.Model) -> list[Any]:
+    """The layers to record: those within the user's own layers too, and the modules of a `tf.Module`."""
+    if isinstance(model, ModuleModel):
+        return [module for module in model.module.submodules if callable(module)]
+    return list({id(part): part for part in _below(model)}.values())
+
+
+def _below(layer: keras.Layer) -> list[Any]:
+    found = []
+    for part in layer._layers:
+        is_model = isinstance(part, keras.Model)
+        if not is_model and not isinstance(part, keras.layers.InputLayer):
+            found.append(part)
+        if is_model or not (type(part).__module__.startswith("keras.") or isinstance(part, _CLOSED)):
+            found += _below(part)
+    return found
+
+
+def _name(part: Any) -> str:
+    return part.name if isinstance(part.name, str) else type(part).__name__
+
+
+def _free_name(name: str, taken: dict[str, Any]) -> str:
+    number = 1
+    while (free := name if number == 1 else f"{name}#{number}") in taken:
+        number += 1
+    return free
+
+
+def _has_numbers(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and keras.backend.is_float_dtype(leaf.dtype) and len(leaf.shape) > 0
+
+
+def _facts(values: Any) -> Any:
+    """Number, sum, sum of magnitudes, sum of squares, and sum of the squares of a projection of each row.
+
+    Normalised outputs always have the same mean and squares; the others tell them apart.
+    """
+    values = ops.cast(values, "float32")
+    projected = values
+    if len(values.shape) > 1 and values.shape[-1] is not None:
+        weights = np.cos(np.arange(1, values.shape[-1] + 1)).astype(np.float32)
+        projected = ops.sum(values * weights, axis=-1)
+    parts = (ops.ones_like(values), values, ops.abs(values), ops.square(values), ops.square(projected))
+    return ops.stack([ops.sum(part) for part in parts])

@@ -1,0 +1,183 @@
+"""`train --debug` in a terminal: a prompt works where the user's code runs; without it, a task says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from real import run
+from terminal import Terminal
+
+from distlaunch.events import EpochEnded, read_events
+from distlaunch.run_dir import RunDir
+
+MINE = """
+import keras, numpy as np, pdb, tensorflow as tf
+
+stops = []
+
+
+def stop(where):
+    stops.append(where)
+    return stops.count(where) <= 2
+
+
+class Mine(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x, y = data
+        where = "train_step"
+        if tf.executing_eagerly() and stop(where):
+            breakpoint()
+        return super().train_step(data)
+
+
+def add(x, y):
+    where = "map"
+    if tf.reduce_sum(x) > 1e9:
+        y += 1
+    if tf.executing_eagerly() and stop(where):
+        pdb.set_trace()
+    return x, y
+
+
+def rows():
+    x = np.arange(32 * 3, dtype="float32").reshape(32, 3) / 96
+    return x, x.sum(1, keepdims=True)
+
+
+def pipeline():
+    return tf.data.Dataset.from_tensor_slices(rows())
+
+
+def step(context, batch):
+    x, y = batch
+    where = "step"
+    if tf.reduce_sum(x) > 1e9:
+        y += 1
+    breakpoint()
+    with tf.GradientTape() as tape:
+        loss = context.average(context.per_example_loss(y, context.model(x, training=True)))
+    context.apply(tape, loss)
+    return {"loss": loss}
+
+
+def step_on_jax(context, state, batch):
+    import jax
+
+    (trainable, others, slots, metrics), (x, y) = state, batch[:2]
+    where = "step on jax"
+    breakpoint()
+
+    def loss_of(weights):
+        predictions, changed = context.model.stateless_call(weights, others, x)
+        return context.average(context.per_example_loss(y, predictions)), changed
+
+    (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+    trainable, slots = context.optimizer.stateless_apply(slots, gradients, trainable)
+    return {"loss": loss}, (trainable, others, slots, metrics)
+"""
+CONFIG = """
+name: job
+model: {function: "mine.py:Mine"}
+data: {function: "mine.py:rows", map: "mine.py:add", global_batch: 16, shuffle: false}
+compile: {optimizer: sgd, loss: mse}
+train: {epochs: 1}
+strategy: {kind: multi_worker_mirrored}
+cluster: {workers: 2}
+export: [saved_model]
+"""
+PROMPT = r"\(Pdb\) "
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "mine.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def debug(project: Path, *words: str) -> Terminal:
+    return Terminal("train", "mine.yaml", "--debug", *words, cwd=project)
+
+
+def look(terminal: Terminal, where: str) -> None:
+    """Stops at the next prompt, which is in the user's code, and looks at variables."""
+    terminal.wait_for(rf"mine\.py\(\d+\)\w+\(\)\n-> .*\n{PROMPT}")
+    terminal.type("p where, float(tf.reduce_sum(x)) > 0, 6 * 7\n")
+    terminal.wait_for(rf"\('{where}', True, 42\)\n{PROMPT}")
+
+
+def losses(run_dir: RunDir) -> list[float]:
+    return [event.logs["loss"] for event in read_events(run_dir.events) if isinstance(event, EpochEnded)]
+
+
+def test_prompts_in_the_models_step_and_in_the_map(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two stops each; the run has a directory of its own, is complete, and gives the numbers of the run itself."""
+    terminal = debug(project)
+    for where in ("map", "map", "train_step", "train_step"):
+        look(terminal, where)
+        terminal.type("c\n")
+    terminal.wait_for(r"epoch 1/1  loss")
+    assert terminal.wait() == 0, terminal.seen
+    assert [path.name for path in (project / "runs").iterdir()] == ["job-debug"]
+    mine = ("--set", "strategy={kind: one_device}", "--set", "export=[]", "--set", "data.map=null")
+    custom = ("--set", "train={loop: custom, step: 'mine.py:step'}")
+    code, _, err = run("train", "mine.yaml", *mine, *custom, cwd=project)
+    told = "".join(err.split())  # long paths are broken anywhere
+    assert (code, "distlaunchtrain--debugCONFIG" in told) == (3, True), err
+    line = MINE[: MINE.index("    breakpoint()\n    with")].count("\n") + 1
+    assert f"mine.py:{line}:breakpoint():ataskhasnoterminal" in told
+    monkeypatch.setenv("PYTHONBREAKPOINT", "0")
+    assert run("train", "mine.yaml", *mine, "--set", "name=plain", cwd=project)[0] == 0
+    assert losses(RunDir(project / "runs" / "plain")) == pytest.approx(losses(RunDir(project / "runs" / "job-debug")))
+
+
+def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
+    """Ctrl-C at a prompt gives another one; `q` ends the run as interrupted."""
+    options = ("data.function=mine.py:pipeline", "train={loop: custom, step: 'mine.py:step'}", "name=other")
+    terminal = debug(project, *(word for option in options for word in ("--set", option)))
+    for where in ("map", "map", "step"):
+        look(terminal, where)
+        terminal.type("c\n")
+    look(terminal, "step")
+    terminal.type("\x03")
+    terminal.wait_for(rf"--KeyboardInterrupt--\n{PROMPT}")
+    terminal.type("q\n")
+    assert terminal.wait() == 130, terminal.seen
+    assert "Traceback" not in terminal.seen
+    assert (project / "runs" / "other-debug").is_dir()
+
+
+def test_a_step_for_jax(project: Path) -> None:
+    """It stays on JAX, with a mesh of one device."""
+    options = (
+        "strategy={kind: jax, mesh: {batch: 2}}",
+        "data.map=null",
+        "train={loop: custom, step: 'mine.py:step_on_jax'}",
+    )
+    sequential = "model={function: 'mine.py:Mine'}"
+    terminal = debug(project, *(word for option in (*options, sequential) for word in ("--set", option)))
+    for _ in range(2):
+        look(terminal, "step on jax")
+        terminal.type("c\n")
+    assert terminal.wait() == 0, terminal.seen
+
+
+@pytest.mark.parametrize("other", ["--resume", "--smoke", "--detach", "--json"])
+def test_what_does_not_go_together(project: Path, other: str) -> None:
+    code, _, err = run("train", "mine.yaml", "--debug", other, cwd=project)
+    assert (code, f"leave out {other}" in err) == (2, True), err
+
+
+def test_mistakes_are_told_by_their_lines(project: Path) -> None:
+    terminal = debug(project, "--set", "model.function=mine.py:rows", "--set", "data.map=null")
+    assert terminal.wait() == 2, terminal.seen
+    assert "model.function=mine.py:rows: model.function: " in terminal.seen
+    assert "Traceback" not in terminal.seen

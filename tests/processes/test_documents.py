@@ -1,0 +1,267 @@
+"""What the documents show, run as it is written there, with a look at what comes out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
+
+from distlaunch.config.load import load_config
+from distlaunch.config.strategy_switch import KINDS
+from distlaunch.events import Evaluated, read_events
+from distlaunch.run_dir import RunDir
+from tests.documents import commands, snippet, snippets
+
+HERE = Path(__file__).parent
+START = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/distlaunch train configs/fashion_mnist.yaml"
+SESSION = {
+    START,
+    "distlaunch train configs/fashion_mnist.yaml --set strategy.kind=mirrored",
+    "distlaunch plan configs/fashion_mnist.yaml",
+    "distlaunch evaluate runs/fashion-mnist",
+    "distlaunch predict runs/fashion-mnist",
+    "distlaunch export runs/fashion-mnist --format tflite",
+    "distlaunch report runs/fashion-mnist",
+    "distlaunch runs",
+}
+DETACHED = {
+    "distlaunch train configs/fashion_mnist.yaml --detach",
+    "distlaunch stop runs/fashion-mnist",
+    "distlaunch logs runs/fashion-mnist -f",
+    "distlaunch train configs/fashion_mnist.yaml --resume",
+}
+MESHES = {
+    "distlaunch train configs/sentiment.yaml",
+    "distlaunch train configs/sentiment_model_parallel.yaml",
+    "distlaunch train configs/sentiment_spatial_parallel.yaml",
+}
+VERIFY = "distlaunch verify mine.yaml"
+ELSEWHERE = {
+    "distlaunch train configs/fashion_mnist.yaml --smoke": "test_train.py::test_every_config_passes_its_smoke_test",
+    "distlaunch train configs/fashion_mnist.yaml --debug": "test_debug.py::test_a_custom_step_a_pipeline_and_keys",
+    "pytest tests/properties --hypothesis-profile=thorough": "../properties/test_reports.py::test_histories",
+    "distlaunch predict EXPORT --input rows.csv": "test_export.py::test_predict_from_a_copy_for_files_and_functions",
+    "distlaunch predict runs/NAME --input reviews.txt --output -": "test_sentiment.py::texts_in_scores_out",
+    "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
+    "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
+    "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
+    "distlaunch report RUN": "test_parameter_server.py::test_both_hostings_give_the_same_report",
+    "distlaunch init DIR": "test_init.py::test_the_starter_trains_well_under_every_strategy",
+    "distlaunch run --workers 2 script.py ARGS": "test_run_frameworks.py::test_multi_worker_mirrored",
+    "distlaunch run --workers 2 --ps 1 script.py ARGS": "test_run_frameworks.py::test_parameter_servers",
+    "distlaunch run --workers 2 main.py": "test_run_frameworks.py::test_multi_worker_mirrored",
+    "distlaunch run --workers 3 --ps 2 train.py": "test_run_frameworks.py::test_parameter_servers",
+    "distlaunch run --jax --workers 2 -m package.module": "test_run_frameworks.py::test_jax",
+    "distlaunch run --jax --workers 2 distribution.py": "test_run_frameworks.py::test_jax",
+}
+"""Commands whose results other tests look at, some with words that stand for a run or a script."""
+
+CANNOT = {
+    'TF_CONFIG=\'{"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"], "ps": ["d:2222"]},': (
+        "four hosts; test_scripts.py starts a cluster by hand on one"
+    ),
+    "distlaunch run custom_training.py": "the tutorial's text is not ours to keep; test_run.py runs scripts of ours",
+    "distlaunch run guide.py": "likewise, and it is for several GPUs",
+    "distlaunch run --jax guide.py": "likewise, and it is for several GPUs",
+    "distlaunch train config.yaml": "names no file; it stands for `train` as such",
+    "pip install -e '.[dev]'": "installs what this test runs with",
+    "pip install 'distlaunch[jax]'": "likewise",
+    "pip install tensorboard": "no part of distlaunch",
+    "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest": "runs this test",
+    "pytest": "likewise",
+    "pytest -m slow": "likewise",
+    "pytest -m full_data": "likewise",
+    "pytest -m full_grid": "likewise",
+}
+
+
+def test_every_command_of_the_documents_is_run() -> None:
+    """A command that is new or changed needs a place above."""
+    assert commands() == {*SESSION, *DETACHED, *MESHES, VERIFY, *ELSEWHERE, *CANNOT}
+    for place in ELSEWHERE.values():
+        file, _, name = place.partition("::")
+        assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE), place
+
+
+def test_every_snippet_of_the_documents_is_used() -> None:
+    used = [
+        "# mine.py",
+        "# mine.yaml",
+        "def step(context, batch):",
+        "name: null",
+        "strategy:",
+        "mesh: batch 4",
+        "strategy:",
+    ]
+    shown = [one.first_line for one in snippets()]
+    assert len(shown) == len(used)
+    assert all(line.startswith(start) for line, start in zip(shown, used, strict=True)), shown
+
+
+class Session:
+    """Types the documents' commands, in a folder with `configs`, and remembers which it has typed."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        (cwd / "configs").symlink_to(CONFIGS)
+        self.typed: set[str] = set()
+
+    def __call__(self, command: str, *more: str) -> str:
+        """What it prints. `more` makes it shorter."""
+        assert command in commands()
+        self.typed.add(command)
+        words = command.rpartition("distlaunch ")[2].split()
+        code, out, err = run(*words, *more, cwd=self.cwd)
+        assert code == 0, out + err
+        return out
+
+    def events(self, kind: str, command: str, *more: str) -> list[dict]:
+        return [event for event in json_lines(self(command, *more, "--json")) if event["event"] == kind]
+
+    def epochs(self, command: str, *more: str) -> list[dict[str, float]]:
+        return [event["logs"] for event in self.events("EpochEnded", command, *more)]
+
+
+@pytest.mark.slow
+def test_the_first_commands_of_the_readme(tmp_path: Path) -> None:
+    session, run_dir = Session(tmp_path), RunDir(tmp_path / "runs/fashion-mnist")
+    short = ("--set", "train.epochs=2")
+    trained = session.epochs(START, *short)
+    assert trained[-1]["val_accuracy"] > 0.75
+    assert (run_dir.export / "model.keras").is_file()
+    assert (run_dir.export / "saved_model").is_dir()
+    mirrored = session.epochs("distlaunch train configs/fashion_mnist.yaml --set strategy.kind=mirrored", *short)
+    assert [epoch["loss"] for epoch in mirrored] == pytest.approx([epoch["loss"] for epoch in trained], rel=1e-3)
+    planned = session("distlaunch plan configs/fashion_mnist.yaml")
+    assert "TF_CONFIG" in planned
+    assert "worker:1" in planned
+    (evaluated,) = session.events("Evaluated", "distlaunch evaluate runs/fashion-mnist")
+    assert evaluated["logs"]["accuracy"] == pytest.approx(trained[-1]["val_accuracy"], rel=1e-6)
+    (predicted,) = session.events("Predicted", "distlaunch predict runs/fashion-mnist")
+    with np.load(predicted["path"]) as arrays:
+        assert arrays["predictions"].shape == (2000, 10)
+    assert "exported  tflite" in session("distlaunch export runs/fashion-mnist --format tflite")
+    assert (run_dir.export / "model.tflite").is_file()
+    assert "250" in session("distlaunch report runs/fashion-mnist")
+    listed = session("distlaunch runs")
+    assert "fashion-mnist-2" in listed
+    assert listed.count("done") == 2
+    assert session.typed == SESSION
+
+
+@pytest.mark.slow
+def test_a_run_in_the_background_stopped_and_resumed(tmp_path: Path) -> None:
+    session, run_dir = Session(tmp_path), RunDir(tmp_path / "runs/fashion-mnist")
+    longer = ("--set", "train.epochs=30", "--set", "train.steps_per_call=1", "--set", "export=[]")
+    session("distlaunch train configs/fashion_mnist.yaml --detach", *longer)
+    wait_for(run_dir, at_step(10))
+    session("distlaunch stop runs/fashion-mnist")
+    (stopped,) = run_dir.checkpoint_steps()[-1:]
+    assert session("distlaunch logs runs/fashion-mnist -f").splitlines()[-1] == "stopped"
+    resume = "distlaunch train configs/fashion_mnist.yaml --resume"
+    epochs = stopped // 125 + 1
+    events = json_lines(session(resume, "--set", f"train.epochs={epochs + 1}", "--json"))
+    assert [event["step"] for event in events if event["event"] == "Restored"] == [stopped]
+    assert [event["logs"]["val_accuracy"] > 0.7 for event in events if event["event"] == "EpochEnded"][-1]
+    assert session.typed == DETACHED
+    assert_nothing_left(run_dir)
+
+
+@pytest.mark.slow
+def test_the_dtensor_tutorial_is_three_commands(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    reached = [session.epochs(command)[-1]["loss"] for command in sorted(MESHES, key=len)]
+    assert reached == sorted(reached, reverse=True)
+    assert session.typed == MESHES
+    assert (RunDir(tmp_path / "runs/sentiment").export / "saved_model").is_dir()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The README's own model, with its own step below, which imports what a custom step needs."""
+    step = snippet("README.md", "def step(")
+    code = "import tensorflow as tf\n" + snippet("README.md", "# mine.py") + "\n\n" + step
+    (tmp_path / "mine.py").write_text(code)
+    (tmp_path / "mine.yaml").write_text(snippet("README.md", "# mine.yaml"))
+    return tmp_path
+
+
+def losses(project: Path, *options: str) -> list[float]:
+    """Validation loss of each epoch of `mine.yaml`."""
+    code, out, err = run("train", "mine.yaml", "--json", *options, cwd=project)
+    assert code == 0, out + err
+    return [event["logs"]["val_loss"] for event in json_lines(out) if event["event"] == "EpochEnded"]
+
+
+def test_the_readmes_own_model_and_step(mine: Path) -> None:
+    found = losses(mine)
+    assert len(found) == 5
+    assert found[-1] < 0.1
+    own_step = ("--set", "train.loop=custom", "--set", "train.step=mine.py:step")
+    assert losses(mine, *own_step, "--set", "strategy.kind=mirrored") == pytest.approx(found, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_readmes_own_model_is_verified(mine: Path) -> None:
+    code, out, err = run(*VERIFY.split()[1:], "--strategies", "mirrored,dtensor", "--steps", "10", cwd=mine)
+    assert code == 0, out + err
+    assert out.count(" equal") >= 4
+    assert "give one device's numbers" in out
+
+
+@pytest.mark.slow
+def test_the_servers_of_the_document(mine: Path) -> None:
+    written = yaml.safe_load((mine / "mine.yaml").read_text())
+    shown = yaml.safe_load(snippet("parameter_servers.md", "strategy:"))
+    (mine / "mine.yaml").write_text(yaml.safe_dump(written | shown))
+    assert losses(mine)[-1] < 0.1
+    events = read_events(RunDir(mine / "runs/mine").task(0, "evaluator:0").events)
+    assert [event.logs["loss"] < 0.1 for event in events if isinstance(event, Evaluated)][-1]
+
+
+@pytest.mark.slow
+def test_the_mesh_of_the_document(tmp_path: Path) -> None:
+    """The snippet in place of the strategy of a config with these layers: the same numbers."""
+    pytest.importorskip("jax")
+    config = yaml.safe_load((CONFIGS / "mnist_mlp_jax.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "mesh.yaml").write_text(yaml.safe_dump(config | yaml.safe_load(snippet("meshes.md", "strategy:"))))
+    found = []
+    for name in ("config.yaml", "mesh.yaml"):
+        code, out, err = run("train", name, "--set", "train.epochs=1", "--json", cwd=tmp_path)
+        assert code == 0, out + err
+        found += [event["logs"]["loss"] for event in json_lines(out) if event["event"] == "EpochEnded"]
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
+    """Every key of the schema is there, and each that has a default has it."""
+    page = snippet("README.md", "name: null")
+    filled = page.replace("function: ...", 'function: "mine.py:model"', 1)
+    filled = filled.replace("function: ...", 'function: "mine.py:data"', 1).replace(
+        "global_batch: ...", "global_batch: 8"
+    )
+    (mine / "page.yaml").write_text(filled)
+    least = 'model: {function: "mine.py:model"}\ndata: {function: "mine.py:data", global_batch: 8}\ncompile: {}\n'
+    (mine / "least.yaml").write_text(least + "strategy: {kind: one_device}\n")
+    told, real = (load_config(mine / name, environ={}).config.to_plain() for name in ("page.yaml", "least.yaml"))
+    assert told | {"name": None} == real | {"name": None}
+    keys = yaml.safe_load(filled)
+    assert set(keys) == set(real)
+    for section in ("data", "compile", "train", "cluster", "checkpoint", "restarts"):
+        assert set(keys[section]) | {"tfds"} == set(real[section]) | {"tfds"}, section
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_strategies_in_one_page_are_valid(mine: Path, kind: str) -> None:
+    """And name every key of theirs."""
+    (shown,) = re.findall(rf"\{{kind: {kind}(?=[,}}]).*\}}", snippet("README.md", "name: null"))
+    strategy = yaml.safe_load(shown)
+    least = {"model": {"function": "mine.py:model"}, "data": {"function": "mine.py:data", "global_batch": 8}}
+    servers = {"cluster": {"ps": 1}} if kind == "parameter_server" else {}
+    (mine / "page.yaml").write_text(yaml.safe_dump(least | servers | {"strategy": strategy}))
+    assert set(strategy) == set(load_config(mine / "page.yaml", environ={}).config.to_plain()["strategy"])

@@ -1,0 +1,53 @@
+"""What `distlaunch init` writes: it trains well as it is, and with each strategy that its comments offer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from real import json_lines, run
+
+from distlaunch.config.load import load_config
+from distlaunch.config.strategy_switch import KINDS
+
+ACCURACY = 0.985  # it says 99 %
+IN_CI = ("one_device", "dtensor", "jax")
+"""The others take several processes; other tests in CI train under them."""
+
+
+def offered(text: str) -> dict[str, str]:
+    """The starter with each of the strategies that it offers, by kind, uncommented as a user would."""
+    active = re.search(r"^strategy:.*\n", text, re.MULTILINE)
+    assert active is not None
+    variants = {"one_device": text}
+    without = text.replace(active[0], f"# {active[0]}")
+    for block in re.findall(r"^(?:# (?:strategy|cluster): .*\n)+", text, re.MULTILINE):
+        kind = re.search(r"kind: (\w+)", block)
+        assert kind is not None
+        variants[kind[1]] = without.replace(block, block.replace("# strategy:", "strategy:").replace("# cl", "cl"))
+    return variants
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    code, out, err = run("init", "my project", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert "distlaunch train 'my project/train.yaml'" in out
+    return tmp_path / "my project"
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in IN_CI else pytest.mark.slow) for k in KINDS])
+def test_the_starter_trains_well_under_every_strategy(project: Path, kind: str) -> None:
+    if kind == "jax":
+        pytest.importorskip("jax")
+    config = project / "train.yaml"
+    variants = offered(config.read_text())
+    assert set(variants) == set(KINDS)
+    config.write_text(variants[kind])
+    assert load_config(config, environ={}).config.strategy.kind == kind
+    code, out, err = run("train", str(config), "--json", cwd=project.parent)
+    assert code == 0, out + err
+    epochs = [event["logs"] for event in json_lines(out) if event["event"] == "EpochEnded"]
+    assert epochs[-1]["val_accuracy"] > ACCURACY
+    assert epochs[-1]["loss"] < epochs[0]["loss"] / 3

@@ -1,0 +1,73 @@
+"""What callbacks hold comes back in new ones of the same config."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+pytest.importorskip("tensorflow")
+
+from distlaunch.config.run import Callback
+from distlaunch.run_dir import RunDir
+from distlaunch.training.callbacks import (
+    _NOT_RESTORED,
+    array_state,
+    build_callbacks,
+    plain_state,
+    restore_arrays,
+    restore_state,
+)
+from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoint_meta import Progress
+from tests.properties.drawn import texts
+from tests.properties.test_checkpoints import arrays
+
+CALLBACKS = (
+    Callback(name="EarlyStopping", args={"patience": 2, "restore_best_weights": True}),
+    Callback(name="ReduceLROnPlateau", args={"monitor": "loss"}),
+    Callback(name="ModelCheckpoint", args={"filepath": "best.keras"}),
+    Callback(name="TerminateOnNaN"),
+    Callback(name="CSVLogger", args={"filename": "log.csv"}),
+)
+plain = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | texts
+numbers = st.floats(width=32).map(np.float32) | st.integers(0, 9).map(np.int64)
+held = plain | numbers | arrays() | st.lists(arrays(), min_size=1, max_size=12)
+
+
+@given(st.data(), st.sampled_from(CALLBACKS))
+def test_attributes_come_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, config: Callback) -> None:
+    run = RunDir(tmp_path_factory.getbasetemp() / "callbacks")
+    [trained] = build_callbacks([config], is_chief=True, run=run)
+    own = [name for name in vars(trained) if not name.startswith("_") and name not in _NOT_RESTORED]
+    mine = [name for name in own if is_held(vars(trained)[name])]
+    assume(mine)
+    changed = data.draw(st.dictionaries(st.sampled_from(mine), held, max_size=4))
+    for name, value in changed.items():
+        setattr(trained, name, value)
+    store = CheckpointStore(tmp_path_factory.getbasetemp() / "of callbacks")
+    store.save(array_state(trained), Progress(callbacks=[plain_state(trained)]), {})
+    saved = store.load(0)
+    [resumed] = build_callbacks([config], is_chief=True, run=run)
+    restore_state(resumed, saved.progress.callbacks[0])
+    restore_arrays(resumed, saved.state)
+    for name, value in changed.items():
+        assert exactly(vars(resumed)[name]) == exactly(value), name
+
+
+def is_held(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def exactly(value: Any) -> Any:
+    """The value with its type; a number of NumPy's is as good as Python's."""
+    if isinstance(value, list):
+        return [exactly(each) for each in value]
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.shape, value.tobytes()
+    return repr(value.item() if isinstance(value, np.generic) else value)

@@ -1,0 +1,58 @@
+"""Every event is the same after it was written and read, whatever it holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distlaunch.events import FORMAT, Event, EventWriter, Logs, read_events
+from tests.properties.drawn import texts
+
+_finite = st.floats(allow_nan=False, allow_infinity=False)
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | _finite | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+_STAMPED = {field.name for field in dataclasses.fields(Event)}
+
+
+def of_kind(kind: type[Event]) -> st.SearchStrategy[Event]:
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in _STAMPED]
+    return st.builds(kind, **{name: _of(hints[name]) for name in names})
+
+
+def _of(hint: Any) -> st.SearchStrategy[Any]:
+    if hint == Logs:
+        return st.dictionaries(texts, st.floats(), max_size=3)
+    if hint == list[dict[str, Any]]:
+        return st.lists(st.dictionaries(texts, _json, max_size=3), max_size=3)
+    if hint == dict[str, Any] | None:
+        return st.none() | st.dictionaries(texts, _json, max_size=3)
+    return {str: texts, float: _finite}.get(hint, st.from_type(hint))
+
+
+events = st.sampled_from(sorted(Event.kinds.items())).flatmap(lambda named: of_kind(named[1]))
+
+
+@given(st.lists(events, max_size=6), st.integers(0, 99), texts)
+def test_events_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, told: list[Event], attempt: int, task: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "events.jsonl"
+    path.unlink(missing_ok=True)
+    writer = EventWriter(path, attempt=attempt, task=task)
+    written = [writer.write(event) for event in told]
+    writer.close()
+    assert repr(read_events(path)) == repr(written)
+    for line, event in zip(path.read_text().splitlines(), told, strict=True):
+        plain = json.loads(line, parse_constant=pytest.fail)
+        assert plain["event"] == type(event).__name__
+        assert (plain["attempt"], plain["task"], plain["format_version"]) == (attempt, task, FORMAT)

@@ -1,0 +1,87 @@
+"""What is advised after a failure follows its cause."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from distlaunch.launch.advice import Advice, advise
+from distlaunch.launch.failures import TaskError
+from distlaunch.launch.standing import Why
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/u/first.py", line 3, in <module>
+    raise KeyError
+KeyError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/u/project/train.py", line 7, in step
+    bug()
+  File "/home/u/project/bug.py", line 15, in bug
+    keras.ops.add(1)
+  File "/x/site-packages/keras/src/ops.py", line 9, in add
+    raise TypeError
+TypeError: no"""
+NOT_OURS = (
+    'Traceback (most recent call last):\n  File "/x/site-packages/keras/src/ops.py", line 9, in add\n    x\nE: no'
+)
+RESUME = Advice()
+
+
+def error(kind: str = "TypeError", traceback: str = TRACEBACK, **more: Any) -> TaskError:
+    return TaskError(f"{kind}: no", traceback, kind=kind, **more)
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "expected"),
+    [
+        (error(), 3, Advice("fix bug.py:15")),
+        (error("ModuleNotFoundError"), 3, Advice("fix bug.py:15")),
+        (error(traceback=NOT_OURS), 3, Advice("fix the error above")),
+        (error("UnavailableError", consequence=True), 3, RESUME),
+        (error("CheckpointError", user_error=True), 3, Advice(resume=False)),
+        (error("CheckpointWriteError", user_error=True), 3, Advice("make room")),
+        (error("DataError", user_error=True), 3, Advice("correct the data")),
+        (error("UsageError", user_error=True), 3, Advice("fix that")),
+        (None, -signal.SIGKILL, RESUME),
+        (None, -signal.SIGTERM, RESUME),
+        (None, 1, RESUME),
+    ],
+)
+def test_failures(found: TaskError | None, code: int, expected: Advice) -> None:
+    assert given(Why.FAILURE, found, code) == expected
+
+
+def test_memory_is_saved_first() -> None:
+    assert "data.global_batch" in given(Why.FAILURE, None, -signal.SIGKILL, oom=True).first
+    assert "data.global_batch" in given(Why.FAILURE, error("ResourceExhaustedError"), 3).first
+
+
+def test_a_loss_that_is_not_finite_comes_again_with_the_same_values() -> None:
+    advice = given(Why.FAILURE, error("NonFiniteError", user_error=True), 3)
+    assert "--set" in advice.first
+    assert advice.resume
+
+
+@pytest.mark.parametrize(
+    ("why", "late", "key"),
+    [
+        (Why.OVERDUE, False, "cluster.start_timeout_s (now 300)"),
+        (Why.STALLED, False, "cluster.stall_timeout_s (now 1800)"),
+        (Why.TERMINATE, True, "cluster.stop_timeout_s (now 30)"),
+    ],
+)
+def test_what_took_too_long_may_take_longer(why: Why, late: bool, key: str) -> None:
+    assert key in given(why, None, -signal.SIGKILL, late=late).first
+
+
+def test_what_cannot_start_is_mended() -> None:
+    assert given(Why.FAILURE, None, 127, unstartable=True).first == "fix what keeps the process from starting"
+
+
+def given(why: Why, found: TaskError | None, code: int, **more: Any) -> Advice:
+    return advise(why, found, code, start_timeout_s=300, stall_timeout_s=1800, stop_timeout_s=30, **more)

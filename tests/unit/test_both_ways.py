@@ -1,0 +1,41 @@
+"""Functions of the user's: converted in graphs, also in a dataset within another, and their own eagerly."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+import tensorflow as tf
+
+from distlaunch.training.both_ways import both_ways
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
+
+def add(x: tf.Tensor) -> tf.Tensor:
+    if tf.reduce_sum(x) > 1:
+        x += 1
+    return x
+
+
+def test_a_branch_in_a_map_of_a_dataset_within_another() -> None:
+    function = both_ways(add)
+    passes = tf.data.Dataset.range(2).flat_map(lambda n: tf.data.Dataset.range(3).map(lambda x: function(x)))
+    assert list(passes.as_numpy_iterator()) == [0, 1, 3] * 2
+
+
+def test_eagerly_it_is_the_users_own_code() -> None:
+    codes = []
+
+    def seen(x: tf.Tensor) -> tf.Tensor:
+        codes.append(inspect.currentframe().f_code)
+        return x
+
+    both_ways(seen)(tf.constant(1))
+    assert codes == [seen.__code__]
+
+
+def test_what_has_no_source_stays() -> None:
+    for function in (abs, functools.partial(add), tf.keras.layers.Dense(1), eval("lambda x: x")):
+        assert both_ways(function) is function

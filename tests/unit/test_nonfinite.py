@@ -1,0 +1,48 @@
+"""Weights that are not finite are found before they are saved; other values may be so by design."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from distlaunch.errors import NonFiniteError
+from distlaunch.events import Event, Notice
+from distlaunch.training.nonfinite import NonFinite
+
+BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("state", "fails"),
+    [
+        ({"model/kernel": BAD}, True),
+        ({"optimizer/momentum": np.array(np.nan)}, True),
+        ({"model/smallest": np.array(np.inf), "model/kernel": np.ones(2)}, False),
+        ({"model/kernel": np.array([1, 2]), "metric/best": np.array(np.inf)}, False),
+    ],
+)
+def test_a_state_that_is_to_be_saved(state: dict[str, np.ndarray], fails: bool) -> None:
+    trained = {"model/kernel", "optimizer/momentum"}
+    if fails:
+        with pytest.raises(NonFiniteError, match=r"is not finite after step 1,250.*on_nonfinite: warn"):
+            NonFinite("fail", _nobody).state(state, trained, 1250)
+    else:
+        NonFinite("fail", _nobody).state(state, trained, 1250)
+
+
+def test_a_warning_is_told_once() -> None:
+    told: list[Event] = []
+    found = NonFinite("warn", told.append)
+    for step in (1, 2):
+        found.state({"model/kernel": BAD}, {"model/kernel"}, step)
+        found.metrics({"accuracy": float("nan"), "loss": 0.5}, step)
+    messages = [event.message for event in told if isinstance(event, Notice)]
+    assert messages == [
+        "'model/kernel' is not finite after step 1; training goes on (train.on_nonfinite: warn)",
+        "accuracy is nan in epoch 2",
+    ]
+
+
+def _nobody(event: Event) -> None:
+    pytest.fail(f"nothing is to be told: {event}")

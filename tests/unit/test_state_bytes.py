@@ -1,0 +1,97 @@
+"""States as bytes: the identity there and back, whatever their types, shapes and names; and nothing that runs code."""
+
+from __future__ import annotations
+
+import ast
+import io
+import pickle
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import distlaunch
+from distlaunch.strategies.state_bytes import from_bytes, to_bytes
+
+FOREIGN = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
+PLAIN = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32"]
+PLAIN += ["float64", "complex64", ">f4", "<U3", "S2"]
+ALLOWED = {"training/export_check.py", "training/export_on_tensorflow.py", "serving/clean_check.py"}
+"""They hand files of theirs to a process that they start, or read such a file."""
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> np.ndarray:
+    shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+    if draw(st.booleans()):
+        dtype = np.dtype(getattr(ml_dtypes, draw(st.sampled_from(FOREIGN))))
+        return draw(hnp.arrays(f"u{dtype.itemsize}", shape)).astype("float32").astype(dtype)
+    array = draw(hnp.arrays(draw(st.sampled_from(PLAIN)), shape))  # NaN and infinities among them
+    return array.T if draw(st.booleans()) else array
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(st.characters(codec=None)), arrays(), max_size=4))
+def test_identity(state: dict[str, np.ndarray]) -> None:
+    back = from_bytes(to_bytes(state))
+    assert list(back) == list(state)
+    for name, value in state.items():
+        assert back[name].dtype == value.dtype
+        assert back[name].shape == value.shape
+        assert back[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("name", ["index", "0", "a/b:0", "../x", "file", "", "\0", "\udcff", "über"])
+def test_any_name(name: str) -> None:
+    assert from_bytes(to_bytes({name: np.array(np.nan)})).keys() == {name}
+
+
+def test_objects_are_refused_at_the_sender() -> None:
+    with pytest.raises(TypeError, match="callback/0/seen: got an array of the type object"):
+        to_bytes({"callback/0/seen": np.array([{}, None])})
+
+
+@pytest.mark.parametrize("wrap", ["pickle", "npy", "npz"])
+def test_a_pickle_from_the_network_is_not_run(wrap: str, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return Path.touch, (tmp_path / "ran",)
+
+    file = io.BytesIO()
+    if wrap == "pickle":
+        pickle.dump(Evil(), file)
+    elif wrap == "npy":
+        np.save(file, np.array([Evil()]), allow_pickle=True)
+    else:
+        np.savez(file, index=np.array([Evil()], object))
+    with pytest.raises(ValueError, match="pickle"):
+        from_bytes(file.getvalue())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_only_what_talks_to_its_own_children_imports_pickle() -> None:
+    root = Path(distlaunch.__file__).parent
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if _unpickles(path)}
+    assert found == ALLOWED
+
+
+def _unpickles(path: Path) -> bool:
+    """Whether a module imports something that can run what it reads, or lets NumPy do so."""
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle" and not _is_false(node.value):
+            return True
+    return bool(names & {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
