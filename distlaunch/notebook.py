@@ -15,15 +15,24 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from distlaunch.backend import choose_backend
+from distlaunch.base.backend import choose_backend
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import (
+    CheckpointFailed,
+    EpochEnded,
+    Event,
+    EventWriter,
+    Notice,
+    Restored,
+    RunEnded,
+    TaskStarted,
+)
+from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task
-from distlaunch.config.load import dump_config, load_config, load_mapping
+from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.resume import has_more_to_do
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import UsageError
-from distlaunch.events import CheckpointFailed, EpochEnded, Event, EventWriter, Notice, Restored, RunEnded, TaskStarted
-from distlaunch.run_dir import RunDir, write_atomically
 
 if TYPE_CHECKING:
     import keras

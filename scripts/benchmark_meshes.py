@@ -38,7 +38,7 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of both, one number a round."""
     import yaml
 
-    from distlaunch.backend import choose_backend
+    from distlaunch.base.backend import choose_backend
     from distlaunch.config.run import RunConfig
 
     raw = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
@@ -61,8 +61,8 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
 
 
 def _session(config: Any) -> Any:
+    from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
-    from distlaunch.run_dir import RunDir
     from distlaunch.training.session import Session
 
     folder = tempfile.mkdtemp(prefix="distlaunch-")
@@ -169,7 +169,7 @@ def _jax_loop(session: Any, steps: int) -> Epoch:
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from distlaunch.training.export import rebuild
+    from distlaunch.training.export.writers import rebuild
 
     mesh = session.strategy.mesh
     model = rebuild(session._config, session.program.snapshot(), session._rows)

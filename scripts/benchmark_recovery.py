@@ -23,8 +23,8 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.events import Event, RunEnded, StepsDone, TaskFailed, TaskStarted, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import Event, RunEnded, StepsDone, TaskFailed, TaskStarted, read_events
+from distlaunch.base.run_dir import RunDir
 
 DEADLINE_S = 300
 

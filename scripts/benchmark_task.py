@@ -171,14 +171,14 @@ def _loop(_: Any, strategy: Any, row: Row, *, repeat: bool = False) -> Epoch:
 
 
 def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
-    from distlaunch.events import EpochEnded, Event
+    from distlaunch.base.events import EpochEnded, Event
+    from distlaunch.data.source import make_split
+    from distlaunch.data.splits import read_splits
     from distlaunch.training.build import build_model
-    from distlaunch.training.checkpoint import CheckpointStore
-    from distlaunch.training.checkpoint_meta import Progress
-    from distlaunch.training.data import make_split
+    from distlaunch.training.checkpoints.files import CheckpointStore
+    from distlaunch.training.checkpoints.meta import Progress
     from distlaunch.training.loop import Surroundings, TrainingLoop
-    from distlaunch.training.splits import read_splits
-    from distlaunch.training.steps import make_steps
+    from distlaunch.training.steps.functions import make_steps
 
     train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)
     model = build_model(config, strategy, train.first_rows(2))

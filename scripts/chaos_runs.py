@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
 
 STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "one_device": ({}, ("worker:0",)),

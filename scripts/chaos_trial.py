@@ -30,8 +30,7 @@ from chaos_runs import (
     write_config,
 )
 
-from distlaunch.cluster.ports import find_holder
-from distlaunch.events import (
+from distlaunch.base.events import (
     CheckpointFailed,
     CheckpointSaved,
     Event,
@@ -42,7 +41,8 @@ from distlaunch.events import (
     TaskStarted,
     read_events,
 )
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.ports import find_holder
 
 FAULTS = (
     "kill", "stop", "pause", "term_task", "term_job", "int_job", "exit1", "exception", "truncate", "full_disk",

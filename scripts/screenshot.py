@@ -9,17 +9,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import RunEnded, StepsDone, read_events
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
-from distlaunch.errors import ExitCode
-from distlaunch.events import RunEnded, StepsDone, read_events
-from distlaunch.launch.attempt import AttemptResult
-from distlaunch.launch.outcome import Outcome
-from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.run_dir import RunDir
-from distlaunch.ui.lines import event_line
-from distlaunch.ui.live import progress_line
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.ui.progress.lines import event_line
+from distlaunch.ui.progress.live import progress_line
+from distlaunch.ui.progress.state import RunState
 from distlaunch.ui.report import print_summary
-from distlaunch.ui.state import RunState
 
 
 def draw(events: Path, picture: Path, width: int = 80) -> None:

@@ -20,8 +20,8 @@ def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | None, split: str, as_json: bool, quiet: bool
 ) -> int:
     """Evaluate a run's checkpoint, every example once, with the run's own config."""
-    from distlaunch.launch import job
-    from distlaunch.ui.view import finish_output, make_view
+    from distlaunch.jobs import job
+    from distlaunch.ui.progress.view import finish_output, make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
     result = job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint)

@@ -36,8 +36,8 @@ def command(
     Each is loaded in a clean process, and must give what the trained model gives for some rows of the training data,
     within 1e-4 of the largest value; only then it takes the place of an older one.
     """
-    from distlaunch.launch import job
-    from distlaunch.ui.view import finish_output, make_view
+    from distlaunch.jobs import job
+    from distlaunch.ui.progress.view import finish_output, make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 
 
 @click.command("init")
@@ -19,7 +19,7 @@ def command(target: Path, force: bool) -> None:
     DIR (default: this folder) gets model.py and train.yaml. CONFIG.yaml names the config; the Python file beside it is
     then CONFIG_model.py. The project trains as it is, in seconds and without a download.
     """
-    from distlaunch.config.scalars import unusable
+    from distlaunch.config.read.scalars import unusable
     from distlaunch.config.starter import Starter
 
     if (reason := unusable(str(target))) is not None:

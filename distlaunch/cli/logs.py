@@ -25,10 +25,10 @@ def command(run: str, follow: bool, task: str | None, attempt: int | None, lines
     Log files hold no times: without -f the lines come task by task, and the events after them.
     Ends with 0 when the run has ended, however it did, and with 130 at Ctrl-C.
     """
-    from distlaunch.launch.logs import Wish, follow_logs, show_logs
-    from distlaunch.launch.run_report import open_run
+    from distlaunch.runs.logs import Wish, follow_logs, show_logs
+    from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
-    from distlaunch.ui.view import TextView, finish_output, make_view
+    from distlaunch.ui.progress.view import TextView, finish_output, make_view
 
     found, wish = open_run(run), Wish(attempt, task, lines, raw)
     if follow:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distlaunch import __version__
-from distlaunch.errors import DistlaunchError, ExitCode
+from distlaunch.base.errors import DistlaunchError, ExitCode
 
 COMMANDS = {
     "train": "Run a config: train, evaluate, checkpoint, export.",

@@ -26,9 +26,9 @@ def command(
     target: str, overrides: tuple[str, ...], name: str | None, resume: bool, variables: bool, as_json: bool
 ) -> None:
     """Print what `train` would start: each process, its environment, its logs. Starts and writes nothing."""
-    from distlaunch.launch import job
-    from distlaunch.launch.describe import describe_variables
-    from distlaunch.launch.plan import plan_json, render_plan
+    from distlaunch.jobs import job
+    from distlaunch.jobs.describe_model import describe_variables
+    from distlaunch.plan.train import plan_json, render_plan
     from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.placement import placement_sections
 

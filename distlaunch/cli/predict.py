@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from distlaunch.base.errors import UsageError
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
-from distlaunch.errors import UsageError
 
 _BATCH = 32
 
@@ -54,12 +54,12 @@ def command(
     Input files: .npy for one input, .npz by name, .csv and .tsv with a line of column names (the name of an input, or
     NAME_0, NAME_1 ... for one of several values), .txt with one text a line, .jsonl.
     """
-    from distlaunch.ui.view import finish_output, make_view
+    from distlaunch.ui.progress.view import finish_output, make_view
 
     to_stdout = output == "-"
     path = None if output is None or to_stdout else _writable(output)
     if input_file is not None or data is not None:
-        from distlaunch.launch.predict_export import PredictRequest, predict_export
+        from distlaunch.jobs.predict_export import PredictRequest, predict_export
 
         _check_words(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
         view = make_view(as_json=as_json, quiet=quiet or to_stdout)
@@ -68,8 +68,8 @@ def command(
         view.event(predict_export(request, os.environ))
         finish_output()
         return 0
-    from distlaunch.launch import job
-    from distlaunch.launch.predict_export import is_export
+    from distlaunch.jobs import job
+    from distlaunch.jobs.predict_export import is_export
 
     if is_export(target):
         raise UsageError(f"{target}: an export predicts for what it is given: add --input FILE or --data FUNCTION")

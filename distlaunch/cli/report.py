@@ -14,7 +14,7 @@ def command(run: str, as_json: bool) -> None:
     Attempts and why they failed, tasks that were started again, all values of each epoch, the checkpoints that are
     kept, the evaluator's results, exports, and which parameter server or device holds which variable.
     """
-    from distlaunch.launch.run_report import open_run, read_report
+    from distlaunch.runs.report import open_run, read_report
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.run_report import print_report, report_json
 

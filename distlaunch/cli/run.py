@@ -6,8 +6,8 @@ import os
 
 import click
 
+from distlaunch.base.errors import UsageError
 from distlaunch.cli.options import JSON_EVENTS, QUIET, Seconds
-from distlaunch.errors import UsageError
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = Seconds(min=0, min_open=True)
@@ -84,10 +84,10 @@ def command(
     environment. Exit codes: 0 done, 2 bad usage, 3 a task failed, 4 stopped, 130 interrupted.
     """
     from distlaunch.config.restarts import AUTO_RESTARTS
-    from distlaunch.launch import script
-    from distlaunch.launch.restarts import Limits
-    from distlaunch.launch.script_plan import ScriptJob
-    from distlaunch.ui.view import finish_output, make_view
+    from distlaunch.jobs import script
+    from distlaunch.jobs.restarts import Limits
+    from distlaunch.plan.script import ScriptJob
+    from distlaunch.ui.progress.view import finish_output, make_view
 
     _check(workers, ps, jax=jax, others={"--ps": bool(ps), "--chief": chief, "--evaluator": evaluator})
     job = ScriptJob(

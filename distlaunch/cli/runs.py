@@ -23,7 +23,7 @@ def command(directory: str, as_json: bool) -> None:
 
     The time is that from its first sign to its last.
     """
-    from distlaunch.launch.runs import find_runs
+    from distlaunch.runs.listing import find_runs
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.runs import print_runs, runs_json
 

@@ -17,9 +17,9 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     The launcher ends as it does at SIGTERM, with exit code 4; `train RUN --resume` goes on.
     A run that is not going on is left as it is, with exit code 0.
     """
-    from distlaunch.launch.run_report import open_run
-    from distlaunch.launch.runs import summarize
-    from distlaunch.launch.stopping import stop_run
+    from distlaunch.jobs.stop import stop_run
+    from distlaunch.runs.listing import summarize
+    from distlaunch.runs.report import open_run
     from distlaunch.ui.runs import how_it_ended
 
     found = open_run(run)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
-from distlaunch.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from distlaunch.launch.job import Request
+    from distlaunch.jobs.job import Request
 
 
 @click.command("train")
@@ -44,10 +44,10 @@ def command(
     With --detach the launcher writes to RUN/launcher.log; `logs -f`, `stop` and `runs` work on its run.
     Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
-    from distlaunch.launch import job
-    from distlaunch.launch import smoke as smoking
+    from distlaunch.jobs import job
+    from distlaunch.jobs import smoke as smoking
+    from distlaunch.ui.progress.view import finish_output, make_view
     from distlaunch.ui.smoke import print_proofs
-    from distlaunch.ui.view import finish_output, make_view
 
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
@@ -74,7 +74,7 @@ def command(
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:
     """Becomes the process that trains."""
-    from distlaunch.launch.debug import become_debugger
+    from distlaunch.jobs.debug import become_debugger
 
     if others:
         message = "makes a run of its own, from its start, in this terminal"
@@ -84,9 +84,9 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 
 def _detached(request: Request, *, as_json: bool, quiet: bool) -> int:
     """Begins the run here, and goes on with it in a process of its own."""
-    from distlaunch.launch import detach, job
+    from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, print_detached
-    from distlaunch.ui.view import finish_output, make_view
+    from distlaunch.ui.progress.view import finish_output, make_view
 
     begun = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
     if begun is None:

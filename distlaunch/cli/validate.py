@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from distlaunch.errors import ConfigError, ExitCode, Problem, UsageError
+from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
 
 
 @click.command("validate")
@@ -55,9 +55,9 @@ class Result:
 
 def _check(config: str, overrides: tuple[str, ...]) -> Result:
     from distlaunch.cluster.devices import find_gpus
-    from distlaunch.config.load import load_config
-    from distlaunch.config.machine import machine_problems
-    from distlaunch.config.replicas import summary
+    from distlaunch.config.checks.machine import machine_problems
+    from distlaunch.config.checks.replicas import summary
+    from distlaunch.config.read.load import load_config
 
     num_gpus = len(find_gpus(os.environ))
     try:
@@ -70,7 +70,7 @@ def _check(config: str, overrides: tuple[str, ...]) -> Result:
 
 def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:
     """What `train` would say before it starts a process, such as GPUs that are too few for the workers."""
-    from distlaunch.launch import job
+    from distlaunch.jobs import job
 
     try:
         job.plan(job.Request(config, (*overrides, "resume=never")), os.environ)

@@ -6,12 +6,12 @@ import os
 
 import click
 
+from distlaunch.base.errors import ExitCode
 from distlaunch.cli.options import OVERRIDES
-from distlaunch.errors import ExitCode
 
 
 def _kinds(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
-    from distlaunch.launch.trial_plan import KINDS
+    from distlaunch.verify.trials import KINDS
 
     if value is None:
         return KINDS
@@ -63,9 +63,9 @@ def command(
     Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, 3 one device failed, 130
     interrupted.
     """
-    from distlaunch.launch.verify import VerifyRequest, verify
     from distlaunch.ui import verify as shown
-    from distlaunch.ui.view import QuietView, finish_output
+    from distlaunch.ui.progress.view import QuietView, finish_output
+    from distlaunch.verify.comparison import VerifyRequest, verify
 
     def say(text: str) -> None:
         if not as_json:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0

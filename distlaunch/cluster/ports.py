@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 
 REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
 """Lets TensorFlow bind a port that this process holds."""

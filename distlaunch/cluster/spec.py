@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 
 Job = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[str, ...] = get_args(Job)

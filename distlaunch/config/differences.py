@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from distlaunch import strict_json
+from distlaunch.base import strict_json
 
 OF_THE_MODEL = ("model.", "compile.", "precision", "data.preprocessing", "strategy.kind", "strategy.partitioner")
 """Keys that decide which variables there are, by how they begin."""

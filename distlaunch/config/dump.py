@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from distlaunch.config.read.scalars import escape, is_filled_in_later, resolve
 from distlaunch.config.run import RunConfig
-from distlaunch.config.scalars import escape, is_filled_in_later, resolve
 
 # line ends of old systems, which quotes alone do not keep
 _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")

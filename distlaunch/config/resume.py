@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from distlaunch.config.load import load_resolved
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import ConfigError
-from distlaunch.run_dir import RunDir
 
 
 def has_more_to_do(config: RunConfig, run: RunDir) -> bool:

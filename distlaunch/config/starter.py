@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.config.scalars import escape
+from distlaunch.config.read.scalars import escape
 
 CONFIG_NAME = "train.yaml"
 CODE_NAME = "model.py"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from distlaunch.config.base import Section
+from distlaunch.config.read.tree import Node
 from distlaunch.config.strategy import Cluster, Strategy
-from distlaunch.config.tree import Node
 
 MODELS: dict[str, type[Section]] = {
     get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(Strategy)[0])

@@ -1,7 +1,7 @@
 """Converts to TFLite, and loads and calls new exports, in a process that knows no distlaunch and no strategy.
 
 Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The parcel is a pickled dict, see
-`distlaunch.training.export_check`; the findings are JSON: `{format: {signature, problem, notes}}`.
+`distlaunch.training.export.check`; the findings are JSON: `{format: {signature, problem, notes}}`.
 """
 
 from __future__ import annotations

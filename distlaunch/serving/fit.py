@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.serving.exported import ANY, Spec, adapted, dtype_name
 
 Arrays = dict[str, np.ndarray]

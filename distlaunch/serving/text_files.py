@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.serving.exported import ANY, Spec
 from distlaunch.serving.fit import quoted, takes
 

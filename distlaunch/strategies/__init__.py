@@ -9,12 +9,12 @@ from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Strategy
 
 TABLE = {
-    "one_device": "one_device:OneDevice",
-    "mirrored": "mirrored:Mirrored",
-    "multi_worker_mirrored": "multi_worker_mirrored:MultiWorkerMirrored",
-    "parameter_server": "parameter_server:ParameterServer",
-    "dtensor": "dtensor_mesh:DTensor",
-    "jax": "jax_mesh:Jax",
+    "one_device": "replica.one_device:OneDevice",
+    "mirrored": "replica.mirrored:Mirrored",
+    "multi_worker_mirrored": "replica.multi_worker_mirrored:MultiWorkerMirrored",
+    "parameter_server": "parameter_server.strategy:ParameterServer",
+    "dtensor": "dtensor.strategy:DTensor",
+    "jax": "jax.strategy:Jax",
 }
 
 

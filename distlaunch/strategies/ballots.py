@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import check_ends
-from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.protocol import Vote
 
 _VOTE = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distlaunch.errors import DataError
+from distlaunch.base.errors import DataError
 
 REASONS = (
     "each process must read the same examples in the same order, distlaunch gives each its rows; the usual reasons are "

@@ -6,7 +6,7 @@ import contextlib
 
 import tensorflow as tf
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 
 
 def grow_gpu_memory() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorflow.python.autograph.pyct import loader
 
-from distlaunch.code_origins import PREFIX, Origin, origins
+from distlaunch.base.code_origins import PREFIX, Origin, origins
 
 _numbers = itertools.count()
 

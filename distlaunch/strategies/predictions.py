@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.errors import ConfigError, Problem
-from distlaunch.strategies.replica_input import first_row
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.replica.input import first_row
 
 _TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.strategies.partition import joined
+from distlaunch.strategies.parameter_server.partition import joined
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 

@@ -14,15 +14,15 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state as keras_state
 
-from distlaunch.config.keras_names import canonical
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Batch, Strategy
-from distlaunch.training.labels import LabelRule, label_rules
-from distlaunch.training.loss_fit import check_loss, shape_text
+from distlaunch.training.checks.labels import LabelRule, label_rules
+from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy
-from distlaunch.training.references import Key, call, load_function
 
 _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
@@ -183,7 +183,7 @@ def _create_variables(
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
     on_jax = keras.backend.backend() == "jax"
     if on_jax:
-        from distlaunch.strategies.jax_feed import on_host
+        from distlaunch.strategies.jax.feed import on_host
 
         rows = on_host(rows)
     own_step = has_own_step(config, model)

@@ -9,11 +9,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.base.errors import CheckpointError, ConfigError, Problem
+from distlaunch.base.events import Evaluated, Event, EventReader, RunEnded, read_events
+from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategy import Cluster, OneDevice
-from distlaunch.errors import CheckpointError, ConfigError, Problem
-from distlaunch.events import Evaluated, Event, EventReader, RunEnded, read_events
-from distlaunch.run_dir import RunDir
 from distlaunch.training.session import Session
 
 _LOOK_S = 0.5

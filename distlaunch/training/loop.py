@@ -15,12 +15,13 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
+from distlaunch.base.errors import CheckpointWriteError, ConfigError, Problem
+from distlaunch.base.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import CheckpointWriteError, ConfigError, Problem
-from distlaunch.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
+from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks import (
+from distlaunch.training.callbacks.keras_callbacks import (
     array_state,
     continue_log,
     place_of,
@@ -30,10 +31,9 @@ from distlaunch.training.callbacks import (
     watch_batches,
     watch_test_batches,
 )
-from distlaunch.training.checkpoint import CheckpointStore
-from distlaunch.training.checkpoint_meta import Progress
-from distlaunch.training.data import Split
-from distlaunch.training.nonfinite import NonFinite, trained_names
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checks.nonfinite import NonFinite, trained_names
 
 REPORT_INTERVAL_S = 0.5
 CALLBACK = "callback/"

@@ -9,7 +9,7 @@ import keras
 from keras.src.backend.common import global_state as keras_state
 from keras.src.models.functional import Functional
 
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.module_model import ModuleModel
 
 

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 import keras
 import numpy as np
 
+from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import ConfigError, Problem, UsageError
-from distlaunch.run_dir import RunDir
-from distlaunch.training.data import Split, make_split, with_preprocessing
-from distlaunch.training.splits import read_splits
+from distlaunch.data.source import Split, make_split, with_preprocessing
+from distlaunch.data.splits import read_splits
 
 
 def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None) -> Split:

@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import Event, Notice
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import UsageError
-from distlaunch.events import Event, Notice
-from distlaunch.run_dir import RunDir
+from distlaunch.data.numbered_batches import offer_splits
+from distlaunch.data.seeds import seed_process
+from distlaunch.data.source import open_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
-from distlaunch.strategies.parameter_server import start_server
-from distlaunch.strategies.worker_batches import tell_failures
-from distlaunch.training.data import open_splits
-from distlaunch.training.readers import offer_splits
-from distlaunch.training.seeds import seed_process
+from distlaunch.strategies.parameter_server.strategy import start_server
+from distlaunch.strategies.parameter_server.worker_batches import tell_failures
 
 SERVERS = ("worker", "ps")
 _PROBE_S = 1.0

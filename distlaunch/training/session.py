@@ -10,11 +10,8 @@ from typing import Any
 
 import keras
 
-from distlaunch.cluster.spec import Task
-from distlaunch.config.differences import OF_THE_MODEL, differences
-from distlaunch.config.run import ExportFormat, RunConfig
-from distlaunch.errors import CheckpointError, ConfigError, Problem
-from distlaunch.events import (
+from distlaunch.base.errors import CheckpointError, ConfigError, Problem
+from distlaunch.base.events import (
     CheckpointFailed,
     DataResolved,
     Evaluated,
@@ -26,26 +23,29 @@ from distlaunch.events import (
     TrainingStarted,
     VariablesPlaced,
 )
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.config.differences import OF_THE_MODEL, differences
+from distlaunch.config.run import ExportFormat, RunConfig
+from distlaunch.data.numbered_batches import offer_splits
+from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.seeds import seed_process
+from distlaunch.data.source import Split, open_splits
 from distlaunch.strategies import create, state_bytes
 from distlaunch.strategies.data_ends import different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
-from distlaunch.training.callbacks import build_callbacks
-from distlaunch.training.checkpoint import CheckpointStore, DamagedError, Saved
-from distlaunch.training.checkpoint_meta import Progress
-from distlaunch.training.data import Split, open_splits
-from distlaunch.training.export import rebuild
-from distlaunch.training.exporting import CHECKED_ROWS, ExportError, Trained, Written, export_all
-from distlaunch.training.labels import told_plainly, with_rules
+from distlaunch.training.callbacks.keras_callbacks import build_callbacks
+from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
+from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checks.labels import told_plainly, with_rules
+from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
+from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import CALLBACK, Outcome, Surroundings, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
-from distlaunch.training.preprocessing import Preprocessing
-from distlaunch.training.readers import offer_splits
-from distlaunch.training.seeds import seed_process
-from distlaunch.training.steps import make_steps
+from distlaunch.training.steps.functions import make_steps
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from
 

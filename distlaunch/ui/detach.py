@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import click
 
-from distlaunch.launch.paths import shown
-from distlaunch.launch.plan import LaunchPlan
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.runs.paths import shown
 from distlaunch.ui.console import JobConsole
-from distlaunch.ui.view import TextView
+from distlaunch.ui.progress.view import TextView
 
 
 class DetachedView(TextView):

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from distlaunch.launch.attempt import AttemptResult
-from distlaunch.launch.failures import Failure
-from distlaunch.launch.paths import shown
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.runs.paths import shown
+from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
-from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
-from distlaunch.ui.state import RunState
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
+from distlaunch.ui.progress.state import RunState
 
 
 def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:

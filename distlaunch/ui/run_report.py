@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from distlaunch import strict_json
-from distlaunch.events import EpochEnded, Evaluated
-from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import AttemptReport, RunReport
+from distlaunch.base import strict_json
+from distlaunch.base.events import EpochEnded, Evaluated
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
 from distlaunch.ui.boxes import pen_for
 from distlaunch.ui.columns import columns
-from distlaunch.ui.lines import STATUS_STYLES, data_source, restarts, training_start
 from distlaunch.ui.placement import bytes_per_task, placement_sections
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
 
 
 def print_report(console: Console, report: RunReport) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from distlaunch import strict_json
-from distlaunch.launch.paths import shown
-from distlaunch.launch.run_report import KILLED, RUNNING, SCRIPT
-from distlaunch.launch.runs import RunSummary
+from distlaunch.base import strict_json
+from distlaunch.runs.listing import RunSummary
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import KILLED, RUNNING, SCRIPT
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns
-from distlaunch.ui.lines import STATUS_STYLES
+from distlaunch.ui.progress.lines import STATUS_STYLES
 
 _STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold"}
 _HEAD = ("run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts")

@@ -6,7 +6,7 @@ import contextlib
 
 from rich.text import Text
 
-from distlaunch.launch.smoke import SmokeResult
+from distlaunch.jobs.smoke import SmokeResult
 from distlaunch.ui.console import JobConsole
 
 

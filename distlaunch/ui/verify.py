@@ -7,13 +7,13 @@ import math
 import textwrap
 from typing import Any
 
-from distlaunch.errors import ExitCode
-from distlaunch.launch.causes import random_data
-from distlaunch.launch.judgement import NOISE_FACTOR, SHARP, TOLERANCE, spread
-from distlaunch.launch.verify import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
-from distlaunch.trials import Record
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.trial_records import Record
 from distlaunch.ui.columns import columns
 from distlaunch.ui.words import duration
+from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
+from distlaunch.verify.explain import random_data
+from distlaunch.verify.judge import NOISE_FACTOR, SHARP, TOLERANCE, spread
 
 _HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
 _RIGHT = frozenset(range(1, 8))

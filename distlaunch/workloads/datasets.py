@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem
 
 Arrays = dict[str, np.ndarray]
 Found = tuple[Arrays, str]

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.workloads.datasets import find_fashion_mnist, find_mnist
 
 SHAPE = (28, 28, 1)

@@ -42,7 +42,7 @@ class Reference:
         return allowed(noise_runs(), self.record)
 
     def _train(self, **options: Any) -> dict[str, Any]:
-        from distlaunch.strategies.one_device import OneDevice
+        from distlaunch.strategies.replica.one_device import OneDevice
         from tests.parity.train_case import train_case
 
         return train_case(self._case, OneDevice(), **options)

@@ -39,13 +39,13 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[An
     """Steps done by one call of 16, the first whose loss is not finite, and whether the data ended there."""
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
+    from distlaunch.data.numbered_batches import offer_splits
+    from distlaunch.data.source import make_split
+    from distlaunch.data.splits import read_splits
     from distlaunch.strategies import create
     from distlaunch.strategies.protocol import Vote
     from distlaunch.training.build import build_model
-    from distlaunch.training.data import make_split
-    from distlaunch.training.readers import offer_splits
-    from distlaunch.training.splits import read_splits
-    from distlaunch.training.steps import make_steps
+    from distlaunch.training.steps.functions import make_steps
 
     here = "tests.parity.nonfinite_case"
     raw = {
@@ -67,7 +67,7 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[An
 
 
 def main() -> None:
-    from distlaunch.backend import choose_backend
+    from distlaunch.base.backend import choose_backend
     from tests.parity.train_jobs import prepare_devices
 
     [kind] = sys.argv[1:]

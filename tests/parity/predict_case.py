@@ -18,13 +18,13 @@ import numpy as np
 
 from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
+from distlaunch.data.source import make_split
+from distlaunch.data.splits import read_splits
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
-from distlaunch.training.data import make_split
 from distlaunch.training.predictions import named_arrays
-from distlaunch.training.splits import read_splits
-from distlaunch.training.steps import make_steps
+from distlaunch.training.steps.functions import make_steps
 from tests.parity.cases import CASES
 from tests.parity.train_jobs import prepare_devices
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distlaunch.backend import choose_backend
+from distlaunch.base.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
 from tests.parity.train_jobs import prepare_devices
 
@@ -28,9 +28,9 @@ def run_session(run_dir: str, raw: dict[str, Any], stop_after: int, *, leave: bo
         stop_after: steps after which the process is asked to stop.
         leave: no other session of this process follows.
     """
+    from distlaunch.base.events import Event, StepsDone
+    from distlaunch.base.run_dir import RunDir
     from distlaunch.config.run import RunConfig
-    from distlaunch.events import Event, StepsDone
-    from distlaunch.run_dir import RunDir
     from distlaunch.training.session import Session
 
     steps: Steps = []

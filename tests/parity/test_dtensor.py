@@ -63,7 +63,7 @@ def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> 
 
 def test_a_step_that_reads_what_it_has_assigned_is_found_out(one_device, monkeypatch) -> None:
     """DTensor may give the old value, without an error. If it stops doing so, this test fails: good news."""
-    from distlaunch.strategies import dtensor_program
+    from distlaunch.strategies.dtensor import program as dtensor_program
 
     def assign_in_two_halves(variables, before, values) -> None:
         for variable, value in zip(variables, values, strict=True):

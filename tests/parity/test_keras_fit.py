@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.one_device import OneDevice
+from distlaunch.data.source import make_split
+from distlaunch.data.splits import read_splits
+from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoint import CheckpointStore
-from distlaunch.training.checkpoint_meta import Progress
-from distlaunch.training.data import make_split
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.loop import Surroundings, TrainingLoop
-from distlaunch.training.splits import read_splits
-from distlaunch.training.steps import make_steps
+from distlaunch.training.steps.functions import make_steps
 from tests.parity.cases import BATCH, CASES
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

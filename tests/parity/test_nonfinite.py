@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.errors import NonFiniteError
-from distlaunch.events import CheckpointSaved, EpochEnded, Notice, RunEnded, read_events
+from distlaunch.base.errors import NonFiniteError
+from distlaunch.base.events import CheckpointSaved, EpochEnded, Notice, RunEnded, read_events
 from tests.parity.nonfinite_case import BAD, STEPS, first_call
 
 HERE = "tests.parity.nonfinite_case"
@@ -80,7 +80,7 @@ def overflowing() -> dict:
 
 @pytest.mark.usefixtures("virtual_devices")
 def test_gradients_that_a_loss_scale_overflows_are_normal_and_validation_only_warns(tmp_path: Path) -> None:
-    from distlaunch.training.checkpoint import CheckpointStore
+    from distlaunch.training.checkpoints.files import CheckpointStore
 
     data = {"function": "tests.parity.test_nonfinite:overflowing", "global_batch": 24}
     train(tmp_path, {"data": data, "precision": "mixed_float16"})

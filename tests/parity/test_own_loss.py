@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from distlaunch import notebook
-from distlaunch.events import EpochEnded, Notice, read_events
+from distlaunch.base.events import EpochEnded, Notice, read_events
 
 HERE = "tests.parity.test_own_loss"
 layers = keras.layers

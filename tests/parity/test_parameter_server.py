@@ -85,8 +85,8 @@ def test_parameter_server_rest(kind, name, trained, one_device):
 def test_what_servers_cannot_do_now_and_then_is_refused(option):
     import keras
 
-    from distlaunch.errors import ConfigError
-    from distlaunch.strategies.parameter_server import check_branches
+    from distlaunch.base.errors import ConfigError
+    from distlaunch.strategies.parameter_server.strategy import check_branches
 
     inner = keras.optimizers.SGD(**{option: 2, "use_ema": option.startswith("ema")})
     for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):

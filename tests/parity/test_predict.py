@@ -40,7 +40,7 @@ def expected(name: str) -> dict[str, np.ndarray]:
     import keras
 
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.one_device import OneDevice
+    from distlaunch.strategies.replica.one_device import OneDevice
     from distlaunch.training.build import build_model
     from distlaunch.training.predictions import named_arrays
     from tests.parity import problems

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distlaunch.strategies import replica_share
-from distlaunch.strategies.replica_input import split_rows
-from distlaunch.strategies.row_random import Order, numbers_for
+from distlaunch.strategies.replica import share as replica_share
+from distlaunch.strategies.replica.input import split_rows
+from distlaunch.strategies.replica.row_random import Order, numbers_for
 
 REPLICAS = 3
 
@@ -94,7 +94,7 @@ def test_rows_in_another_order_keep_their_numbers(rows: int) -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (5, 8), (7, 5), (3, 4, 12)])
 def test_jax_draws_what_tensorflow_draws(shape: tuple[int, ...], dtype: str) -> None:
     jax = pytest.importorskip("jax")
-    from distlaunch.strategies import jax_random
+    from distlaunch.strategies.jax import random as jax_random
 
     for state in ([5, 0], [906691060, 7], [2**31 - 1, 3]):
         seed = tf.constant([word % (2**31 - 2) for word in state], tf.int32)

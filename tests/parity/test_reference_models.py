@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.errors import ConfigError
+from distlaunch.base.errors import ConfigError
 from distlaunch.workloads.images import mlp
 from tests.parity.cases import CASES
 from tests.parity.mesh_cases import FAST, LARGER, MESHES, MODELS, REFUSED, SLOW, SLOW_ON_JAX, STYLES

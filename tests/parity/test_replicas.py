@@ -99,7 +99,7 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
 @pytest.mark.parametrize("precision", list(EPSILON))
 def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
     """As below: a mean of means is still seen through the rounding of 16 bits."""
-    from distlaunch.strategies import replica_share
+    from distlaunch.strategies.replica import share as replica_share
 
     raw = {**CASES["mlp sgd, uneven"], "precision": precision}
     raw["compile"] = {**raw["compile"], "metrics": []}
@@ -123,7 +123,7 @@ def test_many_steps_to_a_call_on_replicas(name, one_device):
 def train_mirrored(name: str | dict, replicas: int, **options) -> dict:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.strategy import Mirrored as Config
-    from distlaunch.strategies.mirrored import Mirrored
+    from distlaunch.strategies.replica.mirrored import Mirrored
     from tests.parity.train_case import train_case
 
     return train_case(name, Mirrored(Config(kind="mirrored", replicas=replicas), Task("worker", 0)), **options)
@@ -155,7 +155,7 @@ def test_multi_worker_mirrored_rest(name, one_device, multi_worker):
 
 def test_steps_per_call_changes_nothing(one_device):
     """Many steps in a graph call are the same steps: bit-equal."""
-    from distlaunch.strategies.one_device import OneDevice
+    from distlaunch.strategies.replica.one_device import OneDevice
     from tests.parity.train_case import train_case
 
     name = "mlp sgd, uneven"
@@ -165,7 +165,7 @@ def test_steps_per_call_changes_nothing(one_device):
 
 def test_the_rule_catches_a_fault(one_device):
     """Keras's own rule for replicas (mean of means) is wrong for an uneven last batch, and the comparison says so."""
-    from distlaunch.strategies import replica_share
+    from distlaunch.strategies.replica import share as replica_share
 
     name = "mlp sgd, uneven"
     wrong = replica_share.current_share

@@ -15,20 +15,20 @@ from typing import Any
 
 import keras
 
+from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
-from distlaunch.events import EpochEnded, Event, StepsDone
+from distlaunch.data.numbered_batches import offer_splits
+from distlaunch.data.source import make_split
+from distlaunch.data.splits import read_splits
 from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
-from distlaunch.training.checkpoint import CheckpointStore
-from distlaunch.training.checkpoint_meta import Progress
-from distlaunch.training.data import make_split
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.loop import Surroundings, TrainingLoop
-from distlaunch.training.readers import offer_splits
-from distlaunch.training.splits import read_splits
-from distlaunch.training.steps import make_steps
-from distlaunch.training.trial import rounded as moved
+from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.trials.recorder import rounded as moved
 from tests.parity.cases import CASES
 
 Record = dict[str, Any]

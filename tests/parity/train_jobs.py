@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.backend import choose_backend
+from distlaunch.base.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
 
 

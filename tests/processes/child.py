@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from distlaunch.events import Evaluated, EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
-from distlaunch.protocol import DUMP_SIGNAL, LIFELINE_FD
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import Evaluated, EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
+from distlaunch.base.run_dir import RunDir
 
 RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]
 LEAD = os.environ.get("LEAD", "worker:0") == TASK
@@ -44,7 +44,7 @@ def train() -> None:
 
 
 def pulse(step: str) -> None:
-    from distlaunch.pulse import Pulse
+    from distlaunch.base.heartbeat import Pulse
 
     Pulse(RUN.task(0, TASK).pulse).at_step(int(step))
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from distlaunch.cli.main import main
-from distlaunch.launch import plan
-from distlaunch.launch.engines import local
+from distlaunch.engines import local
+from distlaunch.plan import train as plan
 
 real_argv = plan.worker_argv
 

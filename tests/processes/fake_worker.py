@@ -1,4 +1,4 @@
-"""Does what `python -m distlaunch.worker` does, as seen from outside, in no time. FAKE says how it behaves."""
+"""Does what `python -m distlaunch.tasks.worker` does, as seen from outside, in no time. FAKE says how it behaves."""
 
 import argparse
 import faulthandler
@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distlaunch import events as ev
+from distlaunch.base import events as ev
+from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
-from distlaunch.config.load import load_resolved
-from distlaunch.protocol import DUMP_SIGNAL
-from distlaunch.pulse import Pulse
-from distlaunch.run_dir import RunDir
+from distlaunch.config.read.load import load_resolved
 
 parser = argparse.ArgumentParser()
 for flag in ("--wait-for-chief", "--unchecked"):

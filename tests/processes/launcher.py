@@ -7,7 +7,7 @@ from pathlib import Path
 
 from supervised import Recorder, make_plan
 
-from distlaunch.launch.supervisor import Supervisor
+from distlaunch.supervise.supervisor import Supervisor
 
 if __name__ == "__main__":
     run_dir, stop_timeout_s, *rest = sys.argv[1:]

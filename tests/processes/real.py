@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.events import Event, StepsDone, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import Event, StepsDone, read_events
+from distlaunch.base.run_dir import RunDir
 
 CONFIGS = Path(REPOSITORY) / "configs"
 LIMIT_S = 180.0
@@ -57,7 +57,7 @@ def at_step(number: int) -> Callable[[list[Event]], bool]:
 
 def final_state(run_dir: RunDir) -> dict[str, np.ndarray]:
     """The newest checkpoint's arrays by name, without the metrics."""
-    from distlaunch.training.checkpoint import CheckpointStore
+    from distlaunch.training.checkpoints.files import CheckpointStore
 
     saved = CheckpointStore(run_dir.checkpoints).newest_good()
     assert saved is not None
@@ -70,7 +70,7 @@ def assert_nothing_left(run_dir: RunDir) -> None:
 
 def kill_task(run_dir: RunDir, index: int) -> None:
     """SIGKILL to the process of a worker."""
-    from distlaunch.events import TaskStarted
+    from distlaunch.base.events import TaskStarted
 
     files = [run_dir.events, run_dir.task(run_dir.next_attempt() - 1, f"worker:{index}").events]
     started = [

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
+from distlaunch.base.events import Event
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
-from distlaunch.events import Event
-from distlaunch.launch.plan import LaunchPlan, Mode, TaskPlan
-from distlaunch.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan, Mode, TaskPlan
 
 CHILD = Path(__file__).with_name("child.py")
 REPOSITORY = str(Path(__file__).parents[2])

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-pytest.importorskip("distlaunch.config.load")
+pytest.importorskip("distlaunch.config.read.load")
 
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
 
 CONFIG = """\
 model: {function: "m.py:model"}

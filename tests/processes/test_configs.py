@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real import CONFIGS, json_lines, run
 
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
 
 
 @dataclass(frozen=True)

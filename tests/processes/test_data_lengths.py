@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from real import assert_nothing_left, run
 
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
 
 MINE = """
 import json, os

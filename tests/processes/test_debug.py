@@ -8,8 +8,8 @@ import pytest
 from real import run
 from terminal import Terminal
 
-from distlaunch.events import EpochEnded, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import EpochEnded, read_events
+from distlaunch.base.run_dir import RunDir
 
 MINE = """
 import keras, numpy as np, pdb, tensorflow as tf

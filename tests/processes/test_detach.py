@@ -20,10 +20,10 @@ import pytest
 from supervised import processes_of, wait_until
 from test_commands import CONFIG, Shell
 
-from distlaunch.errors import UsageError
-from distlaunch.launch.runs import find_runs
-from distlaunch.launch.stopping import stop_run
-from distlaunch.run_dir import RunDir
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.stop import stop_run
+from distlaunch.runs.listing import find_runs
 
 TWO = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
 
@@ -93,7 +93,7 @@ def test_it_survives_its_terminal(shell: Shell) -> None:
 
 def test_a_terminal_that_is_closed_while_the_launcher_comes_up(shell: Shell) -> None:
     """Nobody reads the pipe any more at whose end the command has waited."""
-    code = "import os, pathlib; from distlaunch.launch.detach import Daemon; reading, writing = os.pipe()\n"
+    code = "import os, pathlib; from distlaunch.jobs.detach import Daemon; reading, writing = os.pipe()\n"
     code += "os.close(reading); Daemon(writing, pathlib.Path('log')).settle(); print('going on')"
     subprocess.run([sys.executable, "-c", code], cwd=shell.directory, env=shell.env, check=True)
     assert (shell.directory / "log").read_text() == "going on\n"

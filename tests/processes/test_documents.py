@@ -10,10 +10,10 @@ import pytest
 import yaml
 from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
 
-from distlaunch.config.load import load_config
+from distlaunch.base.events import Evaluated, read_events
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.read.load import load_config
 from distlaunch.config.strategy_switch import KINDS
-from distlaunch.events import Evaluated, read_events
-from distlaunch.run_dir import RunDir
 from tests.documents import commands, snippet, snippets
 
 HERE = Path(__file__).parent

@@ -13,8 +13,8 @@ import pytest
 from real import LIMIT_S, final_state
 from supervised import REPOSITORY
 
-from distlaunch.events import CheckpointFailed, CheckpointSaved, RunEnded, StepsDone, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import CheckpointFailed, CheckpointSaved, RunEnded, StepsDone, read_events
+from distlaunch.base.run_dir import RunDir
 
 MOUNT = ["unshare", "--map-root-user", "--mount"]
 WHY = "needs unshare and user namespaces, to mount a small disk"

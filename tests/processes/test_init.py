@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from real import json_lines, run
 
-from distlaunch.config.load import load_config
+from distlaunch.config.read.load import load_config
 from distlaunch.config.strategy_switch import KINDS
 
 ACCURACY = 0.985  # it says 99 %

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from real import assert_nothing_left, at_step, final_state, finish, json_lines, kill_task, run, start, wait_for
 
-from distlaunch.events import EpochEnded, Event, Restored, StepsDone, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import EpochEnded, Event, Restored, StepsDone, read_events
+from distlaunch.base.run_dir import RunDir
 
 pytest.importorskip("jax")
 

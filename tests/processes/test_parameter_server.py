@@ -14,8 +14,8 @@ import pytest
 from real import CONFIGS, assert_nothing_left, at_step, final_state, finish, run, start, wait_for
 from supervised import wait_until
 
-from distlaunch.events import EpochEnded, Evaluated, Event, RunEnded, TaskRestarted, TaskStarted, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import EpochEnded, Evaluated, Event, RunEnded, TaskRestarted, TaskStarted, read_events
+from distlaunch.base.run_dir import RunDir
 
 FASHION = str(CONFIGS / "fashion_mnist_servers.yaml")
 REGRESSION = str(CONFIGS / "linear_regression_servers.yaml")
@@ -66,7 +66,7 @@ def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int) ->
     assert len(restarted) >= kills - 1  # the last kill may have come at the very end
     steps = [event.step for event in epochs_of(killed)]
     assert steps == [63 * (epoch + 1) for epoch in range(epochs)]
-    from distlaunch.training.checkpoint import CheckpointStore
+    from distlaunch.training.checkpoints.files import CheckpointStore
 
     store = CheckpointStore(killed.checkpoints)
     assert store.steps() == steps
@@ -227,8 +227,8 @@ def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None
 INSPECT = """
 import sys
 from distlaunch.cluster.spec import Task
-from distlaunch.config.load import load_config
-from distlaunch.run_dir import RunDir
+from distlaunch.config.read.load import load_config
+from distlaunch.base.run_dir import RunDir
 from distlaunch.training.session import Session
 
 loaded = load_config(sys.argv[1], tuple(sys.argv[2:]), num_gpus=0)

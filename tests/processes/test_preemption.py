@@ -11,8 +11,8 @@ import pytest
 from real import finish, run, start
 from supervised import processes_of, wait_until
 
-from distlaunch.events import Event, Restored, StepsDone, TaskStarted, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted, read_events
+from distlaunch.base.run_dir import RunDir
 
 MINE = """
 import atexit, os
@@ -109,8 +109,8 @@ from pathlib import Path
 
 import keras
 
-from distlaunch.events import TaskStarted, read_events
-from distlaunch.launch.supervision import LOCKSTEP_STOP_S
+from distlaunch.base.events import TaskStarted, read_events
+from distlaunch.supervise.policy import LOCKSTEP_STOP_S
 
 
 class Keeps(keras.callbacks.Callback):

@@ -12,8 +12,8 @@ import pytest
 from supervised import processes_of, wait_until
 from test_commands import CONFIG, Shell
 
-from distlaunch.events import RunEnded, TaskFailed, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import RunEnded, TaskFailed, read_events
+from distlaunch.base.run_dir import RunDir
 
 SERVERS = ["--set", "strategy.kind=parameter_server", "--set", "cluster.workers=2", "--set", "cluster.ps=1"]
 EVALUATOR = ["--set", "cluster.evaluator=true"]

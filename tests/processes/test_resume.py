@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from real import json_lines, run
 
-from distlaunch.events import CheckpointFailed, EpochEnded, Restored, TrainingStarted, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import CheckpointFailed, EpochEnded, Restored, TrainingStarted, read_events
+from distlaunch.base.run_dir import RunDir
 
 MINE = """
 import keras, numpy as np

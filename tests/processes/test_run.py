@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
-from distlaunch.pulse import BEAT_S, read_signs
-from distlaunch.run_dir import RunDir
+from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
+from distlaunch.base.heartbeat import BEAT_S, read_signs
+from distlaunch.base.run_dir import RunDir
 
 HEAD = """\
 import json, os, signal, sys, time

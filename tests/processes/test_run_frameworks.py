@@ -13,7 +13,7 @@ import pytest
 from supervised import wait_until
 from test_run import Runner, end
 
-from distlaunch.events import RunEnded, TaskRestarted
+from distlaunch.base.events import RunEnded, TaskRestarted
 
 SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 150

@@ -15,11 +15,11 @@ import pytest
 from supervised import Recorder, processes_of, wait_until
 from test_run import Runner, end
 
+from distlaunch.base.events import TaskStarted
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import pick_ports
-from distlaunch.events import TaskStarted
-from distlaunch.launch.script_plan import ScriptJob, plan_script
-from distlaunch.launch.supervisor import Supervisor
-from distlaunch.run_dir import RunDir
+from distlaunch.plan.script import ScriptJob, plan_script
+from distlaunch.supervise.supervisor import Supervisor
 
 MEMORY_BYTES = 100_000_000
 

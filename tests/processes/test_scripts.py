@@ -13,9 +13,9 @@ import portpicker
 import pytest
 from supervised import REPOSITORY, wait_until
 
-from distlaunch.errors import ExitCode
-from distlaunch.events import CheckpointSaved, EpochEnded, Restored, RunEnded, StepsDone, TaskStarted, read_events
-from distlaunch.run_dir import RunDir
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import CheckpointSaved, EpochEnded, Restored, RunEnded, StepsDone, TaskStarted, read_events
+from distlaunch.base.run_dir import RunDir
 
 CONFIGS = Path(REPOSITORY) / "configs"
 SCRIPTS = Path(REPOSITORY) / "scripts"
@@ -184,7 +184,7 @@ def test_the_notebook(machine: Machine) -> None:
 NOTEBOOK = """\
 import os, signal, sys
 import numpy as np
-from distlaunch.errors import ConfigError, UsageError
+from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.notebook import train
 
 CONFIG = sys.argv[1]
@@ -234,7 +234,7 @@ class Stop(keras.callbacks.Callback):
 MESH_CELL = """\
 import sys
 import numpy as np
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.notebook import train
 
 CONFIG, kind, other = sys.argv[1:]

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from supervised import Recorder, make_servers_plan
 
-from distlaunch.errors import ExitCode
-from distlaunch.events import Evaluated, RunEnded, TaskRestarted, read_events
-from distlaunch.launch.outcome import Outcome
-from distlaunch.launch.plan import LaunchPlan
-from distlaunch.launch.supervisor import Supervisor
-from distlaunch.run_dir import RunDir
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import Evaluated, RunEnded, TaskRestarted, read_events
+from distlaunch.base.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.supervise.supervisor import Supervisor
 
 SERVE = ["serve"]
 LONG = ["train", "hang"]

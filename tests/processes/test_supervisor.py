@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from supervised import Recorder, make_plan
 
-from distlaunch.errors import ExitCode, Problem
-from distlaunch.events import RunEnded, TaskFailed, read_events
-from distlaunch.launch.outcome import Outcome
-from distlaunch.launch.plan import LaunchPlan
-from distlaunch.launch.supervisor import Supervisor
-from distlaunch.run_dir import RunDir
+from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.events import RunEnded, TaskFailed, read_events
+from distlaunch.base.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.supervise.supervisor import Supervisor
 
 GOOD = ["train", "wait_for=training-1", "finish"]
 PEER = ["train", "hang"]

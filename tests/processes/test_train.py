@@ -22,7 +22,7 @@ from real import (
     wait_for,
 )
 
-from distlaunch.events import (
+from distlaunch.base.events import (
     CheckpointSaved,
     EpochEnded,
     Event,
@@ -33,7 +33,7 @@ from distlaunch.events import (
     TrainingStarted,
     read_events,
 )
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
 
 TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
 SHORT = ("--set", "data.train_examples=1000", "--set", "train.epochs=3", "--set", "determinism=true")

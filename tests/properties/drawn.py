@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from distlaunch.base.errors import Problem
 from distlaunch.config.base import Section
-from distlaunch.config.checks import cross_check
-from distlaunch.config.references import reference_problems
-from distlaunch.config.replicas import num_replicas
+from distlaunch.config.checks.config import cross_check
+from distlaunch.config.checks.replicas import num_replicas
+from distlaunch.config.read.tree import Key
+from distlaunch.config.references.functions import reference_problems
+from distlaunch.config.references.sites import sites
 from distlaunch.config.run import RunConfig
-from distlaunch.config.sites import sites
-from distlaunch.config.tree import Key
-from distlaunch.errors import Problem
 
 Draw = st.SearchStrategy[Any]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 pytest.importorskip("tensorflow")
 
+from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import Callback
-from distlaunch.run_dir import RunDir
-from distlaunch.training.callbacks import (
+from distlaunch.training.callbacks.keras_callbacks import (
     _NOT_RESTORED,
     array_state,
     build_callbacks,
@@ -23,8 +23,8 @@ from distlaunch.training.callbacks import (
     restore_arrays,
     restore_state,
 )
-from distlaunch.training.checkpoint import CheckpointStore
-from distlaunch.training.checkpoint_meta import Progress
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
 from tests.properties.drawn import texts
 from tests.properties.test_checkpoints import arrays
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.events import FORMAT, Event, EventWriter, Logs, read_events
+from distlaunch.base.events import FORMAT, Event, EventWriter, Logs, read_events
 from tests.properties.drawn import texts
 
 _finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -15,11 +15,11 @@ import tensorflow as tf
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from distlaunch.base.events import Event
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
-from distlaunch.events import Event
-from distlaunch.run_dir import RunDir
-from distlaunch.training.checkpoint import CheckpointStore
+from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.session import Session
 
 HERE = "tests.properties.test_resume"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distlaunch.launch.advice import Advice, advise
-from distlaunch.launch.failures import TaskError
-from distlaunch.launch.standing import Why
+from distlaunch.supervise.diagnose.advice import Advice, advise
+from distlaunch.supervise.diagnose.exit_reason import TaskError
+from distlaunch.supervise.state import Why
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/first.py", line 3, in <module>

@@ -8,7 +8,7 @@ import inspect
 import pytest
 import tensorflow as tf
 
-from distlaunch.training.both_ways import both_ways
+from distlaunch.data.user_functions import both_ways
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.load import load_config
-from distlaunch.errors import ConfigError
+from distlaunch.base.errors import ConfigError
+from distlaunch.config.read.load import load_config
 from tests.unit.broken_configs import ALL, Broken
 from tests.unit.config_files import write_models
 

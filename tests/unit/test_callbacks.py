@@ -9,9 +9,9 @@ import pytest
 
 keras = pytest.importorskip("keras")
 
+from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
-from distlaunch.run_dir import RunDir  # noqa: E402
-from distlaunch.training.callbacks import build_callbacks, continue_log, plain_state, restore_state  # noqa: E402
+from distlaunch.training.callbacks.keras_callbacks import build_callbacks, continue_log, plain_state, restore_state  # noqa: E402
 
 MINE = """
 import keras

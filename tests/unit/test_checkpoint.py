@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from distlaunch.errors import CheckpointError
-from distlaunch.training.checkpoint import CheckpointStore, DamagedError, UnreadableError
-from distlaunch.training.checkpoint_meta import Progress
+from distlaunch.base.errors import CheckpointError
+from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
+from distlaunch.training.checkpoints.meta import Progress
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),

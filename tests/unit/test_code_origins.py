@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from distlaunch.code_origins import PREFIX, format_exception, translated
+from distlaunch.base.code_origins import PREFIX, format_exception, translated
 from distlaunch.strategies import generated_code
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

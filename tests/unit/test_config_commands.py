@@ -12,13 +12,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from distlaunch.base.errors import UsageError
 from distlaunch.cli.init import command as init
 from distlaunch.cli.validate import command as validate
 from distlaunch.cli.verify import command as verify
-from distlaunch.config.load import load_config
+from distlaunch.config.read.load import load_config
 from distlaunch.config.schema import FILE_NAME, json_schema, schema_text
 from distlaunch.config.starter import Starter
-from distlaunch.errors import UsageError
 from tests.unit.broken_configs import CHECKS, REFERENCES, SCHEMA, YAML
 from tests.unit.config_files import BASE, write_models
 

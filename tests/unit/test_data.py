@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distlaunch.base.errors import ConfigError
 from distlaunch.config.run import Data
-from distlaunch.errors import ConfigError
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.strategies.replica_input import own_rows, split_rows  # noqa: E402
-from distlaunch.training.data import make_split  # noqa: E402
+from distlaunch.data.source import make_split  # noqa: E402
+from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
 ROWS, BATCH = 23, 5

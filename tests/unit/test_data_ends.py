@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from distlaunch.errors import DataError
+from distlaunch.base.errors import DataError
 from distlaunch.strategies.ballots import Ballots
+from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import check_ends, different_lengths
-from distlaunch.strategies.peers import Peers
 from distlaunch.strategies.protocol import Vote
 from tests.unit.test_peers import in_each
 

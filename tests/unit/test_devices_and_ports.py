@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.cli.validate import command as validate
 from distlaunch.cluster.devices import find_gpus, share_gpus
 from distlaunch.cluster.ports import find_holder, hold_ports, pick_ports
-from distlaunch.errors import ConfigError, UsageError
-from distlaunch.launch import job
-from distlaunch.launch.trial_plan import plan_trials
+from distlaunch.jobs import job
+from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
 
 LISTING = """\

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.errors import DistlaunchError
-from distlaunch.training import export_check
+from distlaunch.base.errors import DistlaunchError
+from distlaunch.training.export import check as export_check
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.errors import Problem
-from distlaunch.launch.facts import Blame
-from distlaunch.launch.failures import (
+from distlaunch.base.errors import Problem
+from distlaunch.base.run_dir import TaskDir
+from distlaunch.base.task_error import write_signal
+from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,
     explain_exit,
@@ -18,8 +19,7 @@ from distlaunch.launch.failures import (
     may_pass,
     read_error,
 )
-from distlaunch.run_dir import TaskDir
-from distlaunch.task_error import write_signal
+from distlaunch.supervise.facts import Blame
 
 GRAPH_ERROR = """Graph execution error:
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distlaunch.errors import UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.serving.exported import ANY, Spec
 from distlaunch.serving.input_files import read_inputs
 

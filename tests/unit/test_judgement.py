@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from distlaunch.launch.causes import explain
-from distlaunch.launch.judgement import Judgement, first_not_a_number, judge
-from distlaunch.launch.trial_plan import PlannedTrial
-from distlaunch.trials import ModelFacts, Record, Series
+from distlaunch.base.trial_records import ModelFacts, Record, Series
+from distlaunch.verify.explain import explain
+from distlaunch.verify.judge import Judgement, first_not_a_number, judge
+from distlaunch.verify.trials import PlannedTrial
 
 STEPS = 30
 LOSSES = [1.0 / (1 + 0.1 * step) for step in range(STEPS)]

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from distlaunch.config.keras_names import ALIASES, NAMES, canonical, suggestion
+from distlaunch.config.references.keras_names import ALIASES, NAMES, canonical, suggestion
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")  # Keras's import may begin TensorFlow's first operation
 

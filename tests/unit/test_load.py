@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distlaunch.config.load import LoadedConfig, dump_config, load_config, load_resolved
-from distlaunch.config.scalars import escape, resolve, substitute
-from distlaunch.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.read.load import LoadedConfig, dump_config, load_config, load_resolved
+from distlaunch.config.read.scalars import escape, resolve, substitute
 from tests.unit.config_files import BASE, write_models
 
 ODD_TEXTS = [

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.task_error import write_exception
 from distlaunch.cluster.spec import Task
-from distlaunch.launch.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Saving, Sent, Spawned
-from distlaunch.launch.lookout import Lookout
-from distlaunch.launch.outcome import rules_of
-from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.launch.standing import Standing
-from distlaunch.pulse import Pulse
-from distlaunch.run_dir import RunDir
-from distlaunch.task_error import write_exception
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Saving, Sent, Spawned
+from distlaunch.supervise.outcome import rules_of
+from distlaunch.supervise.probes import Lookout
+from distlaunch.supervise.state import Standing
 
 CHIEF, WORKER, EVALUATOR = "chief:0", "worker:0", "evaluator:0"
 UP: list[Fact] = [*(Spawned(0, task) for task in (CHIEF, WORKER)), *(Came(1, task) for task in (CHIEF, WORKER))]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from distlaunch.errors import ConfigError, DataError
+from distlaunch.base.errors import ConfigError, DataError
+from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import Batch
-from distlaunch.training.data import Split
-from distlaunch.training.labels import label_rules, told_plainly, with_rules
-from distlaunch.training.loss_fit import check_loss
+from distlaunch.training.checks.labels import label_rules, told_plainly, with_rules
+from distlaunch.training.checks.loss_fit import check_loss
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 

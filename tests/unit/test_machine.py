@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.load import load_config
-from distlaunch.config.machine import busy_ports, runs_dir_problems
+from distlaunch.config.checks.machine import busy_ports, runs_dir_problems
+from distlaunch.config.read.load import load_config
 from distlaunch.config.run import RunConfig
 from tests.unit.config_files import BASE, write_models
 

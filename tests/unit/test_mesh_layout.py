@@ -10,9 +10,9 @@ import yaml
 
 keras = pytest.importorskip("keras")
 
-from distlaunch.errors import ConfigError  # noqa: E402
+from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.layouts import with_layout  # noqa: E402
-from distlaunch.strategies.mesh_layout import (  # noqa: E402
+from distlaunch.strategies.mesh.layout import (  # noqa: E402
     as_yaml,
     chosen_layouts,
     layouts_of,

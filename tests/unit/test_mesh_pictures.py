@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from distlaunch.base.events import EventWriter, VariablesPlaced
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
-from distlaunch.events import EventWriter, VariablesPlaced
-from distlaunch.launch.plan import LaunchPlan, plan_json
-from distlaunch.launch.run_report import read_report
-from distlaunch.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan, plan_json
+from distlaunch.runs.report import read_report
 from distlaunch.ui.boxes import ASCII, UNICODE, pen_for
 from distlaunch.ui.mesh import mesh_lines, variable_pictures
 from distlaunch.ui.placement import placement_sections, task_lines

@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.layouts import with_layout  # noqa: E402
-from distlaunch.strategies.mesh_layout import chosen_layouts  # noqa: E402
+from distlaunch.strategies.mesh.layout import chosen_layouts  # noqa: E402
 from distlaunch.strategies.module_model import ModuleModel  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

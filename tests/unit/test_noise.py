@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distlaunch.launch.noise import is_noise
+from distlaunch.agent.log_noise import is_noise
 
 NOISE = [
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",

@@ -6,9 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from distlaunch.errors import NonFiniteError
-from distlaunch.events import Event, Notice
-from distlaunch.training.nonfinite import NonFinite
+from distlaunch.base.errors import NonFiniteError
+from distlaunch.base.events import Event, Notice
+from distlaunch.training.checks.nonfinite import NonFinite
 
 BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
 

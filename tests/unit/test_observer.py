@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from distlaunch.events import Event, Notice
-from distlaunch.launch.observer import LINE_ROOM, Observer, Silent, Sturdy
+from distlaunch.base.events import Event, Notice
+from distlaunch.supervise.observer import LINE_ROOM, Observer, Silent, Sturdy
 
 DEADLINE_S = 10.0
 

@@ -8,8 +8,14 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.config.strategy import Partitioner  # noqa: E402
-from distlaunch.strategies.partition import Shards, make_partitioner, num_shards, shard_bounds, show_shards  # noqa: E402
-from distlaunch.strategies.whole_weights import give_whole_weights  # noqa: E402
+from distlaunch.strategies.parameter_server.partition import (  # noqa: E402
+    Shards,
+    make_partitioner,
+    num_shards,
+    shard_bounds,
+    show_shards,
+)
+from distlaunch.strategies.parameter_server.whole_weights import give_whole_weights  # noqa: E402
 
 WHOLE = np.arange(21, dtype=np.float32).reshape(7, 3) - 10
 

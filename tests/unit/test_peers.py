@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from distlaunch.strategies.peers import Peers, addresses_and_rank
+from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Vote
 
 DEADLINE_S = 20

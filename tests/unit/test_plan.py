@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import ConfigError, UsageError
-from distlaunch.launch.plan import (
+from distlaunch.plan.train import (
     LaunchPlan,
     fit_config,
     local_cluster,
@@ -22,7 +23,6 @@ from distlaunch.launch.plan import (
     render_plan,
     task_run_name,
 )
-from distlaunch.run_dir import RunDir
 
 TF_CONFIG = json.dumps({"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 1}})
 

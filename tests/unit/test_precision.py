@@ -11,9 +11,9 @@ import pytest
 keras = pytest.importorskip("keras")
 
 from distlaunch import notebook  # noqa: E402
+from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
-from distlaunch.errors import ConfigError  # noqa: E402
-from distlaunch.strategies.one_device import OneDevice  # noqa: E402
+from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402
 from distlaunch.training.precision import policy  # noqa: E402
 from tests.parity import problems  # noqa: E402

@@ -12,12 +12,12 @@ import pytest
 pytest.importorskip("tensorflow")
 import ml_dtypes
 
+from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.errors import ConfigError, UsageError
-from distlaunch.run_dir import RunDir
+from distlaunch.data.splits import Splits
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
-from distlaunch.training.splits import Splits
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 ONE = np.arange(6, dtype=np.float32).reshape(3, 2)

@@ -13,11 +13,11 @@ import pytest
 keras = pytest.importorskip("keras")
 import tensorflow as tf  # noqa: E402
 
+from distlaunch.base.errors import ConfigError  # noqa: E402
+from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.run import RunConfig  # noqa: E402
-from distlaunch.errors import ConfigError  # noqa: E402
-from distlaunch.run_dir import RunDir  # noqa: E402
-from distlaunch.training.data import open_splits  # noqa: E402
-from distlaunch.training.export import save_saved_model  # noqa: E402
+from distlaunch.data.source import open_splits  # noqa: E402
+from distlaunch.training.export.writers import save_saved_model  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 REPOSITORY = Path(__file__).parents[2]
@@ -64,8 +64,8 @@ def unregistered(inputs):
 if __name__ == "__main__":
     import sys
     from distlaunch.config.run import RunConfig
-    from distlaunch.run_dir import RunDir
-    from distlaunch.training.data import open_splits
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.data.source import open_splits
     config = RunConfig.model_validate_json(sys.argv[1])
     print(open_splits(config, RunDir(sys.argv[2]))[1].first_rows(2)[0].numpy().tolist())
 """
@@ -145,7 +145,7 @@ def test_a_saved_model_with_a_feature_space_takes_columns_by_name(config: Any, t
 
 def test_layers_made_before_do_not_rename_the_models_variables(config: Any) -> None:
     """The process that makes the layer makes more of them than the one that loads it; checkpoints know names."""
-    from distlaunch.strategies.one_device import OneDevice
+    from distlaunch.strategies.replica.one_device import OneDevice
     from distlaunch.training.build import build_model
 
     raw = {**config().to_plain(), "model": {"function": f"{__name__}:unnamed"}, "compile": {"loss": "mse"}}

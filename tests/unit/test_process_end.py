@@ -10,7 +10,7 @@ import pytest
 
 BEFORE = """
 import atexit, logging, logging.handlers, os, signal, sys, tempfile, threading
-from distlaunch.process_end import end_process
+from distlaunch.tasks.process_end import end_process
 never = threading.Event()
 atexit.register(print, "earlier")
 end_process.skip_earlier_hooks()

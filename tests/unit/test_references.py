@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.modules import ModuleMissingError, find_source
-from distlaunch.config.signatures import Function, argument_problems
-from distlaunch.config.source_names import SourceError, read_module
+from distlaunch.config.references.modules import ModuleMissingError, find_source
+from distlaunch.config.references.signatures import Function, argument_problems
+from distlaunch.config.references.source_names import SourceError, read_module
 
 SOURCE = """\
 import os.path as paths

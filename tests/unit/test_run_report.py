@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.cli.main import cli
-from distlaunch.errors import UsageError
-from distlaunch.events import (
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
@@ -31,8 +30,9 @@ from distlaunch.events import (
     TrainingStarted,
     VariablesPlaced,
 )
-from distlaunch.launch.runs import summarize
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import cli
+from distlaunch.runs.listing import summarize
 from distlaunch.ui.placement import bytes_per_task, placement_lines, task_lines
 
 START: dict[str, Any] = {

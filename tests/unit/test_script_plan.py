@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.errors import UsageError
-from distlaunch.launch.plan import LaunchPlan
-from distlaunch.launch.script import find_program, run_name
-from distlaunch.launch.script_plan import ScriptJob, plan_script
-from distlaunch.run_dir import RunDir
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.script import find_program, run_name
+from distlaunch.plan.script import ScriptJob, plan_script
+from distlaunch.plan.train import LaunchPlan
 
 PORTS = range(1000, 1010)
 
@@ -28,7 +28,7 @@ def variable(plan: LaunchPlan, name: str) -> dict[str, str | None]:
 def test_a_single_worker() -> None:
     (task,) = plan().tasks
     wrapped = ("--task-dir", "/r/attempts/2/worker-0", "--attempt", "2", "--task", "worker:0", "--", "a.py", "--x")
-    assert task.argv == (sys.executable, "-m", "distlaunch.script_task", *wrapped)
+    assert task.argv == (sys.executable, "-m", "distlaunch.tasks.script", *wrapped)
     assert task.env == {
         "TF_CONFIG": '{"cluster": {"worker": ["127.0.0.1:1000"]}, "task": {"type": "worker", "index": 0}}',
         "TF_GRPC_REUSE_PORT": "1",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.launch.screen import HOLD_S, Screen
-from distlaunch.launch.streams import PAUSE_S, Allowance, LineSplitter, Pump
+from distlaunch.agent.output import PAUSE_S, Allowance, LineSplitter, Pump
+from distlaunch.supervise.shown_lines import HOLD_S, Screen
 
 CASES = {
     "lines": ([b"a\nb\n"], ["a", "b"]),

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from distlaunch.errors import ExitCode
-from distlaunch.launch.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
-from distlaunch.launch.facts import Training as Up
-from distlaunch.launch.standing import RAISED_S, Standing, Why
-from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.launch.verdict import Verdict, conclude
-from distlaunch.protocol import DUMP_SIGNAL
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.supervise.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
+from distlaunch.supervise.facts import Training as Up
+from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
+from distlaunch.supervise.state import RAISED_S, Standing, Why
+from distlaunch.supervise.verdict import Verdict, conclude
 
 A, B, CHIEF, PS, EVALUATOR = "worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0"
 WORKERS = Rules(A, False, 100, 30, scripts=True)

@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from distlaunch.errors import ExitCode
-from distlaunch.launch.facts import (
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.supervise.facts import (
     Asked,
     Blame,
     Blamed,
@@ -25,10 +26,9 @@ from distlaunch.launch.facts import (
     Stalled,
     Training,
 )
-from distlaunch.launch.standing import Standing, Why
-from distlaunch.launch.supervision import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.launch.verdict import conclude
-from distlaunch.protocol import DUMP_SIGNAL
+from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
+from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.verdict import conclude
 
 CHIEF, W0, W1, PS, EV = "chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"
 RULES = Rules(

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
+from distlaunch.base.trial_records import ModelFacts, Series, TrialOrder
 from distlaunch.config.run import RunConfig
-from distlaunch.launch.deviation import first_to_deviate
-from distlaunch.launch.suspects import leaving_out, suspects
-from distlaunch.launch.trial_plan import PlannedTrial
-from distlaunch.trials import ModelFacts, Series, TrialOrder
+from distlaunch.verify.first_deviation import first_to_deviate
+from distlaunch.verify.suspects import leaving_out, suspects
+from distlaunch.verify.trials import PlannedTrial
 
 FACTS = ModelFacts(batch_norm=["norm"], own_batch_norm=["Norm"], own_state=["layer/mean"], random=["drop", "noise"])
 

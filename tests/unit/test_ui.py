@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from distlaunch.cluster.spec import Task
-from distlaunch.events import (
+from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
     Event,
@@ -21,13 +20,14 @@ from distlaunch.events import (
     TaskStarted,
     TrainingStarted,
 )
-from distlaunch.launch.plan import LaunchPlan, TaskPlan
-from distlaunch.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.ui import words
-from distlaunch.ui.lines import event_line, restarts
-from distlaunch.ui.live import LiveView, progress_line
-from distlaunch.ui.plain import PlainView
-from distlaunch.ui.state import RunState
+from distlaunch.ui.progress.lines import event_line, restarts
+from distlaunch.ui.progress.live import LiveView, progress_line
+from distlaunch.ui.progress.plain import PlainView
+from distlaunch.ui.progress.state import RunState
 
 START = TrainingStarted(
     strategy="multi_worker_mirrored", loop="fit", replicas=2, tasks=2, global_batch=128, epochs=10, first_epoch=0,

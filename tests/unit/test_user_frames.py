@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.launch.user_frames import of_crash, shortened
+from distlaunch.supervise.diagnose.user_frames import of_crash, shortened
 
 
 def _failing() -> list[str]:

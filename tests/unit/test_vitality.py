@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.launch.facts import Stalled
-from distlaunch.launch.vitality import Vitality
-from distlaunch.pulse import BEAT_S, Pulse, Signs, read_signs
+from distlaunch.base.heartbeat import BEAT_S, Pulse, Signs, read_signs
+from distlaunch.supervise.facts import Stalled
+from distlaunch.supervise.heartbeats import Vitality
 
 A, B, SERVER = "worker:0", "worker:1", "ps:0"
 

@@ -1,0 +1,238 @@
+"""Output of tasks: every byte into its log file, complete lines to the screen. One loop, no threads."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from distlaunch.agent.log_noise import is_noise
+
+READ_BYTES = 64 * 1024
+MAX_LINE_BYTES = 4000
+DRAIN_BYTES = 4 * 1024 * 1024
+LINES_PER_S = 100.0
+LINES_AT_ONCE = 400.0
+LAST_LINES = 3
+"""So many of the lines that the screen did not take are shown when no more come: often they are the result."""
+PAUSE_S = 0.5
+"""After this time without output, what came last is shown although the task goes on."""
+_SEARCHED_LINES = 10
+"""Among so many at the end of what is skipped, some may be blank or noise."""
+
+LineSink = Callable[[str, str], None]
+"""Called with a task and a line of its output."""
+
+
+class LineSplitter:
+    """Bytes in, complete lines out: decoded, of bounded length, progress bars reduced to their last state."""
+
+    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._tail = b""
+
+    def feed(self, data: bytes) -> list[str]:
+        *lines, tail = (self._tail + data).split(b"\n")
+        self._tail = self._shorten(tail)
+        return [self._text(line) for line in lines]
+
+    def skip(self, data: bytes) -> tuple[int, list[str]]:
+        """Takes data without making lines of it; returns how many lines ended, and the last few of them."""
+        number, end = data.count(b"\n"), data.rfind(b"\n")
+        if not number:
+            self._tail = self._shorten(self._tail + data)
+            return 0, []
+        whole = (self._tail if number <= _SEARCHED_LINES else b"") + data[:end]
+        self._tail = self._shorten(data[end + 1 :])
+        return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
+
+    def flush(self) -> list[str]:
+        """The last line, if it has no line break."""
+        tail, self._tail = self._tail, b""
+        text = self._text(tail)
+        return [text] if text.strip() else []
+
+    def _shorten(self, tail: bytes) -> bytes:
+        if len(tail) <= self._max_bytes:
+            return tail
+        body, _, last = tail.rpartition(b"\r")
+        if not last:  # ends with \r: the line before it may still be completed by \n
+            last = body.rpartition(b"\r")[2] + b"\r"
+        # one byte more than is shown tells `_text` that something was cut
+        return last[: self._max_bytes + 1]
+
+    def _text(self, line: bytes) -> str:
+        line = line.rstrip(b"\r").rpartition(b"\r")[2]
+        cut = len(line) > self._max_bytes
+        return line[: self._max_bytes].decode(errors="replace") + (" ..." if cut else "")
+
+
+class Allowance:
+    """How many lines of one task the screen takes: so many at once, so many a second after that."""
+
+    def __init__(self, now: float, *, per_s: float = LINES_PER_S, at_once: float = LINES_AT_ONCE) -> None:
+        self._per_s, self._at_once = per_s, at_once
+        self._left, self._then = at_once, now
+
+    def take(self, now: float) -> bool:
+        self._left = min(self._at_once, self._left + (now - self._then) * self._per_s)
+        self._then = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+@dataclass
+class _Stream:
+    task: str
+    pipe: IO[bytes]
+    log_path: Path
+    log_fd: int
+    allowance: Allowance
+    splitter: LineSplitter = field(default_factory=LineSplitter)
+    num_hidden: int = 0
+    hidden_at: float = 0.0
+    held: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    """The last of the hidden lines."""
+    num_lost: int = 0
+    """Bytes that could not be written to the log since the last that could."""
+
+
+class Pump:
+    """Reads all pipes fairly: each that has something is read once a turn, so many bytes at most.
+
+    Args:
+        show: takes lines that are for the screen.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, show: LineSink, clock: Callable[[], float]) -> None:
+        self._show, self._clock = show, clock
+        self._selector = selectors.DefaultSelector()
+        self._streams: dict[int, _Stream] = {}
+        self._hiding: dict[int, _Stream] = {}  # those that have lines which are not shown
+
+    def add(self, task: str, pipe: IO[bytes], log_path: Path) -> None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        os.set_blocking(pipe.fileno(), False)
+        self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()))
+        self._selector.register(pipe, selectors.EVENT_READ)
+
+    def watch(self, fd: int) -> None:
+        """`turn` also returns when this descriptor can be read; the caller reads it."""
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def turn(self, timeout_s: float) -> set[int]:
+        """Waits for output, takes a bounded part of it; returns the watched descriptors that can be read."""
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        for fd in ready & self._streams.keys():
+            self._read(self._streams[fd])
+        if self._hiding:
+            paused_since = self._clock() - PAUSE_S
+            for stream in [each for each in self._hiding.values() if each.hidden_at <= paused_since]:
+                self._tell_last(stream)
+        return ready - self._streams.keys()
+
+    def finish(self, task: str) -> None:
+        """The task has ended: takes what its pipes hold and closes them, even if a stray process has them open."""
+        for stream in [stream for stream in self._streams.values() if stream.task == task]:
+            left = DRAIN_BYTES
+            while stream.pipe.fileno() in self._streams and (taken := self._read(stream)) and left > 0:
+                left -= taken
+            self._close(stream)
+
+    def close(self) -> None:
+        for stream in list(self._streams.values()):
+            self._close(stream)
+        self._selector.close()
+
+    def _read(self, stream: _Stream) -> int:
+        try:
+            data = os.read(stream.pipe.fileno(), READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            self._close(stream)
+            return 0
+        self._write_log(stream, data)
+        self._forward(stream, data)
+        return len(data)
+
+    def _write_log(self, stream: _Stream, data: bytes) -> None:
+        """A full disk must not take the job down with it; the log goes on when there is room again."""
+        view = memoryview(data)
+        try:
+            if stream.num_lost:
+                os.write(stream.log_fd, f"\n[distlaunch: {stream.num_lost:,} bytes could not be written]\n".encode())
+                stream.num_lost = 0
+            while view:
+                view = view[os.write(stream.log_fd, view) :]
+        except OSError as error:
+            if not stream.num_lost:
+                self._show(stream.task, f"{stream.log_path} cannot be written: {error.strerror}")
+            stream.num_lost += len(view)
+
+    def _forward(self, stream: _Stream, data: bytes) -> None:
+        now = self._clock()
+        if stream.num_hidden and not stream.allowance.take(now):
+            self._hide(stream, now, *stream.splitter.skip(data))
+            return
+        self._tell_hidden(stream, stream.num_hidden)
+        for line in stream.splitter.feed(data):
+            if stream.num_hidden:
+                self._hide(stream, now, 1, [line])
+            elif not _is_for_screen(line):
+                continue
+            elif stream.allowance.take(now):
+                self._show(stream.task, line)
+            else:
+                self._hide(stream, now, 1, [line])
+
+    def _hide(self, stream: _Stream, now: float, number: int, last: Iterable[str]) -> None:
+        """Counts lines that the screen does not take.
+
+        Args:
+            last: the last of them.
+        """
+        self._hiding[stream.pipe.fileno()] = stream
+        stream.num_hidden += number
+        stream.hidden_at = now
+        stream.held.extend(line for line in last if _is_for_screen(line))
+
+    def _tell_last(self, stream: _Stream) -> None:
+        """No more comes for now: shows the last of what was hidden."""
+        last = list(stream.held)
+        self._tell_hidden(stream, stream.num_hidden - len(last))
+        for line in last:
+            self._show(stream.task, line)
+
+    def _tell_hidden(self, stream: _Stream, number: int) -> None:
+        """Says how many lines are not shown; from here on the screen takes lines again."""
+        if number:
+            self._show(stream.task, f"... {number:,} lines are only in {stream.log_path}")
+        if stream.num_hidden:
+            del self._hiding[stream.pipe.fileno()]
+            stream.num_hidden = 0
+            stream.held.clear()
+
+    def _close(self, stream: _Stream) -> None:
+        fd = stream.pipe.fileno() if not stream.pipe.closed else -1
+        if self._streams.pop(fd, None) is None:
+            return
+        self._tell_last(stream)
+        for line in stream.splitter.flush():
+            if not is_noise(line):
+                self._show(stream.task, line)
+        self._selector.unregister(stream.pipe)
+        stream.pipe.close()
+        os.close(stream.log_fd)
+
+
+def _is_for_screen(line: str) -> bool:
+    return bool(line.strip()) and not is_noise(line)

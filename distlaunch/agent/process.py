@@ -1,0 +1,149 @@
+"""Child processes: each in a group of its own, signalled as a group, and never left behind.
+
+Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file tells a child
+that the launcher is gone, and the warden, a tiny process that then kills the groups of children that do not watch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
+
+_WARDEN = Path(__file__).with_name("orphan_guard.py")
+_WARDEN_S = 5.0
+
+
+class Lifeline:
+    """What ties children to this process, which alone holds the writing ends; the kernel closes them when it dies."""
+
+    def __init__(self) -> None:
+        self.read_fd, self._write_fd = os.pipe()
+        self._warden = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_WARDEN)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def guard(self, group: int) -> None:
+        """From now on the group ends with this process."""
+        self._tell(f"+{group}\n")
+
+    def release(self, group: int) -> None:
+        """The group is gone. To be called before its leader is reaped, while the number cannot mean another process."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self._write_fd)
+        assert self._warden.stdin is not None
+        self._warden.stdin.close()
+        try:
+            self._warden.wait(_WARDEN_S)
+        except subprocess.TimeoutExpired:  # somebody has frozen it, and all groups have ended already
+            self._warden.kill()
+            self._warden.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._warden.stdin is not None
+        # a warden that someone killed is no reason to stop a job: the lifeline is still there
+        with contextlib.suppress(BrokenPipeError):
+            self._warden.stdin.write(line.encode())
+
+    def __enter__(self) -> Lifeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Child:
+    """One child process, leader of its own session and group, with pipes for its output.
+
+    Raises OSError if the program cannot be started.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline, *, cwd: Path | None = None
+    ) -> None:
+        self._lifeline = lifeline
+        self._process = subprocess.Popen(
+            list(argv),
+            env={**env, LIFELINE_FD: str(lifeline.read_fd)},
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            pass_fds=(lifeline.read_fd,),
+        )
+        lifeline.guard(self._process.pid)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self.stdout, self.stderr = self._process.stdout, self._process.stderr
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, -N for signal N; None until `poll` has seen the end."""
+        return self._process.returncode
+
+    def send(self, number: signal.Signals, *, leader_only: bool = False) -> None:
+        """Signals the whole group, or its leader, which may need its own children to end well."""
+        if self.code is None and leader_only:
+            os.kill(self.pid, number)
+        elif self.code is None:
+            self._signal_group(number)
+
+    def poll(self) -> int | None:
+        """The exit code once the leader has ended; what is left of its group is killed first. Does not wait."""
+        if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._bury()
+        return self.code
+
+    def kill(self, wait_s: float = 2.0) -> None:
+        """Kills the group at once and waits for its leader, but not for long: it may sleep in the kernel."""
+        if self.code is None:
+            self._signal_group(signal.SIGKILL)
+            give_up_at = time.monotonic() + wait_s
+            while self.poll() is None and time.monotonic() < give_up_at:
+                time.sleep(0.005)
+
+    def dump_stacks(self) -> None:
+        """Asks the leader alone to write its stacks to its log; only for a program that handles the signal."""
+        if self.code is None:
+            os.kill(self.pid, DUMP_SIGNAL)
+
+    def state(self) -> str:
+        """The kernel's letter for what the process does: `S` asleep, `T` stopped, `D` in the kernel; or empty."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return ""
+
+    def _bury(self) -> None:
+        # The leader is not reaped yet, so its number still means this group and nothing else.
+        self._signal_group(signal.SIGKILL)
+        self._lifeline.release(self.pid)
+        self._process.wait()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)

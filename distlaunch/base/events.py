@@ -1,0 +1,345 @@
+"""What happened in a run, as frozen dataclasses, one JSON line each.
+
+Tasks append events; the launcher reads them. Progress, summaries and reports are views of events.
+
+Each line carries the number of its format. Lines of format 1 (the first version's) carry none, and hold NaN and
+Infinity bare. Since format 2 numbers that JSON does not have are named: `"nan"`, `"inf"`, `"-inf"`. Of a later format's
+lines, the kinds and fields that are known are read.
+
+Epochs count from 0, as Keras's callbacks count them: `epoch` is the one that an event is about, and in `Restored` and
+`TrainingStarted` the first that is trained. `epochs_done` is a number of epochs. Views show epochs from 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from distlaunch.base import strict_json
+
+Logs = dict[str, float]
+FORMAT = 2
+
+_OLDER_NAMES = {"RunEnded": {"epoch": "epochs_done"}}
+"""What fields are called in files that older versions wrote."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all events.
+
+    Attributes:
+        time: seconds since the epoch.
+        attempt: which start of the run's processes this belongs to.
+        task: who reports, e.g. `worker:0`; `launcher` for the launcher itself.
+        format_version: of the line that it was read from, or is written to.
+    """
+
+    kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    time: float = 0.0
+    attempt: int = 0
+    task: str = ""
+    format_version: int = 1
+
+    def __init_subclass__(cls) -> None:
+        Event.kinds[cls.__name__] = cls
+
+    def to_json(self) -> str:
+        """One line, without the line break."""
+        return strict_json.dumps({"event": type(self).__name__, **dataclasses.asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(line: str) -> Event:
+        """Raises ValueError for a line that is not an event; unknown fields are passed over."""
+        try:
+            data = json.loads(line)
+            cls = Event.kinds[data.pop("event")]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise ValueError(f"not an event: {line[:80]!r}") from error
+        for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
+            if older in data:
+                data[name] = data.pop(older)
+        known = {f.name for f in dataclasses.fields(cls)}
+        if isinstance(logs := data.get("logs"), dict):
+            data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStarted(Event):
+    """A task's process runs and has loaded its framework."""
+
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataResolved(Event):
+    """Where a dataset was found, and how many examples it has (None: unknown)."""
+
+    name: str
+    source: str
+    examples: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStarted(Event):
+    """The model is built and the first step is about to run."""
+
+    strategy: str
+    loop: str
+    replicas: int
+    tasks: int
+    global_batch: int
+    epochs: int
+    first_epoch: int
+    first_step: int
+    steps_per_epoch: int | None
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsDone(Event):
+    """Progress. `step` counts global batches since the run began, `step_in_epoch` those of this epoch.
+
+    `logs` are running values over the epoch so far; `seconds` is what the last `steps` steps took.
+    """
+
+    epoch: int
+    step: int
+    step_in_epoch: int
+    steps: int
+    seconds: float
+    logs: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEnded(Event):
+    """An epoch is over; validation values carry the prefix `val_`."""
+
+    epoch: int
+    step: int
+    seconds: float
+    logs: Logs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    step: int
+    path: str
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written, or a damaged one was passed over; training goes on."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored(Event):
+    step: int
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    step: int
+    split: str
+    logs: Logs
+
+    @property
+    def of_evaluator(self) -> bool:
+        """Whether it comes from the evaluator beside training, not from the run's own tasks."""
+        return self.task.startswith("evaluator:")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported(Event):
+    """An export is written; `signature` tells its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`."""
+
+    format: str
+    path: str
+    signature: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted(Event):
+    """Predictions are written; `shapes` are those of the arrays in the file, by name.
+
+    Attributes:
+        step: of the checkpoint; None: an export has predicted, and `split` names what it was given.
+    """
+
+    step: int | None
+    split: str
+    path: str
+    shapes: dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice(Event):
+    """Something the user should know that is no failure; `level` is `info` or `warning`."""
+
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFailed(Event):
+    """The launcher's finding about the task that failed first."""
+
+    failed_task: str
+    host: str
+    reason: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRestarted(Event):
+    """The launcher has started a task again, while the others went on; `reason` reads after the task's name."""
+
+    restarted_task: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariablesPlaced(Event):
+    """Which task holds which variable, or which rows of it; the optimizer's variables too.
+
+    Attributes:
+        variables: each as `{"name": "model/dense/kernel", "shape": [784, 128], "dtype": "float32", "parts": [{"task":
+            "ps:0", "rows": [0, 392], "bytes": 200704}, ...]}`; `rows` is None for a variable that is not split. On a
+            mesh each part is a device (`device:0`), with `bounds` of every dimension, and `layout` names their axes.
+        mesh: `{"axes": ["batch", "model"], "shape": [4, 2], "devices": [0, 1, ...], "inputs": ["batch"]}`: devices in
+            the order of the mesh, the last axis fastest; `inputs` has the axis of each dimension of the inputs. None
+            for strategies without a mesh.
+    """
+
+    variables: list[dict[str, Any]]
+    mesh: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded(Event):
+    """The last event of an attempt; `status` is one of done, failed, stopped, interrupted."""
+
+    status: str
+    step: int
+    epochs_done: int
+    seconds: float
+    logs: Logs = field(default_factory=dict)
+
+
+_MOST_WAITING = 10_000
+"""Of steps; epochs, checkpoints and ends wait in any number."""
+
+
+class EventWriter:
+    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line.
+
+    A disk that is full stops nobody: events wait in memory, and are written with the first that can be.
+    """
+
+    def __init__(self, path: Path, *, attempt: int, task: str) -> None:
+        self.path, self._attempt, self._task = path, attempt, task
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting: list[bytes] = []
+        # another may have left half a line, on a disk that was full
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def write(self, event: Event) -> Event:
+        """Stamps the event with time, attempt and task, and appends it."""
+        stamped = dataclasses.replace(
+            event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
+        )
+        if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
+            self._waiting.append((stamped.to_json() + "\n").encode())
+        self._flush()
+        return stamped
+
+    @property
+    def behind(self) -> bool:
+        """Whether events wait for room."""
+        return bool(self._waiting)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            line = (b"\n" if self._torn else b"") + self._waiting[0]
+            try:
+                written = os.write(self._fd, line)
+            except OSError:
+                return
+            # the rest of a line does not follow: others may have written meanwhile
+            self._torn = written < len(line)
+            if written < len(line):
+                return
+            del self._waiting[0]
+
+    def close(self) -> None:
+        """What could not be written by now is lost."""
+        os.close(self._fd)
+
+
+class EventReader:
+    """Follows an event file: each `read` returns what was appended since the last. Waits for no one."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> Iterator[Event]:
+        """Complete lines only; a line that is not an event (a torn write) is passed over."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        yield from parse_events(data[:complete])
+
+
+def parse_events(data: bytes) -> Iterator[Event]:
+    """The events in whole lines; what is torn or no event is passed over."""
+    for line in data.splitlines():
+        try:
+            yield Event.from_json(line.decode())
+        except ValueError:
+            continue
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a file, oldest first."""
+    return list(EventReader(path).read())
+
+
+def ended_well(events: Iterable[Event]) -> bool:
+    """Whether a run came to its planned end, and no later start has taken it on from there, be it without a word."""
+    last = None
+    for event in events:
+        if isinstance(event, TrainingStarted | RunEnded):
+            last = event
+    return isinstance(last, RunEnded) and last.status == "done"
+
+
+def as_dict(event: Event) -> dict[str, Any]:
+    """The event as plain data, as `--json` prints it."""
+    return json.loads(event.to_json())

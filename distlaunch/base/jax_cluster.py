@@ -1,0 +1,82 @@
+"""Lets `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
+
+JAX reads the coordinator's address from the environment, but the number of processes and its own only from clusters
+that it knows. It takes up further ones: subclasses of its `ClusterEnv`. Ours is made when the script imports JAX, no
+earlier, so that the script may still set what JAX reads on import.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from distlaunch.base.protocol import JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES
+
+_HOME = "jax._src.clusters"
+"""The module that has JAX's clusters. Where a later JAX has it elsewhere, scripts pass the variables on themselves."""
+
+
+def install() -> None:
+    """Waits for the script to import JAX."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _HOME:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads as the loader that it has taken the place of, then adds our cluster."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        if hasattr(module, "ClusterEnv"):
+            _add_cluster(module.ClusterEnv)
+
+
+def _add_cluster(base: Any) -> None:
+    class Launched(base):
+        name = "distlaunch"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return all(name in os.environ for name in (JAX_COORDINATOR, JAX_PROCESSES, JAX_PROCESS))
+
+        @classmethod
+        def get_coordinator_address(cls, timeout_secs: int | None, override_coordinator_port: str | None) -> str:
+            return os.environ[JAX_COORDINATOR]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ[JAX_PROCESSES])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ[JAX_PROCESS])
+
+    # the first that is there is taken: inside a Slurm job it must be ours
+    clusters = getattr(base, "_cluster_types", [])
+    if Launched in clusters:
+        clusters.remove(Launched)
+        clusters.insert(0, Launched)

@@ -1,0 +1,24 @@
+"""What launcher and worker agree on beside argv, files and exit codes: environment variables and signals."""
+
+from __future__ import annotations
+
+import signal
+
+LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
+"""Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Ask a task to stop: after the step that all tasks agree on, with a checkpoint, and exit code 4."""
+
+DUMP_SIGNAL = signal.SIGUSR2
+"""Asks a task to write its Python stacks to its stderr log."""
+
+ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
+"""What `distlaunch run` tells scripts: how often the job was started before, the run's directory, `worker:1`."""
+
+JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
+JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""JAX reads the first two by itself; all, where `distlaunch.base.jax_cluster` is installed."""
+
+RUN_MODES = ("train", "run")
+"""What a run directory is there for; all other modes do something with a run."""

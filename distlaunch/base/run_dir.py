@@ -1,0 +1,220 @@
+"""The run directory: one class owns every path in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import ended_well, read_events
+from distlaunch.base.run_lock import Owner, hold, owner_of
+
+EXPORTS = {
+    "saved_model": "saved_model",
+    "keras": "model.keras",
+    "weights": "model.weights.h5",
+    "tflite": "model.tflite",
+}
+"""What each format is called in the folder of exports."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
+
+
+def steps_of(checkpoints: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first."""
+    names = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(match[1]) for path in names if (match := _CHECKPOINT.match(path.name)))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Readers see the old file or the whole new one, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+class TaskDir:
+    """The files of one task in one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stdout_log = path / "stdout.log"
+        self.stderr_log = path / "stderr.log"
+        self.error_json = path / "error.json"
+        self.events = path / "events.jsonl"
+        self.pulse = path / "pulse"
+
+    def set_error_aside(self) -> None:
+        """Renames error.json to error-N.json: what the task's next process writes is about that process."""
+        if self.error_json.exists():
+            number = len(list(self.path.glob("error-*.json"))) + 1
+            self.error_json.replace(self.path / f"error-{number}.json")
+
+
+class RunDir:
+    """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
+
+    Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
+    checkpoints/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path).absolute()
+        self.config = self.path / "config.yaml"
+        self.plan = self.path / "plan.json"
+        self.environment = self.path / "environment.json"
+        self.events = self.path / "events.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.tensorboard = self.path / "tensorboard"
+        self.export = self.path / "export"
+        self.report = self.path / "report.html"
+        self.launcher_log = self.path / "launcher.log"
+        self._attempts = self.path / "attempts"
+        self._lock = self.path / ".lock"
+
+    def preprocessing(self, key: str) -> Path:
+        """The layer before the model that was made for the run; `key` says by what."""
+        return self.path / "preprocessing" / f"{key}.keras"
+
+    def predictions(self, split: str, step: int) -> Path:
+        """What the model of a checkpoint predicts for a split."""
+        return self.path / "predictions" / f"{split}-{step:08d}.npz"
+
+    def exported(self, kind: str) -> Path:
+        """The export in one format."""
+        return self.export / EXPORTS[kind]
+
+    def own(self, path: str) -> Path:
+        """A path that the user gives for a file of the run: relative ones start from here."""
+        return self.path / Path(path).expanduser()
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def exists(self) -> bool:
+        return self.has_config() or self.plan.is_file()
+
+    def has_config(self) -> bool:
+        """Whether this is a run of a config, and not of a script."""
+        return self.config.is_file()
+
+    def attempt_config(self, attempt: int) -> Path:
+        """The config that an attempt ran with; `config` is that of the latest."""
+        return self._attempts / str(attempt) / "config.yaml"
+
+    def attempt_plan(self, attempt: int) -> Path:
+        """What an attempt started, and for what; `plan` is that of the latest training."""
+        return self._attempts / str(attempt) / "plan.json"
+
+    def task(self, attempt: int, task: str) -> TaskDir:
+        """Files of a task such as `worker:1`."""
+        return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
+
+    def record(self, attempt: int) -> Path:
+        """What a trial of `verify` has recorded."""
+        return self._attempts / str(attempt) / "record.json"
+
+    def attempts(self) -> list[int]:
+        """The numbers of all attempts, in order."""
+        return sorted(int(path.name) for path in self._attempts.glob("*") if path.name.isdigit())
+
+    def next_attempt(self) -> int:
+        return max(self.attempts(), default=-1) + 1
+
+    def tasks(self, attempt: int) -> dict[str, TaskDir]:
+        """The files of each task of an attempt, by its name such as `worker:1`."""
+        found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
+        return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
+
+    def kept_checkpoint(self, written: str) -> Path | None:
+        """Where a checkpoint is now, if it is kept: the run may have been moved since it was written."""
+        path = self.checkpoints / Path(written).name
+        return path if path.exists() else None
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, oldest first."""
+        return steps_of(self.checkpoints)
+
+    def owner(self) -> Owner | None:
+        """Who works on the run; None: nobody."""
+        return owner_of(self._lock)
+
+    def is_busy(self) -> bool:
+        """Whether a launcher works on the run."""
+        return self.owner() is not None
+
+    def finished(self) -> bool:
+        """Whether the run came to its planned end, and no later attempt has taken it on from there."""
+        return ended_well(read_events(self.events))
+
+    def write_json(self, path: Path, data: Any) -> None:
+        write_atomically(path, json.dumps(data, indent=2) + "\n")
+
+    @staticmethod
+    def claim(runs_dir: Path | str, name: str) -> RunDir:
+        """Makes a directory that no other run has: NAME, or NAME-2, NAME-3, ... if it is taken.
+
+        Raises UsageError if the directory cannot be made.
+        """
+        if not _NAME.match(name):
+            raise UsageError(
+                f"run name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+        for number in range(1, 100_000):
+            run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
+            try:
+                run.path.mkdir(parents=True)
+                return run
+            except FileExistsError:
+                if not run.path.is_dir():
+                    raise UsageError(
+                        f"cannot make the run directory {run.path}: a file of that name is in the way"
+                    ) from None
+            except OSError as error:
+                raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
+        raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
+
+    def discard(self) -> None:
+        """Takes a claim back, if nothing was started in the directory."""
+        if not self.exists():
+            self._lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody has put something there
+                self.path.rmdir()
+
+    @staticmethod
+    def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
+        """The directory that `claim` would make now."""
+        numbered = (f"{name}-{number}" if number > 1 else name for number in range(1, 100_000))
+        return RunDir(next(Path(runs_dir) / each for each in numbered if not (Path(runs_dir) / each).exists()))
+
+    @staticmethod
+    def newest(runs_dir: Path | str, name: str) -> RunDir | None:
+        """The run of a config of that name (NAME or NAME-K) that was claimed last, if any."""
+        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?\Z")
+        found = [
+            (int(match[1] or 1), path)
+            for path in Path(runs_dir).glob(f"{name}*")
+            if (match := pattern.match(path.name)) and RunDir(path).has_config()
+        ]
+        return RunDir(max(found)[1]) if found else None
+
+    def lock(self, *, notebook: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Held by the launcher for as long as it works on the run; the system drops it if the launcher dies.
+
+        Raises RunBusyError if another process holds it.
+        """
+        return hold(self._lock, notebook=notebook)

@@ -1,0 +1,80 @@
+"""Writes error.json: why a task has failed, told by itself, or by the launcher in its place."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from distlaunch.base.code_origins import format_exception, translated
+from distlaunch.base.errors import Problem
+from distlaunch.base.run_dir import TaskDir, write_atomically
+
+
+def write_exception(files: TaskDir, error: BaseException, *, step: int | None = None, user_error: bool = False) -> None:
+    """An exception that the task has not caught.
+
+    Args:
+        step: global batches done then; None before the first step.
+        user_error: its message says all there is to say.
+    """
+    data = {
+        "kind": "exception",
+        "type": type(error).__name__,
+        "message": translated(str(error)),
+        "traceback": format_exception(error),
+        "user_error": user_error,
+    }
+    _write_own(files, data, step)
+
+
+def write_problems(files: TaskDir, problems: Sequence[Problem]) -> None:
+    """Mistakes in the config that show only when things are built."""
+    told = [{"key": list(problem.key), "message": problem.message} for problem in problems]
+    _write_own(files, {"kind": "config", "problems": told})
+
+
+def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:
+    """For a task that was killed, and so could not. Raises OSError.
+
+    Args:
+        oom: whether the kernel has killed for memory; None: not known.
+    """
+    number = -code
+    data = {
+        "kind": "signal",
+        "signal": signal.Signals(number).name if number in set(signal.Signals) else str(number),
+        "out_of_memory": oom if number == signal.SIGKILL else False,
+    }
+    _write(files, data, step, host)
+
+
+def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
+    """For a task that has ended by itself, and has not told why. Raises OSError."""
+    _write(files, {"kind": "exit", "code": code}, step, host)
+
+
+def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) -> None:
+    """For a task that held the others up until it was ended. Raises OSError.
+
+    Args:
+        frozen: it showed no sign of life at all.
+    """
+    _write(files, {"kind": "stall", "frozen": frozen}, step, host)
+
+
+def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) -> None:
+    try:
+        _write(files, data, step, socket.gethostname())
+    except OSError as error:  # a full disk; the launcher still reads what is printed
+        print(f"{files.error_json} cannot be written: {error.strerror}", file=sys.stderr)
+        print(data.get("message") or data["problems"], file=sys.stderr)
+
+
+def _write(files: TaskDir, data: dict[str, Any], step: int | None, host: str) -> None:
+    told = {**data, "step": step, "host": host, "time": time.time()}
+    write_atomically(files.error_json, json.dumps(told, indent=2) + "\n")

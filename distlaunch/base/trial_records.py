@@ -1,0 +1,136 @@
+"""What `distlaunch verify` orders from a worker, and what the worker records; launcher and worker share it.
+
+A trial trains a config's model for a few steps under one strategy, from given weights, and records every step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.run_dir import write_atomically
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """What a trial does.
+
+    Attributes:
+        reference: draws the weights that all others start from, and measures the model's own rounding noise.
+        dense: compares with the reference's run with dense gradients, too.
+        synchronized: BatchNormalization takes the statistics of the whole batch, whatever the model says.
+        without: layers, classes or variables; the layers that they name are called with `training=False`. In both the
+            trial and its reference this tells whether a deviation comes from there.
+        layers: records what each layer puts out, and each variable's gradient, at every step.
+    """
+
+    steps: int
+    reference: bool = False
+    dense: bool = False
+    synchronized: bool = False
+    without: tuple[str, ...] = ()
+    layers: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> TrialOrder:
+        plain = json.loads(text)
+        return TrialOrder(**{**plain, "without": tuple(plain["without"])})
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a run of some steps gave.
+
+    Attributes:
+        logs: the values of each step alone.
+        gradients: norm of the gradients of each step, one for each optimizer; empty if not known.
+        weights: largest deviation of a final weight from the reference's, relative to its variable; None for the
+            reference.
+        worst_weight: name of its variable.
+        outputs: of each step, what each layer put out, in the order in which they are computed: number of values, sum,
+            sum of magnitudes, sum of squares, sum of squared projections; empty unless asked for.
+        variables: of each step, the norm of each variable's gradient, in the order of the variables; empty unless
+            asked for.
+    """
+
+    logs: list[dict[str, float]]
+    gradients: list[list[float]] = field(default_factory=list)
+    weights: float | None = None
+    worst_weight: str = ""
+    outputs: list[dict[str, list[float]]] = field(default_factory=list)
+    variables: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the model and its data have that may explain a deviation.
+
+    Attributes:
+        batch_norm: layers that normalise by their replica's rows.
+        own_batch_norm: the same, but not Keras's: classes that are called so.
+        embeddings: trained Embedding layers, whose gradients are sparse on one TensorFlow device.
+        random: layers that draw random numbers in training.
+        own_step: the step function, or the model's method, that trains instead of Keras's.
+        random_ops: operations of the data pipeline that draw other numbers in each process.
+        own_losses: the sum of the losses that the model adds (regularisation), with the first weights.
+        mixes_rows: `model` or `loss`: what computes something else for a part of a batch than for the same rows of the
+            whole.
+        own_state: other variables than weights that the layers change in training.
+        other_examples: the data pipeline gives other examples each time it is read.
+    """
+
+    batch_norm: Sequence[str] = ()
+    random: Sequence[str] = ()
+    own_batch_norm: Sequence[str] = ()
+    embeddings: Sequence[str] = ()
+    own_step: str = ""
+    random_ops: Sequence[str] = ()
+    own_losses: float = 0.0
+    mixes_rows: str = ""
+    own_state: Sequence[str] = ()
+    other_examples: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a trial leaves. Facts, rows and noise are the reference's.
+
+    Attributes:
+        shards: the data pipeline takes a part of the examples by itself, as for one of several workers.
+        rows: examples of each step's batch.
+        noise: runs on one device that differ in rounding only.
+        noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
+            both; `none`: one device does not repeat its own numbers, so there is no telling.
+        dense: the reference's: the same steps with dense gradients, if it has others; a trial's: its own series,
+            compared with that.
+        examples: a checksum of the first batches.
+    """
+
+    replicas: int
+    series: Series
+    facts: ModelFacts = ModelFacts()
+    rows: Sequence[int] = ()
+    noise: Sequence[Series] = ()
+    noise_source: str = ""
+    shards: bool = False
+    dense: Series | None = None
+    examples: str = ""
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, json.dumps(asdict(self)) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Record:
+        """Raises OSError or ValueError if there is none that can be read."""
+        plain: dict[str, Any] = json.loads(path.read_text())
+        plain["series"] = Series(**plain["series"])
+        plain["facts"] = ModelFacts(**plain["facts"])
+        plain["dense"] = plain["dense"] and Series(**plain["dense"])
+        plain["noise"] = tuple(Series(**each) for each in plain["noise"])
+        return Record(**plain)

@@ -1,0 +1,155 @@
+"""What arithmetic and tables can tell to be wrong about a config, without touching the machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from distlaunch.base.errors import Problem
+from distlaunch.config.checks import strategy
+from distlaunch.config.read.scalars import resolve
+from distlaunch.config.read.words import listed, show
+from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
+from distlaunch.config.references.sites import Site, sites
+from distlaunch.config.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check, and the sections it reads: it is not run where one of them is wrong already."""
+
+    run: Callable[[RunConfig, int | None], Iterator[Problem]]
+    reads: frozenset[str]
+
+
+def cross_check(config: RunConfig, num_gpus: int | None, without: frozenset[str] = frozenset()) -> list[Problem]:
+    """What does not fit together.
+
+    Args:
+        config: a config whose values have the right types.
+        num_gpus: GPUs of this machine; None if that is not known.
+        without: sections that hold other mistakes, so nothing is said about them.
+    """
+    checks = [check for check in CHECKS if not check.reads & without]
+    return [problem for check in checks for problem in check.run(config, num_gpus)]
+
+
+def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """One source of data, and settings that this source can follow."""
+    data = config.data
+    if data.function is None and data.tfds is None:
+        yield Problem(("data",), "no source; expected `function:` or `tfds:` below it; add one")
+    if data.function is not None and data.tfds is not None:
+        yield Problem(
+            ("data", "tfds"), "got both 'function' and 'tfds'; expected one source of data; remove one of them"
+        )
+    if data.args and data.function is None:
+        yield Problem(("data", "args"), "arguments without 'function'; remove them, or add `function:`")
+    if data.batched and data.function is None:
+        yield Problem(("data", "batched"), "got true, but only a function's own pipelines can be batched; remove it")
+    if data.batched and type(data.shuffle) is int:
+        message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"
+        yield Problem(("data", "shuffle"), message)
+    for label, weight in (data.class_weight or {}).items():
+        if weight < 0:
+            yield Problem(("data", "class_weight", label), f"got {weight}; expected a weight of at least 0")
+        if label < 0:
+            yield Problem(("data", "class_weight", label), f"got class {label}; classes are numbered from 0")
+    if data.remainder == "drop" and data.train_examples is not None and data.train_examples < data.global_batch:
+        message = f"got {data.train_examples}, less than a global batch, so that `remainder: drop` leaves no step"
+        yield Problem(("data", "train_examples"), f"{message}; use at least {data.global_batch}, or `remainder: keep`")
+
+
+def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """A step of one's own needs the loop that calls it; the reference step needs a loss."""
+    train = config.train
+    if train.step is not None and train.loop != "custom":
+        yield Problem(
+            ("train", "step"), "a step function is used by `loop: custom` only; write `loop: custom`, or remove it"
+        )
+    if train.loop == "custom" and train.step is None and config.compile is not None and config.compile.loss is None:
+        yield Problem(
+            ("compile", "loss"),
+            "missing; `loop: custom` without a step of your own needs a loss; add `loss:`, or `train.step`",
+        )
+
+
+def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Checkpoints and validation come at least once."""
+    epochs, checkpoint, validation = config.train.epochs, config.checkpoint, config.validation
+    if checkpoint.every_epochs is None and checkpoint.every_steps is None:
+        message = (
+            "got null for both 'every_epochs' and 'every_steps': a stopped run would be lost; give one of them a number"
+        )
+        yield Problem(("checkpoint",), message)
+    if checkpoint.every_epochs is not None and checkpoint.every_epochs > epochs:
+        message = f"got {checkpoint.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
+        yield Problem(("checkpoint", "every_epochs"), f"{message}, or null together with every_steps")
+    steps = most_steps(config)
+    if checkpoint.every_steps is not None and steps is not None and checkpoint.every_steps > steps:
+        message = f"got {checkpoint.every_steps}, but training ends after {steps} step(s); use at most {steps}"
+        yield Problem(("checkpoint", "every_steps"), message)
+    if validation is not None and validation.every_epochs > epochs:
+        message = f"got {validation.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
+        yield Problem(("validation", "every_epochs"), f"{message}, or `validation: null` for none")
+
+
+def most_steps(config: RunConfig) -> int | None:
+    """Steps of the whole run, at most; None if the config does not tell."""
+    data, train = config.data, config.train
+    if train.steps_per_epoch is not None:
+        return train.epochs * train.steps_per_epoch
+    if data.train_examples is None or data.batched:
+        return None
+    steps = data.train_examples / data.global_batch
+    return train.epochs * (math.floor(steps) if data.remainder == "drop" else math.ceil(steps))
+
+
+def keras_names_exist(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Optimizers, losses, metrics and callbacks are those of Keras, or references."""
+    for site in sites(config):
+        if site.role in NAMES and not site.is_reference:
+            yield from _keras_name(site)
+            if site.role == "optimizers":
+                yield from _learning_rate(site)
+
+
+def _keras_name(site: Site) -> Iterator[Problem]:
+    known = canonical(site.role, site.name)
+    if known == "BackupAndRestore":
+        yield Problem(
+            site.key,
+            "distlaunch writes checkpoints itself and goes on from them: use `checkpoint:`; remove this callback",
+        )
+    if known is not None:
+        return
+    close = suggestion(site.role, site.name)
+    hint = f"; did you mean '{close}'?" if close else ""
+    examples = "" if close else f" ({listed(NAMES[site.role], 6)})"
+    message = f"got {show(site.name)}; expected a name of keras.{site.role}{examples} or 'package.module:name'{hint}"
+    yield Problem(site.key, message)
+
+
+def _learning_rate(site: Site) -> Iterator[Problem]:
+    rate = (site.args or {}).get("learning_rate")
+    key = (*site.args_key, "learning_rate")
+    if isinstance(rate, str) and isinstance(resolve(rate), float):
+        yield Problem(key, f"got {rate!r} (text); expected a number above 0; write it without quotes")
+    if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 < rate < math.inf:
+        yield Problem(key, f"got {rate}; expected a number above 0")
+
+
+CHECKS = (
+    Check(strategy.batch_divides, frozenset({"data", "strategy", "cluster"})),
+    Check(strategy.devices_suffice, frozenset({"strategy"})),
+    Check(strategy.mesh_holds, frozenset({"strategy"})),
+    Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
+    Check(strategy.partitioner_fits, frozenset({"strategy"})),
+    Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),
+    Check(strategy.scale_is_kept, frozenset({"strategy", "cluster", "precision"})),
+    Check(data_fits, frozenset({"data"})),
+    Check(loop_fits, frozenset({"train", "compile"})),
+    Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
+    Check(keras_names_exist, frozenset()),
+)

@@ -1,0 +1,160 @@
+"""What a key of the config may hold, in plain words, read off the models' type annotations."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic.fields import FieldInfo
+
+from distlaunch.config.base import Section, Words
+from distlaunch.config.read.tree import Key
+from distlaunch.config.read.words import either, listed
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy_switch import MODELS
+
+_WORDS = {str: "text", float: "a number", bool: "true, false", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The type of one key: alternatives, each with its limits (`Ge(1)`) and words of its own."""
+
+    type: Any
+    limits: tuple[Any, ...] = ()
+    words: str | None = field(default=None, compare=False)
+
+    def alternatives(self) -> list[Expected]:
+        """Members of a union; of nested unions too."""
+        origin = get_origin(self.type)
+        if origin is Annotated:
+            inner, *metadata = get_args(self.type)
+            return Expected(inner, self.limits + _limits(metadata)).alternatives()
+        if origin in (Union, types.UnionType):
+            return [part for arg in get_args(self.type) for part in Expected(arg, self.limits).alternatives()]
+        return [self]
+
+    def _worded(self) -> list[Expected]:
+        """As `alternatives`, but what has words of its own stays whole."""
+        if self.words:
+            return [self]
+        origin = get_origin(self.type)
+        if origin is Annotated:
+            inner, *metadata = get_args(self.type)
+            return Expected(inner, self.limits + _limits(metadata), _words(metadata))._worded()
+        if origin in (Union, types.UnionType):
+            return [part for arg in get_args(self.type) for part in Expected(arg, self.limits)._worded()]
+        return [self]
+
+    def describe(self) -> str:
+        """`a whole number of at least 1, or 'auto'`."""
+        parts: list[str] = []
+        for part in self._worded():
+            words = part.words or _describe(part)
+            if words not in parts:
+                parts.append(words)
+        if parts == [_WORDS[bool]]:
+            return "true or false"
+        others = [words for words in parts if words != "null"]
+        return either(others) + (", or null" if len(others) < len(parts) else "")
+
+    def accepts(self, kind: Any) -> bool:
+        """Whether one of the alternatives is this type, e.g. bool."""
+        return any(part.type is kind or get_origin(part.type) is kind for part in self.alternatives())
+
+    def choices(self) -> list[str]:
+        """The words to choose from, where the key holds one of a few."""
+        return [
+            str(choice)
+            for part in self.alternatives()
+            if get_origin(part.type) is Literal
+            for choice in get_args(part.type)
+        ]
+
+    def section(self, value: Any) -> type[Section] | None:
+        """The section among the alternatives that a mapping was meant as."""
+        types_ = [part.type for part in self.alternatives()]
+        models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
+        if not models or not isinstance(value, dict):
+            return models[0] if models else None
+        if models[0] in MODELS.values():
+            kind = value.get("kind")
+            return MODELS.get(kind) if isinstance(kind, str) else None
+        if any(get_origin(part.type) is dict for part in self.alternatives()) and not {"name", "args"} & value.keys():
+            return None
+        return models[0]
+
+    def inner(self, part: str | int, value: Any) -> Expected | None:
+        """What a key or an index within this value may hold; `value` tells sections and mappings apart."""
+        section = self.section(value) if isinstance(part, str) else None
+        if section is not None:
+            info = section.model_fields.get(part) if isinstance(part, str) else None
+            return of_field(info) if info else None
+        container = list if isinstance(part, int) and not isinstance(value, dict) else dict
+        for alternative in self.alternatives():
+            if get_origin(alternative.type) is container:
+                return Expected(get_args(alternative.type)[-1])
+        return None
+
+
+def of_field(info: FieldInfo) -> Expected:
+    return Expected(info.annotation, _limits(info.metadata), _words(info.metadata))
+
+
+def at(key: Key, data: Any) -> Expected | None:
+    """What may stand at a key of the config `data`; None where anything may, or nothing."""
+    expected: Expected | None = Expected(RunConfig)
+    for part in key:
+        if expected is None:
+            return None
+        expected = expected.inner(part, data)
+        data = inside(data, part)
+    return expected
+
+
+def inside(data: Any, part: str | int) -> Any:
+    """The value at a key or index, or None."""
+    if isinstance(data, dict):
+        return data.get(part)
+    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
+
+
+def _describe(part: Expected) -> str:
+    origin = get_origin(part.type)
+    if origin is Literal:
+        choices = listed(get_args(part.type), 20)
+        return f"one of {choices}" if "," in choices else choices
+    if origin is list:
+        return f"a list (each item {Expected(get_args(part.type)[0]).describe()})"
+    if origin is dict:
+        inner = get_args(part.type)[1]
+        return "a mapping" if inner is Any else f"a mapping to {Expected(inner).describe()}"
+    if isinstance(part.type, type) and issubclass(part.type, Section):
+        return f"a section with {listed(part.type.model_fields, 6)}"
+    return _number(part) if part.type in (int, float) else _WORDS.get(part.type, "a value")
+
+
+def _number(part: Expected) -> str:
+    words = "a whole number" if part.type is int else "a number"
+    low = next((limit.ge for limit in part.limits if isinstance(limit, Ge)), None)
+    high = next((limit.le for limit in part.limits if isinstance(limit, Le)), None)
+    above = next((limit.gt for limit in part.limits if isinstance(limit, Gt)), None)
+    if above is not None:
+        return f"{words} above {above}"
+    if low is not None and high is not None:
+        return f"{words} from {low} to {high}"
+    return f"{words} of at least {low}" if low is not None else words
+
+
+def _limits(metadata: list[Any]) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for entry in metadata:
+        found += entry.metadata if isinstance(entry, FieldInfo) else [entry]
+    return tuple(limit for limit in found if isinstance(limit, Ge | Gt | Le | MinLen))
+
+
+def _words(metadata: list[Any]) -> str | None:
+    """Words that a type's annotation states itself."""
+    return next((entry.text for entry in metadata if isinstance(entry, Words)), None)

@@ -1,0 +1,191 @@
+"""A config file, with overrides and environment variables, to a RunConfig that holds together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from yaml import YAMLError
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.checks.config import cross_check
+from distlaunch.config.dump import dump_config, dump_plain
+from distlaunch.config.read import overrides as override
+from distlaunch.config.read.schema_errors import problems_of
+from distlaunch.config.read.text import read_text
+from distlaunch.config.read.tree import Key, Node, TreeBuilder
+from distlaunch.config.read.words import show
+from distlaunch.config.read.yaml_events import parse
+from distlaunch.config.references.functions import reference_problems
+from distlaunch.config.references.sites import STAND_IN, with_absolute_files
+from distlaunch.config.run import RunConfig
+
+__all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved"]
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A valid config, and where each of its values was written."""
+
+    config: RunConfig
+    path: Path
+    root: Node
+
+    def source(self, key: Key) -> str | None:
+        """Where a key was written, e.g. `run.yaml:12` or `--set seed=3`; the nearest key around it if it was not."""
+        return self.root.nearest(key).source
+
+    def located(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Problems found later, e.g. by a worker, with their lines."""
+        return [problem if problem.source else _at(self.root, problem) for problem in problems]
+
+
+def load_config(
+    path: Path | str,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    num_gpus: int | None = None,
+) -> LoadedConfig:
+    """Reads and checks a config completely; no user code is imported.
+
+    Args:
+        path: a YAML file.
+        overrides: `train.epochs=3` and the like.
+        environ: for `${NAME}`.
+        num_gpus: GPUs of this machine; None: not known, so what depends on it is not checked.
+
+    Raises:
+        ConfigError: holds every problem that was found.
+    """
+    path = Path(path)
+    builder = TreeBuilder(str(path), environ)
+    root = builder.build(parse(read_text(path), str(path)))
+    return _checked(builder, root, path, tuple(overrides), environ, num_gpus)
+
+
+def load_mapping(
+    config: Mapping[str, Any],
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    num_gpus: int | None = None,
+) -> LoadedConfig:
+    """The same for a config made in Python. Files that it names are found from the working directory.
+
+    Raises:
+        ConfigError: holds every problem that was found.
+    """
+    builder = TreeBuilder("config", environ, numbered=False)
+    try:
+        text = dump_plain(config)
+    except YAMLError as error:
+        raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
+    return _checked(builder, builder.build(parse(text, "config")), Path("run"), tuple(overrides), environ, num_gpus)
+
+
+def _checked(
+    builder: TreeBuilder,
+    root: Node,
+    path: Path,
+    overrides: tuple[str, ...],
+    environ: Mapping[str, str],
+    num_gpus: int | None,
+) -> LoadedConfig:
+    if not isinstance(root.value, dict):
+        message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
+        raise ConfigError(Problem((), message, root.source))
+    early = builder.problems + override.apply(root, overrides, environ)
+    _name(root, path)
+    data: Any = root.plain()
+    config, wrong = _validate(data)
+    wrong = [problem for problem in wrong if not _covered(problem, early)]
+    partial = config or _without_wrong_keys(data, [*early, *wrong])
+    if partial is not None:
+        partial = with_absolute_files(partial, path.parent)
+        sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
+        wrong += cross_check(partial, num_gpus, without=sections)
+        wrong += reference_problems(partial)
+    problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
+    if problems or partial is None:
+        raise ConfigError(problems)
+    return LoadedConfig(partial, path, root)
+
+
+def load_resolved(path: Path | str) -> RunConfig:
+    """Reads the config that a run directory holds, as `dump_config` wrote it.
+
+    Raises:
+        ConfigError: the file was changed, or is from another version.
+    """
+    path = Path(path)
+    builder = TreeBuilder(str(path), {})
+    root = builder.build(parse(read_text(path), str(path)))
+    config, wrong = _validate(root.plain())
+    if builder.problems or config is None:
+        raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])
+    return config
+
+
+def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:
+    if not isinstance(data, dict):
+        return None, [Problem((), f"got {show(data)} at the top; expected a config")]
+    try:
+        return RunConfig.model_validate(data), []
+    except ValidationError as error:
+        return None, problems_of(error, data)
+
+
+def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunConfig | None:
+    """The config with defaults for all that is wrong, so that the rest can be checked all the same."""
+    # without its kind a strategy is none
+    keys = [problem.key[:1] if problem.key[0] == "strategy" else problem.key for problem in problems if problem.key]
+    pruned: Any = dict(data)
+    for key in keys:
+        pruned = _pruned(pruned, key)
+    pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
+    pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
+    return _validate(pruned)[0]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _pruned(data: Any, key: Key) -> Any:
+    """A copy without a key; without the whole list if the key is inside one, so that no index changes."""
+    if not isinstance(data, dict) or key[0] not in data:
+        return data
+    if len(key) == 1 or isinstance(key[1], int):
+        return {name: value for name, value in data.items() if name != key[0]}
+    return data | {key[0]: _pruned(data[key[0]], key[1:])}
+
+
+def _name(root: Node, path: Path) -> None:
+    """A run is called after its config file, unless the config says otherwise."""
+    assert isinstance(root.value, dict)
+    name = root.value.get("name")
+    if name is None or name.value is None:
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
+        root.value["name"] = Node(stem or "run", str(path))
+
+
+def _covered(problem: Problem, early: list[Problem]) -> bool:
+    """Whether a value is wrong only because reading it failed before."""
+    return any(problem.key[: len(other.key)] == other.key for other in early if other.key)
+
+
+def _unique(problems: list[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+def _at(root: Node, problem: Problem) -> Problem:
+    return Problem(problem.key, problem.message, root.nearest(problem.key).source)
+
+
+def _position(problem: Problem) -> tuple[str, int]:
+    name, _, line = (problem.source or "").rpartition(":")
+    return (name, int(line)) if line.isdigit() else (problem.source or "", 0)

@@ -1,0 +1,244 @@
+"""What pydantic found, retold: where, what was received, what is expected, what to do. One problem a key."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from distlaunch.base.errors import Problem
+from distlaunch.config.read import expected
+from distlaunch.config.read.expected import Expected, inside
+from distlaunch.config.read.tree import Key
+from distlaunch.config.read.words import closest, did_you_mean, listed, received, show
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy_switch import KINDS, MODELS
+
+_BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
+_STRATEGY = "strategy"
+_UNKNOWN = "unknown key"
+_MISSING = "missing"
+
+
+def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
+    """One problem for each wrong key.
+
+    Args:
+        error: what validating `data` raised.
+        data: the config as plain values.
+    """
+    found: dict[Key, Problem] = {}
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        problem = _problem(detail["type"], detail["loc"], data)
+        if problem is not None:
+            found.setdefault(problem.key, problem)
+    for misspelt in [key for key, problem in found.items() if problem.message.startswith(_UNKNOWN)]:
+        # `nam:` explains why `name:` is missing
+        meant = (*misspelt[:-1], closest(str(misspelt[-1]), _allowed(misspelt[:-1], data)) or "")
+        if meant in found and found[meant].message.startswith(_MISSING):
+            del found[meant]
+    # a value of the wrong type hides what is inside it
+    return [problem for key, problem in found.items() if not any(key[:depth] in found for depth in range(len(key)))]
+
+
+def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
+    key = _key(location, data)
+    if key is None:
+        return None
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        strategy = data[_STRATEGY]
+        return _strategy_kind(strategy) if isinstance(strategy, dict) else _wrong_type((_STRATEGY,), data)
+    if location and location[-1] == "[key]":
+        return Problem(key, _key_type(key))
+    if kind == "missing":
+        return Problem(key, _missing(key, data))
+    if kind in ("extra_forbidden", "invalid_key"):
+        return Problem(key, unknown_key(key, data))
+    return _wrong_type(key, data)
+
+
+def _key(location: Key, data: Any) -> Key | None:
+    """The location without the names of union members that pydantic puts in between; None for a member not meant."""
+    key: list[str | int] = []
+    expect: Expected | None = Expected(RunConfig)
+    for position, part in enumerate(location):
+        last = position == len(location) - 1
+        if part == "[key]":
+            break
+        if position == 1 and location[0] == _STRATEGY and part in KINDS:
+            continue
+        if _is_member(part, data, expect, last=last):
+            if not _is_meant(str(part), data, expect):
+                return None if _holds(expect, data) else tuple(key)
+            continue
+        key.append(part)
+        expect = expect.inner(part, data) if expect else None
+        data = inside(data, part)
+    return tuple(key)
+
+
+def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: bool) -> bool:
+    """Whether a part of a location is the name of a union member instead of a key."""
+    if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
+        return False
+    if not isinstance(data, dict) or any(
+        part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")
+    ):
+        return True
+    return part not in data and not (last and expect.section(data) is not None and part in _fields(expect, data))
+
+
+def _fields(expect: Expected, data: Any) -> Any:
+    section = expect.section(data)
+    return section.model_fields if section is not None else {}
+
+
+def _holds(expect: Expected | None, data: Any) -> bool:
+    """Whether one of the members is of the value's kind, so that its own mistakes are the ones to tell."""
+    if expect is None or not isinstance(data, dict | list):
+        return False
+    return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)
+
+
+def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
+    """Whether a member of a union is the one that a list or a mapping was written for."""
+    if isinstance(data, list):
+        return member.startswith("list[")
+    if not isinstance(data, dict) or expect is None:
+        return False
+    if expect.section(data) is None:
+        return member.startswith("dict[")
+    return not member.startswith(("dict[", "list[", "str", "int", "float", "bool", "literal", "constrained"))
+
+
+def _strategy_kind(strategy: dict[str, Any]) -> Problem:
+    if "kind" not in strategy:
+        return Problem(
+            (_STRATEGY,), f"missing 'kind'; expected one of {listed(KINDS)}; write `kind: mirrored` below it"
+        )
+    kind = strategy["kind"]
+    hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
+    return Problem((_STRATEGY, "kind"), f"got {show(kind)}; expected one of {listed(KINDS)}{hint}")
+
+
+def _missing(key: Key, data: dict[str, Any]) -> str:
+    expect = expected.at(key, data)
+    words = f"; expected {expect.describe()}" if expect else ""
+    parent = Problem(key[:-1], "").dotted
+    place = f"below `{parent}:`" if parent else "at the top of the file"
+    return f"{_MISSING}{words}; add `{key[-1]}:` {place}"
+
+
+def unknown_key(key: Key, data: dict[str, Any]) -> str:
+    """The message for a key that its section does not have."""
+    name = str(key[-1])
+    allowed = _allowed(key[:-1], data)
+    if not allowed:
+        return f"{_UNKNOWN}; remove it"
+    hint = did_you_mean(name, allowed)
+    if not hint:
+        home = _homes().get(name) or _homes().get(closest(name, _homes(), cutoff=0.85) or "")
+        own = ".".join(map(str, key))  # another kind's, in the same section
+        hint = f"; did you mean {home}?" if home and home != own else _of_other_kinds(key) or "; remove it"
+    return f"{_UNKNOWN}{hint} (allowed: {', '.join(allowed)})"
+
+
+def _of_other_kinds(key: Key) -> str:
+    """Which kinds of strategy have a key that this one has not."""
+    kinds = [kind for kind, model in MODELS.items() if key[-1] in model.model_fields]
+    return f"; it belongs to kind: {' or '.join(kinds)}" if key[:-1] == (_STRATEGY,) and kinds else ""
+
+
+def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
+    """Keys of the section at a key."""
+    expect = expected.at(key, data)
+    value: Any = data
+    for part in key:
+        value = inside(value, part)
+    section = expect.section(value) if expect else None
+    return list(section.model_fields) if section else []
+
+
+def _homes() -> dict[str, str]:
+    """Where each key of a section belongs, to help with keys in the wrong section: epochs -> train.epochs."""
+    homes: dict[str, str] = {}
+    for section, info in RunConfig.model_fields.items():
+        homes.setdefault(section, section)
+        for alternative in expected.of_field(info).alternatives():
+            if isinstance(alternative.type, type) and issubclass(alternative.type, BaseModel):
+                for name in alternative.type.model_fields:
+                    if name not in ("args", "name"):
+                        homes.setdefault(name, f"{section}.{name}")
+    return homes
+
+
+def _key_type(key: Key) -> str:
+    expect = "a whole number, as classes are: `3: 2.0`" if "class_weight" in key else "text; put the key in quotes"
+    return f"got the key {key[-1]!r}; expected {expect}"
+
+
+def _wrong_type(key: Key, data: dict[str, Any]) -> Problem:
+    value: Any = data
+    for part in key:
+        value = inside(value, part)
+    expect = expected.at(key, data)
+    if expect is None:
+        return Problem(key, f"{received(value)}, which does not fit here; see `distlaunch schema`")
+    shown = f"got {show(value)}" if _type_fits(value, expect) else received(value)
+    return Problem(key, f"{shown}; expected {expect.describe()}{_hint(value, expect)}")
+
+
+def _type_fits(value: Any, expect: Expected) -> bool:
+    """Whether the type is right and the value alone is wrong, so that the type needs no word."""
+    return expect.accepts(type(value)) or (isinstance(value, str) and bool(expect.choices()))
+
+
+def _hint(value: Any, expect: Expected) -> str:
+    """What to write instead, where it can be guessed."""
+    is_section = expect.section(None) is not None
+    if value is None:
+        return f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line"
+    if value is False and expect.accepts(type(None)):
+        return "; write null for none"
+    wants_int, wants_float, wants_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
+    if isinstance(value, str) and "\n" in value:
+        return ""
+    if isinstance(value, str):
+        return _hint_for_text(value, expect, wants_number=wants_int or wants_float)
+    if isinstance(value, float) and wants_int and value == value // 1:
+        return f"; write {int(value)}"
+    if isinstance(value, bool | int | float) and expect.accepts(str):
+        return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
+    if isinstance(value, dict) and wants_list:
+        return "; begin each item with '- '"
+    if isinstance(value, list) and not wants_list:
+        return "; remove the '-'" if is_section or expect.accepts(dict) else "; remove the brackets or the '-'"
+    return ""
+
+
+def _hint_for_text(value: str, expect: Expected, *, wants_number: bool) -> str:
+    if expect.accepts(bool) and value.lower() in _BOOLEAN_WORDS:
+        return "; write true or false, without quotes"
+    if wants_number and value.replace("_", "").lstrip("+-").isdigit():
+        return f"; write {value.replace('_', '')}, without {'underscores' if '_' in value else 'quotes'}"
+    if hint := did_you_mean(value, expect.choices()):
+        return hint
+    section = expect.section(None)
+    key, colon, rest = value.partition(":")
+    if section is not None and colon and key in section.model_fields:
+        return f"; write a space after the colon: `{key}: {rest}`"
+    if section is not None and "name" in section.model_fields:
+        return f"; write {{name: {value}}}"
+    return _hint_for_item(value, expect)
+
+
+def _hint_for_item(value: str, expect: Expected) -> str:
+    """For a list that was written as its one item."""
+    items = [
+        args[0] for part in expect.alternatives() if get_origin(part.type) is list and (args := get_args(part.type))
+    ]
+    if not items:
+        return ""
+    if isinstance(items[0], type) and issubclass(items[0], BaseModel):
+        return f"; write [{{name: {value}}}]"
+    return f"; write [{closest(value, Expected(items[0]).choices()) or value}]"

@@ -1,0 +1,87 @@
+"""Reads a config file as text, and says plainly when it is none."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.read.words import closest, listed
+
+MAX_BYTES = 1 << 20
+_FOREIGN_MARKS = {
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def read_text(path: Path) -> str:
+    """The file's text.
+
+    Raises:
+        ConfigError: no such file, not a file, not readable, too large, not UTF-8, or not text.
+    """
+    data = _read_bytes(path)
+    if len(data) > MAX_BYTES:
+        raise _error(path, "larger than 1 MiB; expected a config of a few kilobytes. Is this the right file?")
+    for mark, encoding in _FOREIGN_MARKS.items():
+        if data.startswith(mark):
+            raise _error(path, f"the file is {encoding}; save it as UTF-8")
+    line = _line_of_nul(data)
+    if line is not None:
+        raise _error(path, "a NUL byte; expected plain text. Is this a binary file, or UTF-16 without a mark?", line)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _error(path, f"not UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8", line) from None
+    return text
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _missing(path) from None
+    except IsADirectoryError:
+        found = _configs_in(path)
+        hint = f"; it holds {listed(found, 5)}" if found else ""
+        raise _error(path, f"this is a folder; expected a YAML file{hint}") from None
+    except NotADirectoryError:
+        raise _error(path, "no such file: a part of the path is a file, not a folder") from None
+    except PermissionError:
+        raise _error(path, f"the file may not be read; give yourself the right to: chmod u+r {path}") from None
+    except (OSError, ValueError) as error:
+        raise _error(path, f"the file cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _missing(path: Path) -> ConfigError:
+    folder = path.parent
+    if not folder.is_dir():
+        return _error(path, f"no such file, and no folder {folder}")
+    names = _configs_in(folder)
+    stems = {name.rpartition(".")[0]: name for name in names}
+    close = closest(path.stem, stems)
+    hint = f"; did you mean '{stems[close]}'?" if close else ""
+    if not hint:
+        hint = f"; the folder holds {listed(names, 5)}" if names else "; `distlaunch init` writes one to start from"
+    return _error(path, f"no such file{hint}")
+
+
+def _configs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".yaml", ".yml"})
+    except OSError:
+        return []
+
+
+def _line_of_nul(data: bytes) -> int | None:
+    index = data.find(b"\0")
+    return None if index < 0 else data.count(b"\n", 0, index) + 1
+
+
+def _error(path: Path, message: str, line: int | None = None) -> ConfigError:
+    return ConfigError(Problem((), message, f"{path}:{line}" if line else str(path)))

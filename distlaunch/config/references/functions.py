@@ -1,0 +1,93 @@
+"""Checks `module:function` references against the source text: the name exists, and takes the arguments given.
+
+Nothing is imported, so nothing of the user's runs. What cannot be known without running it is taken to be right.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from distlaunch.base.errors import Problem
+from distlaunch.config.read.words import did_you_mean, listed, show
+from distlaunch.config.references.modules import ModuleMissingError, find_source
+from distlaunch.config.references.signatures import Function, argument_problems, position_problem
+from distlaunch.config.references.sites import Site, sites
+from distlaunch.config.references.source_names import ModuleNames, SourceError, read_module
+from distlaunch.config.run import RunConfig
+
+_STEP, _FUNCTIONAL_STEP = ("context", "batch"), ("context", "state", "batch")
+_STEPS_OF_MESHES = {"jax": (_FUNCTIONAL_STEP,), "dtensor": (_STEP, _FUNCTIONAL_STEP)}
+_GIVEN = {"preprocessing": 1}
+"""Values that distlaunch gives by position, before the config's arguments."""
+Forms = Mapping[str, tuple[tuple[str, ...], ...]]
+"""Names of the values that a function is called with by position, by role; more than one where it may choose."""
+
+
+def reference_problems(config: RunConfig) -> list[Problem]:
+    """What is wrong with the functions that a config names, whose files are absolute paths."""
+    known: dict[Path, ModuleNames] = {}
+    forms = {"map": (("x", "y"),), "step": _STEPS_OF_MESHES.get(config.strategy.kind, (_STEP,))}
+    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, forms)]
+
+
+def _check(site: Site, known: dict[Path, ModuleNames], forms: Forms) -> Iterator[Problem]:
+    module, _, name = site.name.rpartition(":")
+    if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
+        yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
+        return
+    try:
+        path = _file(Path(module)) if module.endswith(".py") else find_source(module)
+        if path is None:
+            return
+        if path not in known:
+            known[path] = read_module(path)
+    except (ModuleMissingError, SourceError) as error:
+        yield Problem(site.key, str(error))
+        return
+    yield from _check_name(site, name, module, known[path], forms)
+
+
+def _file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if path.exists():
+        raise SourceError(f"{path} is a folder; expected a Python file")
+    names = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
+    raise SourceError(
+        f"no such file: {path}{did_you_mean(path.name, names) or '; paths start from the folder of the config'}"
+    )
+
+
+def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: Forms) -> Iterator[Problem]:
+    where = Path(module).name if module.endswith(".py") else module
+    if name not in names.bound:
+        if not names.is_open:
+            functions = names.public()
+            hint = did_you_mean(name, functions) or (
+                f"; it has {listed(functions, 6)}" if functions else "; it defines nothing"
+            )
+            yield Problem(site.key, f"{where} has no '{name}'{hint}")
+        return
+    node = names.bound[name]
+    if isinstance(node, ast.AsyncFunctionDef):
+        yield Problem(site.key, f"'{name}' is an `async def`; expected a plain function; remove `async`")
+    elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
+        yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
+    elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
+        yield from _check_call(site, Function(name, node), forms)
+
+
+def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Problem]:
+    if site.role in forms:
+        messages = [position_problem(function, names) for names in forms[site.role]]
+        if all(messages):
+            yield Problem(site.key, str(messages[0]))
+    elif site.args is not None:
+        # of a loss or metric function (y_true, y_pred) itself two are given by the training step
+        complete = site.role not in ("losses", "metrics")
+        given = _GIVEN.get(site.role, 0)
+        for argument, message in argument_problems(function, site.args, complete=complete, by_position=given):
+            key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
+            yield Problem(key, message)

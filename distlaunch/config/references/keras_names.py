@@ -1,0 +1,115 @@
+"""Names of Keras 3.15, so that a misspelt one is found without importing Keras. A test compares them with Keras."""
+
+from __future__ import annotations
+
+import re
+
+from distlaunch.config.read.words import closest
+
+OPTIMIZERS = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Ftrl", "Lamb", "Lion", "LossScaleOptimizer"),
+    *("MultiOptimizer", "Muon", "Nadam", "RMSprop", "SGD", "ScheduleFreeAdamW"),
+)
+LOSSES = (
+    *(
+        "BinaryCrossentropy",
+        "BinaryFocalCrossentropy",
+        "CTC",
+        "CategoricalCrossentropy",
+        "CategoricalFocalCrossentropy",
+    ),
+    *("CategoricalGeneralizedCrossEntropy", "CategoricalHinge", "Circle", "CosineSimilarity", "Dice", "Hinge", "Huber"),
+    *("KLDivergence", "LogCosh", "MeanAbsoluteError", "MeanAbsolutePercentageError", "MeanSquaredError"),
+    *("MeanSquaredLogarithmicError", "Poisson", "SparseCategoricalCrossentropy", "SquaredHinge", "Tversky"),
+)
+METRICS = (
+    *("AUC", "Accuracy", "BinaryAccuracy", "BinaryCrossentropy", "BinaryIoU", "CategoricalAccuracy"),
+    *(
+        "CategoricalCrossentropy",
+        "CategoricalHinge",
+        "ConcordanceCorrelation",
+        "CosineSimilarity",
+        "F1Score",
+        "FBetaScore",
+    ),
+    *("FalseNegatives", "FalsePositives", "Hinge", "IoU", "KLDivergence", "LogCoshError", "Mean", "MeanAbsoluteError"),
+    *("MeanAbsolutePercentageError", "MeanIoU", "MeanMetricWrapper", "MeanSquaredError", "MeanSquaredLogarithmicError"),
+    *(
+        "OneHotIoU",
+        "OneHotMeanIoU",
+        "PearsonCorrelation",
+        "Poisson",
+        "Precision",
+        "PrecisionAtRecall",
+        "R2Score",
+        "Recall",
+    ),
+    *("RecallAtPrecision", "RootMeanSquaredError", "SensitivityAtSpecificity", "SparseCategoricalAccuracy"),
+    *(
+        "SparseCategoricalCrossentropy",
+        "SparseTopKCategoricalAccuracy",
+        "SpecificityAtSensitivity",
+        "SquaredHinge",
+        "Sum",
+    ),
+    *(
+        "TopKCategoricalAccuracy",
+        "TrueNegatives",
+        "TruePositives",
+        "BinaryFocalCrossentropy",
+        "CategoricalFocalCrossentropy",
+    ),
+    *("Huber", "LogCosh"),
+)
+CALLBACKS = (
+    *("BackupAndRestore", "CSVLogger", "EarlyStopping", "History", "LambdaCallback", "LearningRateScheduler"),
+    *("ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "ReduceLROnPlateau", "RemoteMonitor", "SwapEMAWeights"),
+    *("TensorBoard", "TerminateOnNaN"),
+)
+NAMES = {"optimizers": OPTIMIZERS, "losses": LOSSES, "metrics": METRICS, "callbacks": CALLBACKS}
+
+_ERRORS = {
+    "mse": "MeanSquaredError",
+    "mae": "MeanAbsoluteError",
+    "mape": "MeanAbsolutePercentageError",
+    "msle": "MeanSquaredLogarithmicError",
+    "bce": "BinaryCrossentropy",
+}
+_BY_SHAPE = {"acc": "accuracy", "accuracy": "accuracy", "ce": "crossentropy", "crossentropy": "crossentropy"}
+ALIASES: dict[str, dict[str, str]] = {
+    "optimizers": {},
+    "losses": _ERRORS | {"kld": "KLDivergence"},
+    "metrics": _ERRORS | _BY_SHAPE,
+    "callbacks": {},
+}
+"""Short names. `accuracy` and `crossentropy` are no class: Keras picks the metric that fits the shapes."""
+
+
+def canonical(group: str, name: str) -> str | None:
+    """The name as `keras.<group>` spells it, for `adam`, `Adam`, `mse` or `squared_hinge`; None if unknown.
+
+    Args:
+        group: optimizers, losses, metrics or callbacks.
+        name: what the config says.
+    """
+    return _folded(group).get(_fold(name))
+
+
+def suggestion(group: str, name: str) -> str | None:
+    """The name most likely meant, in the spelling that the config uses (`adam` or `Adam`)."""
+    found = closest(name, [*NAMES[group], *ALIASES[group]])
+    if found is None or name[:1].isupper() or group == "callbacks":
+        return found
+    return found.lower() if group == "optimizers" else _snake(found)
+
+
+def _folded(group: str) -> dict[str, str]:
+    return {_fold(name): name for name in NAMES[group]} | ALIASES[group]
+
+
+def _fold(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,83 @@
+"""Finds a module's source file without importing anything of the user's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from distlaunch.config.read.words import did_you_mean
+
+
+class ModuleMissingError(Exception):
+    """There is no such module; the message says what was looked for."""
+
+
+def find_source(module: str) -> Path | None:
+    """The source file of `package.module`; None for one that has none to read (built in, compiled, without `__init__`).
+
+    Raises:
+        ModuleMissingError: a part of the name does not exist.
+    """
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ModuleMissingError(f"{module!r} is no module name")
+    spec = _top(parts[0])
+    if spec is None:
+        file = Path(*parts).with_suffix(".py")
+        hint = (
+            f"; there is a file {file}: write './{file}:NAME'"
+            if file.is_file()
+            else did_you_mean(parts[0], _local_modules())
+        )
+        raise ModuleMissingError(
+            f"no module named '{parts[0]}'; it is looked for in this folder and in Python's path{hint}"
+        )
+    for depth, part in enumerate(parts[1:], start=1):
+        folders = spec.submodule_search_locations
+        # by the last name alone: with the full one the finder asks for the parent, which is not imported
+        found = PathFinder.find_spec(part, list(folders)) if folders is not None else None
+        if found is None:
+            if _may_hold_attributes(spec):
+                return None
+            parent = ".".join(parts[:depth])
+            raise ModuleMissingError(
+                f"no module named '{part}' in {parent}{did_you_mean(part, _names_in(list(folders or [])))}"
+            )
+        spec = found
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _top(name: str) -> ModuleSpec | None:
+    spec = PathFinder.find_spec(name, [os.getcwd()])
+    if spec is not None and spec.origin is not None:
+        return spec
+    for finder in sys.meta_path:  # finds built-in modules and editable installs too; imports nothing
+        found = finder.find_spec(name, None)
+        if found is not None:
+            return found
+    return spec
+
+
+def _may_hold_attributes(spec: ModuleSpec) -> bool:
+    """Whether `module.part` may be a module all the same, as `os.path` is, though `os` is no package."""
+    return spec.submodule_search_locations is None
+
+
+def _local_modules() -> list[str]:
+    return _names_in([os.getcwd()])
+
+
+def _names_in(folders: list[str]) -> list[str]:
+    """Modules and packages in some folders."""
+    names: list[str] = []
+    for folder in folders:
+        try:
+            entries = list(Path(folder).iterdir())
+        except OSError:
+            continue
+        names += [
+            entry.stem for entry in entries if entry.suffix == ".py" or (entry.is_dir() and entry.name.isidentifier())
+        ]
+    return sorted(set(names) - {"__init__", "__pycache__"})

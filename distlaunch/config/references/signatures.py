@@ -1,0 +1,73 @@
+"""Whether a function, known from its source alone, can be called as the config says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from distlaunch.config.read.words import did_you_mean, listed
+
+
+@dataclass(frozen=True)
+class Function:
+    """A plain `def` at the top of a module."""
+
+    name: str
+    node: ast.FunctionDef
+
+    @property
+    def by_name(self) -> list[str]:
+        """Arguments that can be given by name."""
+        args = self.node.args
+        return [arg.arg for arg in (*args.args, *args.kwonlyargs)]
+
+    @property
+    def positional(self) -> list[str]:
+        args = self.node.args
+        return [arg.arg for arg in (*args.posonlyargs, *args.args)]
+
+    @property
+    def required(self) -> list[str]:
+        """Arguments without a default."""
+        args = self.node.args
+        positional = self.positional[: len(self.positional) - len(args.defaults)]
+        by_name = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+        return positional + by_name
+
+    def __str__(self) -> str:
+        return f"{self.name}({ast.unparse(self.node.args)})"
+
+
+def argument_problems(
+    function: Function, given: Iterable[str], *, complete: bool, by_position: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Pairs of an argument (or an empty text) and what is wrong with it.
+
+    Args:
+        by_position: values that are given before these, by position.
+        complete: the function is called with these arguments only, so none may be missing.
+    """
+    if by_position > len(function.positional) and function.node.args.vararg is None:
+        wanted = f"def {function.name}({', '.join(['inputs', *function.by_name])})"
+        yield "", f"it is called with the training inputs, which {function} does not take; write `{wanted}`"
+        return
+    given = [*function.positional[:by_position], *given]
+    if function.node.args.kwarg is None:
+        for name in given:
+            if name not in function.by_name:
+                hint = did_you_mean(str(name), function.by_name) or "; remove it"
+                takes = f"takes {listed(function.by_name)}" if function.by_name else "takes no arguments"
+                yield name, f"unknown argument of {function.name}, which {takes}{hint}"
+    missing = [name for name in function.required if name not in given]
+    if complete and missing:
+        yield "", f"missing {listed(missing)}, which {function} needs; add `{missing[0]}: ...`"
+
+
+def position_problem(function: Function, values: Sequence[str]) -> str | None:
+    """What is wrong if the function is called with these values, by position."""
+    args, number, names = function.node.args, len(values), ", ".join(values)
+    most = None if args.vararg else len(function.positional)
+    if len(function.required) > number or (most is not None and most < number):
+        return f"it is called with ({names}), which {function} does not take; write `def {function.name}({names})`"
+    return None

@@ -1,0 +1,81 @@
+"""Where a config names functions and Keras objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from distlaunch.config.read.tree import Key
+from distlaunch.config.run import Component, RunConfig
+
+Role = Literal["model", "data", "map", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"]
+
+STAND_IN = "unknown:unknown"
+"""Stands for a reference that is missing or wrong, so that the rest of a config can be checked."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A name in the config. `args` are those that the config gives, None where distlaunch calls with its own."""
+
+    key: Key
+    name: str
+    role: Role
+    args: dict[str, Any] | None = None
+    args_key: Key = ()
+
+    @property
+    def is_reference(self) -> bool:
+        """`module:function`, not a name of Keras."""
+        return ":" in self.name and self.name != STAND_IN
+
+
+def sites(config: RunConfig) -> Iterator[Site]:
+    """All of them."""
+    yield Site(("model", "function"), config.model.function, "model", config.model.args, ("model", "args"))
+    if config.data.function is not None:
+        yield Site(("data", "function"), config.data.function, "data", config.data.args, ("data", "args"))
+    if config.data.map is not None:
+        yield Site(("data", "map"), config.data.map, "map")
+    if (before := config.data.preprocessing) is not None:
+        key = ("data", "preprocessing")
+        yield Site((*key, "function"), before.function, "preprocessing", before.args, (*key, "args"))
+    if config.train.step is not None:
+        yield Site(("train", "step"), config.train.step, "step")
+    if config.compile is not None:
+        yield from _named(config.compile.optimizer, ("compile", "optimizer"), "optimizers")
+        yield from _named(config.compile.loss, ("compile", "loss"), "losses")
+        yield from _named(config.compile.metrics, ("compile", "metrics"), "metrics")
+        yield from _named(config.compile.weighted_metrics, ("compile", "weighted_metrics"), "metrics")
+    for index, callback in enumerate(config.train.callbacks):
+        key = ("train", "callbacks", index)
+        yield Site((*key, "name"), callback.name, "callbacks", callback.args, (*key, "args"))
+
+
+def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
+    if isinstance(value, str):
+        yield Site(key, value, role, {}, key)
+    elif isinstance(value, Component):
+        yield Site((*key, "name"), value.name, role, value.args, (*key, "args"))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _named(inner, (*key, index), role)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _named(inner, (*key, name), role)
+
+
+def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
+    """`path/file.py:function` made absolute; relative paths start from the config's folder."""
+    data = config.to_plain()
+    for site in sites(config):
+        file, colon, function = site.name.rpartition(":")
+        if colon and file.endswith(".py"):
+            parent: Any = data
+            for part in site.key[:-1]:
+                parent = parent[part]
+            path = Path(file).expanduser()
+            parent[site.key[-1]] = f"{folder.absolute() / path}:{function}"
+    return RunConfig.model_validate(data)

@@ -1,0 +1,71 @@
+"""Imports what a config names: `package.module:function` or `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.errors import ConfigError, Problem
+
+Key = tuple[str | int, ...]
+
+
+def load_function(reference: str, key: Key) -> Callable[..., Any]:
+    """Imports a function or class.
+
+    Raises:
+        ConfigError: there is no such module or name. Errors inside the module rise as they are.
+    """
+    module_name, _, name = reference.rpartition(":")
+    module = _load_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigError(Problem(key, f"got '{reference}', but {module_name} has no function '{name}'"))
+    return function
+
+
+def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
+    """Loads a function and calls it; arguments that it does not take are errors of the config.
+
+    Args:
+        args: what the config says.
+        given: what distlaunch gives, before these.
+    """
+    function = load_function(reference, (*key, "function"))
+    try:
+        inspect.signature(function).bind(*given, **args)
+    except TypeError as error:
+        problem = f"{reference}: {error}; its signature is {inspect.signature(function)}"
+        raise ConfigError(Problem((*key, "args"), problem)) from None
+    return function(*given, **args)
+
+
+def _import(name: str, key: Key) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigError(Problem(key, f"no module named '{error.name}'; it is looked for in sys.path")) from None
+        raise
+
+
+def _load_file(path: Path, key: Key) -> Any:
+    if not path.is_file():
+        raise ConfigError(Problem(key, f"no such file: {path}"))
+    name = f"_distlaunch_user_{path.stem}"
+    loaded = sys.modules.get(name)
+    if loaded is not None and loaded.__file__ == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))  # the file may import its neighbours
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,120 @@
+"""Global batches by number, for the workers of a parameter-server cluster.
+
+Number k of the training data is the batch that one device would train on in step k, whoever asks for it.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import ParameterServer
+from distlaunch.data.source import Split, Splits, make_split
+from distlaunch.strategies.parameter_server.worker_batches import Read, offer
+from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.replica.input import pack
+
+_ZERO = np.int64(0)
+_SEED_STEP = 7_919  # between the orders of two workers
+
+
+class Reader:
+    """Reads any batch of a split; fast where rows can be picked, or where numbers come in ascending order.
+
+    Args:
+        once: the first pass only; otherwise pass follows pass without end.
+    """
+
+    def __init__(self, split: Split, *, once: bool) -> None:
+        self._split, self._once = split, once
+        spec = tf.TensorSpec([None], tf.int64) if split.pick else split.batches(_ZERO, _ZERO).element_spec
+        self._load = tf.function(split.load, input_signature=[spec])
+        self._iterator: Iterator[Any] | None = None
+        self._position = 0
+        self._pass = 0
+        self._end: int | None = None
+        """Number after the last batch of the only pass, once it was seen."""
+
+    def read(self, number: int) -> Batch:
+        """Batch `number`, or one without rows past the end."""
+        with tf.device("CPU:0"):
+            return self._load(self._find(number))
+
+    def _find(self, number: int) -> Any:
+        split = self._split
+        if split.num_batches is not None and self._once and number >= split.num_batches:
+            return split.empty
+        if split.pick is not None:
+            assert split.num_batches is not None, "rows that can be picked can be counted"
+            return tf.constant(split.pick(*divmod(number, split.num_batches)))
+        if self._end is not None and number >= self._end:
+            return split.empty
+        if self._iterator is None or number < self._position:
+            self._begin(number)
+        while True:
+            element = next(self._iterator, None) if self._iterator is not None else None
+            if element is None:
+                if self._once or self._position == 0:
+                    self._iterator, self._end = None, self._position
+                    return split.empty
+                self._pass += 1
+                self._iterator = self._open(self._pass, 0)
+                continue
+            self._position += 1
+            if self._position > number:
+                return element
+
+    def _begin(self, number: int) -> None:
+        split = self._split
+        if split.num_batches is None:
+            self._pass, self._position = 0, 0
+        else:
+            self._pass, self._position = number // split.num_batches, number
+        start = 0 if split.num_batches is None else number % split.num_batches
+        self._iterator = self._open(self._pass, start)
+
+    def _open(self, number_of_pass: int, start: int) -> Iterator[Any]:
+        # in a graph, as in training_source: shuffling takes its seed another way there
+        position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
+        batches = position.flat_map(self._split.batches)
+        return iter(batches.map(lambda *parts: pack(parts)).prefetch(2))
+
+
+def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Split | None) -> None:
+    """Lets workers in this process read the splits by number, each in the order that the config gives it."""
+    offer("train", _train_reader(config, splits, train), train.num_batches)
+    offer("train:once", _reader_of_each_worker(lambda _: Reader(train, once=True)), train.num_batches)
+    if validation is not None:
+        read = _reader_of_each_worker(lambda _: Reader(validation, once=True))
+        offer("validation:once", read, validation.num_batches)
+
+
+def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
+    if not isinstance(config.strategy, ParameterServer) or config.strategy.per_worker_data == "sharded":
+        return _reader_of_each_worker(lambda _: Reader(train, once=False))
+
+    def own(worker: int) -> Reader:
+        seed = config.seed + _SEED_STEP * (worker + 1)
+        return Reader(
+            make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),
+            once=False,
+        )
+
+    return _reader_of_each_worker(own)
+
+
+def _reader_of_each_worker(make: Any) -> Read:
+    readers: dict[int, Reader] = {}
+
+    def read(worker: int, number: int) -> Batch:
+        if worker not in readers:
+            readers[worker] = make(worker)
+        return readers[worker].read(number)
+
+    return read

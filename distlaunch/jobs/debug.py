@@ -1,0 +1,24 @@
+"""`train --debug`: this process becomes the one that trains, so that a debugger has the terminal to itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from distlaunch.base.errors import UsageError
+from distlaunch.plan.train import REMOVED_ENV
+
+
+def become_debugger(target: str, overrides: Sequence[str], name: str | None, environ: Mapping[str, str]) -> NoReturn:
+    """Raises UsageError if there is no such config."""
+    if Path(target).is_dir():
+        raise UsageError(f"--debug: got the folder {target}; expected a config file, such as {target}/config.yaml")
+    if not Path(target).exists():
+        raise UsageError(f"{target}: there is no such config file")
+    words = [word for override in overrides for word in ("--set", override)]
+    words += ["--name", name] if name is not None else []
+    kept = {key: value for key, value in environ.items() if key not in REMOVED_ENV}
+    os.execve(sys.executable, [sys.executable, "-m", "distlaunch.tasks.debug", *words, "--", target], kept)

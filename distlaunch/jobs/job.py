@@ -1,0 +1,227 @@
+"""What the commands do: choose the run, hold it, run its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Cluster, OneDevice, ParameterServer
+from distlaunch.engines.local import given_cluster
+from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
+from distlaunch.jobs.restarts import run_job
+from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import open_run
+from distlaunch.supervise.observer import Observer, Sturdy
+
+Locate = Callable[[Iterable[Problem]], list[Problem]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks to train.
+
+    Attributes:
+        target: a config file, or a run directory to go on with.
+    """
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    name: str | None = None
+    resume: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What will be trained, and in which run.
+
+    Attributes:
+        run: the run to go on with; None: a new one, called `name`.
+        told: what the user should know about the choice.
+        finished: `run` has come to its end already.
+        beside: another launcher works on `run`, and all that is to be started is its evaluator.
+    """
+
+    config: RunConfig
+    name: str
+    locate: Locate
+    run: RunDir | None = None
+    told: str = ""
+    finished: bool = False
+    beside: bool = False
+
+    @property
+    def would_be(self) -> RunDir:
+        """The run's directory; for a new run the one that it would get now."""
+        return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
+
+
+def choose(request: Request, environ: Mapping[str, str]) -> Choice:
+    """Decides which run a request is about. Raises ConfigError, UsageError."""
+    target = Path(request.target)
+    if target.is_dir():
+        return _choose_directory(request, RunDir(target), environ)
+    config, locate = _load(target, request.overrides, environ)
+    if request.name is not None:
+        config = config.model_copy(update={"name": request.name})
+    given = given_cluster(config, environ)
+    name = config.name or target.stem
+    if given is not None:
+        fit_config(config, given[0])
+        name = task_run_name(name, *given)
+        if given[1].job == "evaluator":
+            return _choose_beside(config, name, locate)
+    if not request.resume and config.resume != "auto":
+        return Choice(config, name, locate)
+    from distlaunch.config.resume import has_more_to_do
+
+    found = RunDir.newest(config.runs_dir, name)
+    if found is None:
+        return Choice(
+            config, name, locate, told=f"there is no run called {name} yet: starting it" if request.resume else ""
+        )
+    if not has_more_to_do(config, found):
+        return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
+    return Choice(config, found.name, locate, found, told=f"going on with {shown(found.path)}")
+
+
+def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
+    if not run.exists():
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
+    if not run.has_config():
+        raise UsageError(f"{shown(run.path)} is a run of a script, not of a config; `distlaunch run` starts the script")
+    if not request.resume:
+        raise UsageError(f"{shown(run.path)} is a run directory: add --resume to go on with it, or give a config file")
+    if request.name is not None:
+        raise UsageError("--name: a run that is resumed keeps its name")
+    config, locate = _load_run(run, request.overrides, environ)
+    if run.finished() and not request.overrides:
+        return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
+    return Choice(config, run.name, locate, run, told=f"going on with {shown(run.path)}")
+
+
+def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
+    run = RunDir.newest(config.runs_dir, name)
+    if run is None or not run.attempts():
+        raise UsageError(
+            f"TF_CONFIG asks for an evaluator, but there is no run called {name} in {config.runs_dir} yet; "
+            "start the chief first, with a runs_dir that both can reach"
+        )
+    return Choice(config, run.name, locate, run, told=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A run that is chosen and claimed; nothing is started yet."""
+
+    choice: Choice
+    run: RunDir
+
+
+def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> Begun | None:
+    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
+
+    Raises RunBusyError if another launcher works on it.
+    """
+    choice = choose(request, environ)
+    if choice.run is not None and not (choice.beside or choice.finished):
+        with choice.run.lock():
+            pass  # nobody goes on with a run that is still going on
+    if choice.told:
+        observer.note(choice.told)
+    if choice.finished:
+        return None
+    return Begun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+
+
+def carry_out(begun: Begun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Trains what is begun. Raises as `train` does."""
+    choice, run = begun.choice, begun.run
+    if choice.beside:
+        return checked(run_beside(choice.config, run, observer, environ), choice.locate)
+    with Sturdy.of(observer) as told, run.lock():
+        try:
+            return checked(run_job(choice.config, run, told, environ), choice.locate)
+        except UsageError:
+            run.discard()
+            raise
+
+
+def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+    """Runs a config or goes on with a run; None if the run is finished already.
+
+    Raises:
+        ConfigError: the config is wrong, be it that a worker found out.
+        UsageError: the request cannot be fulfilled.
+    """
+    begun = begin(request, observer, environ)
+    return None if begun is None else carry_out(begun, observer, environ)
+
+
+def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
+    """What `train` would start, without touching anything."""
+    choice = choose(request, environ)
+    run = choice.would_be
+    attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
+    return plan_attempt(choice.config, run, attempt, environ, "local"), choice
+
+
+def use_run(
+    path: str,
+    mode: Mode,
+    overrides: Sequence[str],
+    extra: Sequence[str],
+    observer: Observer,
+    environ: Mapping[str, str],
+    checkpoint: int | None = None,
+) -> AttemptResult:
+    """Starts the processes of an existing run to do something else than training.
+
+    Args:
+        checkpoint: the step of the checkpoint to take; None: the newest.
+    """
+    run = open_run(path)
+    if not run.has_config():
+        raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
+    if checkpoint is not None:
+        if checkpoint not in (steps := run.checkpoint_steps()):
+            have = ", ".join(map(str, steps)) or "none"
+            raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
+        extra = [*extra, "--checkpoint", str(checkpoint)]
+    config, locate = _load_run(run, overrides, environ)
+    if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
+        config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
+    with Sturdy.of(observer) as told, run.lock():
+        return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
+
+
+def checked(result: AttemptResult, locate: Locate) -> AttemptResult:
+    """The result, unless the tasks found mistakes in the config: then raises ConfigError with their lines."""
+    if result.outcome.problems:
+        raise ConfigError(locate(result.outcome.problems))
+    return result
+
+
+def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+    from distlaunch.config.read.load import load_config
+
+    if not path.exists():
+        what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
+        raise UsageError(f"{path}: there is no such {what}")
+    loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
+    return loaded.config, lambda problems: [
+        Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems
+    ]
+
+
+def _load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+    from distlaunch.config.read.load import load_resolved
+
+    if overrides:
+        return _load(run.config, overrides, environ)
+    return load_resolved(run.config), list

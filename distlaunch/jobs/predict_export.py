@@ -1,0 +1,122 @@
+"""Has an exported model predict, in a process that has TensorFlow; the launcher never loads it itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.agent.log_noise import is_noise
+from distlaunch.base.errors import DistlaunchError, UsageError
+from distlaunch.base.events import Predicted
+from distlaunch.base.run_dir import RunDir
+from distlaunch.plan.train import REMOVED_ENV
+
+SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
+"""Of files that can be given."""
+_USABLE = ("saved_model", "keras", "tflite")
+"""The formats that hold a model, the best first."""
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True)
+class PredictRequest:
+    """What an export is to predict.
+
+    Attributes:
+        target: an export, or a run directory that has one.
+        input: a file; or else
+        data: a data function, or `tfds:NAME`.
+        output: a file; `-` for JSON lines on standard output; None: a file in this folder called after what was given.
+    """
+
+    target: str
+    input: str | None
+    data: str | None
+    split: str | None
+    output: str | None
+    batch_size: int
+
+
+def is_export(target: str) -> bool:
+    """Whether a path looks like an exported model."""
+    path = Path(target)
+    return (path / "saved_model.pb").is_file() or (path.is_file() and path.suffix in (".keras", ".tflite", ".h5"))
+
+
+def predict_export(request: PredictRequest, environ: Mapping[str, str]) -> Predicted:
+    """Waits until the predictions are written.
+
+    Raises:
+        UsageError: the export, the file or the dataset is not what it should be.
+        DistlaunchError: the process died.
+    """
+    export = _find_export(request.target)
+    if request.input is not None:
+        _check_input(Path(request.input))
+    name = Path(request.input).name if request.input is not None else str(request.data)
+    stem = Path(request.input).stem if request.input is not None else request.split or "data"
+    output = request.output or str(Path(f"{stem}.predictions.npz").absolute())
+    given = ["--input", request.input] if request.input is not None else ["--data", str(request.data)]
+    split = ["--split", request.split] if request.split is not None else []
+    where = ["--output", output, "--batch-size", str(request.batch_size)]
+    shapes = _run(["--export", str(export), *given, *split, *where], export, environ)
+    return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)
+
+
+def _find_export(target: str) -> Path:
+    path, run = Path(target), RunDir(target)
+    if is_export(target):
+        return path
+    if run.has_config():
+        found = next((run.exported(kind) for kind in _USABLE if run.exported(kind).exists()), None)
+        if found is None:
+            raise UsageError(f"{target}: the run has no export yet; write one: distlaunch export {target} "
+                             "--format saved_model")  # fmt: skip
+        return Path(os.path.relpath(found)) if not path.is_absolute() else found
+    if not path.exists():
+        raise UsageError(f"{target}: there is no such file or folder")
+    expected = "expected a run directory, a SavedModel folder (with saved_model.pb), or a .keras or .tflite file"
+    raise UsageError(f"{target}: it is no export; {expected}")
+
+
+def _check_input(path: Path) -> None:
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--input {path}: expected a file that ends in {', '.join(SUFFIXES)}")
+    if not path.is_file():
+        raise UsageError(f"--input {path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+
+
+def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
+    kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+    with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+        told, log = Path(folder) / "told.json", Path(folder) / "log"
+        argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--told", str(told)]
+        with log.open("wb") as file:
+            done = subprocess.run(argv, env=kept, stdin=subprocess.DEVNULL, stderr=file)
+        try:
+            answer = json.loads(told.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise DistlaunchError(_death(export, done.returncode, log)) from None
+    if "message" in answer:
+        kind = UsageError if done.returncode == UsageError.exit_code else DistlaunchError
+        raise kind(answer["message"])
+    return answer.get("shapes", {})
+
+
+def _death(export: Path, code: int, log: Path) -> str:
+    how = (
+        f"was ended by {signal.Signals(-code).name} (is the export damaged?)"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() and not is_noise(line)]
+    last = "\n".join(f"  {line}" for line in lines[-_LAST_LINES:])
+    return f"{export}: the process that predicts {how}" + (f":\n{last}" if last else "")

@@ -1,0 +1,143 @@
+"""A job: the attempts of a run, each from the last checkpoint, until one ends well or need not be repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.checks.config import cross_check
+from distlaunch.config.checks.replicas import with_workers
+from distlaunch.config.restarts import max_restarts
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Span
+from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
+from distlaunch.supervise.event_facts import tell_end
+from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.supervise.signals import SignalPipe
+
+_LONGEST_BACKOFF_S = 300.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How often a job is started again, and when; as in `config.run.Restarts`."""
+
+    most: int
+    window_s: float | None = None
+    backoff_s: float = 0.0
+
+
+def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
+    workers = config.cluster.num_workers
+
+    def start(signals: SignalPipe) -> AttemptResult:
+        return run_attempt(config, run, "train", observer, environ, signals=signals, workers=workers)
+
+    def change(outcome: Outcome) -> str:
+        nonlocal workers
+        before = workers
+        workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
+        return f", with {_workers(workers)} instead of {before}" if workers != before else ""
+
+    policy = config.restarts
+    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, change)
+
+
+def repeat(
+    start: Callable[[SignalPipe], AttemptResult],
+    limits: Limits,
+    observer: Observer,
+    change: Callable[[Outcome], str] = lambda outcome: "",
+) -> AttemptResult:
+    """Starts a job, and starts it again after failures that need not come again.
+
+    Args:
+        start: runs an attempt.
+        change: decides what is different in the next attempt, and says it.
+    """
+    starts: list[float] = []  # when it was started again
+    mark = ""
+    result: AttemptResult | None = None
+    # held over all attempts: a signal between two of them must end the job as well
+    with Sturdy.of(observer) as told, SignalPipe() as signals:
+        while True:
+            try:
+                result = start(signals)
+            except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
+                if result is None:
+                    raise
+                told.note(f"cannot be started again: {error}")
+                return result
+            outcome, failure = result.outcome, result.outcome.failure
+            recent = _recent(starts, limits.window_s)
+            if failure is None or not outcome.retryable or len(recent) >= limits.most:
+                return result
+            if outcome.mark and outcome.mark == mark:
+                at_step = "" if result.plan.mode == "run" else " at the same step"
+                what = "exit code" if mark.startswith(EXIT_MARK) else "exception"
+                told.note(f"the same {what}{at_step} twice in a row: it would come again")
+                return result
+            mark = outcome.mark
+            if asked := _asked_within(signals, 0):
+                return _stopped(result, asked, told)
+            backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
+            after = f" in {backoff_s:g} s" if backoff_s else ""
+            who = f"{failure.task} " if failure.task else ""
+            told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {who}{failure.reason}")
+            if backoff_s and (asked := _asked_within(signals, backoff_s)):
+                return _stopped(result, asked, told)
+            starts.append(time.monotonic())
+
+
+def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:
+    now = time.monotonic()
+    return [at for at in starts if window_s is None or now - at <= window_s]
+
+
+def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int) -> int:
+    """How many workers the next attempt has: fewer after one was lost, all of them again the time after."""
+    span = config.cluster.workers
+    if not isinstance(span, Span):
+        return workers
+    if not lost or workers < span.max:
+        return span.max
+    fewer = range(workers - 1, span.min - 1, -1)
+    # those that can share the batch, or the mesh
+    return next((number for number in fewer if not cross_check(with_workers(config, number), num_gpus)), workers)
+
+
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' * (number != 1)}"
+
+
+def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
+    """The signal that asked the job to end since the last attempt, or does within so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        asked = [number for number in signals.read() if number != signal.SIGCHLD]
+        if asked:
+            return signal.SIGINT if signal.SIGINT in asked else asked[0]
+        if (left := until - time.monotonic()) <= 0:
+            return None
+        select.select([signals.fd], [], [], left)
+
+
+def _stopped(result: AttemptResult, number: signal.Signals, told: Sturdy) -> AttemptResult:
+    """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
+    told.note(f"stopping ({number.name})")
+    interrupted = number == signal.SIGINT
+    code = ExitCode.INTERRUPTED if interrupted else ExitCode.PREEMPTED
+    outcome = Outcome("interrupted" if interrupted else "stopped", code)
+    if (end := tell_end(result.plan, outcome.status)) is not None:
+        told.event(end)
+    return dataclasses.replace(result, outcome=outcome)

@@ -1,0 +1,119 @@
+"""`distlaunch run`: somebody's script as the tasks of a cluster, under the supervision that training has."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from distlaunch.agent.open_files import allow_open_files
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.ports import pick_ports
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.jobs.environment import describe_environment
+from distlaunch.jobs.restarts import Limits, repeat
+from distlaunch.plan.script import Kind, ScriptJob, plan_script
+from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.supervisor import Supervisor
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks to run.
+
+    Attributes:
+        name: of the run directory; None: after the program.
+    """
+
+    job: ScriptJob
+    limits: Limits
+    runs_dir: str = "runs"
+    name: str | None = None
+
+
+def run_script(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Runs a script to its end. Raises UsageError if nothing can be started."""
+    job = request.job
+    if "TF_CONFIG" in environ:
+        observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
+    allow_open_files(job.num_tasks)
+    run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
+    with Sturdy.of(observer) as told, run.lock():
+        try:
+            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told)
+        except UsageError:
+            run.discard()
+            raise
+
+
+def _attempt(
+    job: ScriptJob, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
+) -> AttemptResult:
+    """Starts all tasks anew, on ports that nobody has used before."""
+    gpus = find_gpus(environ)
+    held = pick_ports(job.num_ports)
+    try:
+        plan = plan_script(job, run, run.next_attempt(), held.numbers, gpus, environ)
+        run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
+        run.write_json(run.plan, plan.to_plain())
+        run.write_json(run.environment, describe_environment(gpus))
+        # nobody tells when the tasks have bound their ports, and one that is started again needs its own
+        return AttemptResult(plan, Supervisor(plan, observer, environ=environ, signals=signals).run())
+    finally:
+        held.release()
+
+
+def find_program(target: str, *, module: bool) -> Kind:
+    """What is to be run: a script or module of Python, or any other program. Raises UsageError if it is not there."""
+    if module:
+        _find_module(target)
+        return "module"
+    path = Path(target)
+    if path.is_dir():
+        raise UsageError(f"{target}: it is a folder; give a script in it, or -m MODULE")
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise UsageError(f"{target}: there is no such script")
+        return "script"
+    if shutil.which(target):
+        return "program"
+    if path.is_file():
+        raise UsageError(f"{target}: neither a Python script (.py) nor executable")
+    raise UsageError(f"{target}: there is no such script or program")
+
+
+def _find_module(name: str) -> None:
+    """Looks without importing anything: packages may take seconds, and TensorFlow has no place in the launcher."""
+    if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name):
+        raise UsageError(f"-m {name}: expected the name of a module, such as package.module")
+    places = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    spec = PathFinder.find_spec(parts[0], places) or importlib.util.find_spec(parts[0])
+    for number in range(2, len(parts) + 1):
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        spec = PathFinder.find_spec(".".join(parts[:number]), list(spec.submodule_search_locations))
+    else:
+        if spec is not None and spec.submodule_search_locations is not None:
+            package = spec
+            spec = PathFinder.find_spec(f"{name}.__main__", list(package.submodule_search_locations or ()))
+            if spec is None:
+                raise UsageError(f"-m {name}: it is a package without a module __main__, and cannot be run")
+        if spec is not None:
+            return
+    raise UsageError(f"-m {name}: there is no such module")
+
+
+def run_name(program: str) -> str:
+    """What the run directory is called."""
+    stem = program if "/" not in program and not program.endswith(".py") else Path(program).stem
+    return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "run"

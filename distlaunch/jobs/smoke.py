@@ -1,0 +1,127 @@
+"""`train --smoke`: proves a config in under a minute by a few steps, a restart from the checkpoint, and an export."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from distlaunch.base.events import (
+    CheckpointSaved,
+    EpochEnded,
+    Event,
+    Exported,
+    Restored,
+    StepsDone,
+    TaskStarted,
+    TrainingStarted,
+    read_events,
+)
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.run import RunConfig
+from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.jobs.job import Request, checked, choose
+from distlaunch.supervise.observer import Observer, Sturdy
+
+STEPS = 4
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One thing that a smoke run shows, and whether it did."""
+
+    what: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class SmokeResult:
+    """The last attempt and what was proven on the way."""
+
+    last: AttemptResult
+    proofs: tuple[Proof, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(proof.holds for proof in self.proofs)
+
+
+def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
+    """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
+    batch = config.data.global_batch
+    if config.data.batched:
+        slice_of_data = (f"train.steps_per_epoch={STEPS}",)
+    else:
+        examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)
+        slice_of_data = (f"data.train_examples={examples}", "train.steps_per_epoch=null")
+    validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
+    checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
+    # every model can be a SavedModel, a tf.Module nothing else; on JAX it would take a process of TensorFlow
+    usual = "keras" if config.strategy.kind == "jax" else "saved_model"
+    export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{usual}]",)
+    return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
+
+
+def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
+    """Runs the two attempts. Raises as `train` does."""
+    config = choose(replace(request, resume=False), environ).config
+    name = f"{request.name or config.name}-smoke"
+    run = RunDir.claim(config.runs_dir, name)
+    with Sturdy.of(observer) as told, run.lock():
+        told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
+        result = _attempt(request, config, name, 1, run, told, environ)
+        if result.outcome.status == "done":
+            told.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
+            result = _attempt(request, config, name, 2, run, told, environ)
+    return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
+
+
+def _attempt(
+    request: Request,
+    config: RunConfig,
+    name: str,
+    epochs: int,
+    run: RunDir,
+    observer: Observer,
+    environ: Mapping[str, str],
+) -> AttemptResult:
+    overrides = (*request.overrides, *smoke_overrides(config, epochs=epochs))
+    choice = choose(replace(request, name=name, overrides=overrides, resume=False), environ)
+    # loading it takes seconds, which only an export that the config asks for is worth
+    extra = () if config.export else ("--unchecked",)
+    return checked(run_attempt(choice.config, run, "train", observer, environ, extra=extra), choice.locate)
+
+
+def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
+    """What the events of the two attempts show."""
+    first = [event for event in events if event.attempt == 0]
+    second = [event for event in events if event.attempt == 1]
+    losses = [
+        event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs
+    ]
+    saved = [event.step for event in first if isinstance(event, CheckpointSaved)]
+    restored = [event.step for event in second if isinstance(event, Restored)]
+    steps = [event.step for event in second if isinstance(event, StepsDone | EpochEnded)]
+    started = [event for event in first if isinstance(event, TrainingStarted)]
+    replicas = started[0].replicas if started else 0
+    come = any(isinstance(event, TaskStarted) for event in first)
+    proofs = [
+        Proof("the config is valid", True),
+        Proof(f"{len(tasks)} task{'s' * (len(tasks) > 1)} came up", come and bool(started)),
+        Proof(f"model and data were built for {replicas} replica{'s' * (replicas != 1)}", bool(started)),
+        Proof(f"{STEPS} steps were trained", any(isinstance(event, EpochEnded) for event in first)),
+        Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
+        Proof(f"a checkpoint was written (step {max(saved, default=0)})", bool(saved)),
+        Proof(
+            f"a new start went on from step {max(restored, default=0)}",
+            bool(restored) and max(steps, default=0) > restored[0],
+        ),
+    ]
+    if config.validation is not None:
+        validated = any(
+            name.startswith("val_") for event in second if isinstance(event, EpochEnded) for name in event.logs
+        )
+        proofs.append(Proof("validation ran", validated))
+    formats = [event.format for event in second if isinstance(event, Exported)]
+    proofs.append(Proof(f"the model was exported ({', '.join(formats or config.export)})", bool(formats)))
+    return tuple(proofs)

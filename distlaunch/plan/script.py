@@ -1,0 +1,140 @@
+"""The plan of a script's tasks: what each is told about its cluster. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from distlaunch.base.protocol import ATTEMPT, JAX_BIND, JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES, RUN_DIR, TASK
+from distlaunch.base.run_dir import RunDir, TaskDir
+from distlaunch.cluster.devices import VISIBLE, share_gpus
+from distlaunch.cluster.ports import REUSE_ENV
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
+from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan
+
+LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+Kind = Literal["script", "module", "program"]
+
+
+@dataclass(frozen=True)
+class ScriptJob:
+    """What is run, and as how many tasks.
+
+    Attributes:
+        kind: how `program` is run: a file or a module by Python, or as it is.
+        chief: one more task, which leads the workers; with parameter servers there always is one.
+        jax: processes of JAX, which get no TF_CONFIG.
+    """
+
+    kind: Kind
+    program: str
+    arguments: tuple[str, ...] = ()
+    workers: int = 1
+    ps: int = 0
+    chief: bool = False
+    evaluator: bool = False
+    jax: bool = False
+    start_timeout_s: float = 300.0
+    stop_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many tasks the cluster has of each job."""
+        return {"chief": int(self.chief or self.ps > 0), "worker": self.workers, "ps": self.ps}
+
+    @property
+    def num_ports(self) -> int:
+        return 1 if self.jax else sum(self.counts.values())
+
+    @property
+    def num_tasks(self) -> int:
+        return sum(self.counts.values()) + self.evaluator
+
+
+def plan_script(
+    job: ScriptJob,
+    run: RunDir,
+    attempt: int,
+    ports: Sequence[int],
+    gpus: Sequence[str] = (),
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> LaunchPlan:
+    """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
+
+    Args:
+        environ: what the tasks inherit.
+    """
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
+    shares = _gpu_shares(job, tasks, gpus)
+    cluster = ClusterSpec({}) if job.jax else _cluster(job, addresses)
+    plans = []
+    for task in [*tasks, EVALUATOR] if job.evaluator else tasks:
+        files = run.task(attempt, str(task))
+        serves = job.ps > 0 and task.job in ("worker", "ps")
+        env = {
+            **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
+            **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
+            **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
+            "PYTHONUNBUFFERED": "1",
+            # servers print pages of settings otherwise
+            **({LOG_LEVEL: "1"} if serves and LOG_LEVEL not in environ else {}),
+        }
+        address = cluster.address(task) if task in cluster.tasks else None
+        argv = _argv(job, task, attempt, files)
+        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, mute=job.kind == "program"))
+    return LaunchPlan(
+        *(run.path, attempt, "run", tuple(plans)),
+        start_timeout_s=job.start_timeout_s,
+        stop_timeout_s=job.stop_timeout_s,
+        stall_timeout_s=job.stall_timeout_s,
+        chief=tasks[0],
+        cluster=cluster,
+    )
+
+
+def _cluster(job: ScriptJob, addresses: Sequence[str]) -> ClusterSpec:
+    left = iter(addresses)
+    return ClusterSpec({name: tuple(next(left) for _ in range(count)) for name, count in job.counts.items() if count})
+
+
+def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str, ...]:
+    if job.kind == "program":
+        return (job.program, *job.arguments)
+    own = ["--task-dir", str(files.path), "--attempt", str(attempt), "--task", str(task)]
+    own += ["--jax"] * job.jax + ["--module"] * (job.kind == "module")
+    return (sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
+
+
+def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:
+    return {"TF_CONFIG": cluster.tf_config(task), **REUSE_ENV}
+
+
+def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
+    """What JAX reads, and Keras where it is on JAX."""
+    processes, number = str(job.workers), str(task.index)
+    return {
+        JAX_COORDINATOR: address,
+        JAX_BIND: address,  # by itself JAX would listen to the whole network
+        JAX_PROCESSES: processes,
+        JAX_PROCESS: number,
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": address,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": processes,
+        "KERAS_DISTRIBUTION_PROCESS_ID": number,
+    }
+
+
+def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, Sequence[str]]:
+    """The GPUs of each task. A task that is not named sees all there are."""
+    if not gpus or job.num_tasks == 1:
+        return {}
+    # a chief beside workers trains as they do; a coordinator of parameter servers does not
+    trainers = [task for task in tasks if task.job == "worker" or (task.job == "chief" and not job.ps)]
+    shares = dict(zip(trainers, share_gpus(gpus, len(trainers), None), strict=True)) if len(trainers) > 1 else {}
+    if len(trainers) == 1:
+        shares = {trainers[0]: tuple(gpus)}
+    return {**dict.fromkeys([*tasks, EVALUATOR], NO_GPU), **shares}

@@ -1,0 +1,298 @@
+"""What will be started, as data. `distlaunch plan` prints it, `train` executes the same object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.events import VariablesPlaced
+from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.run_dir import RunDir, TaskDir
+from distlaunch.cluster.devices import VISIBLE, share_gpus
+from distlaunch.cluster.ports import REUSE_ENV
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
+from distlaunch.config.checks.replicas import devices_per_worker, shares_work, with_workers
+from distlaunch.config.checks.strategy import mesh_is_shared
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
+
+Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
+"""`run`: of somebody's script, which tells nothing about steps."""
+
+NO_GPU = ("-1",)
+WAIT_FOR_CHIEF = ("--wait-for-chief",)
+"""For a server that its own launcher starts: it serves on after SIGTERM until the chief, started elsewhere, is gone."""
+
+REMOVED_ENV = ("TF_CONFIG",)
+"""Not handed down from the launcher's environment: a task gets its own or none."""
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """One process: what is executed, with which additions to the environment, and where its files go.
+
+    Attributes:
+        serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
+        mute: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
+    """
+
+    task: Task
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    files: TaskDir
+    address: str | None = None
+    serves: bool = False
+    mute: bool = False
+
+    def to_plain(self) -> dict[str, Any]:
+        """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
+        known = {"TF_CONFIG": {"task": self.task.to_plain()}} if "TF_CONFIG" in self.env else {}
+        return {
+            "task": str(self.task),
+            "address": self.address,
+            "argv": list(self.argv),
+            "env": {**self.env, **known},
+            "logs": str(self.files.path),
+            **({"serves": True} if self.serves else {}),
+        }
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """All processes that this launcher starts for one attempt.
+
+    Attributes:
+        chief: the task that writes checkpoints and the run's events; it may run under another launcher.
+        elsewhere: addresses of the cluster's tasks that other launchers start.
+        cluster: what TF_CONFIG tells the tasks; empty where none gets it.
+    """
+
+    run_dir: Path
+    attempt: int
+    mode: Mode
+    tasks: tuple[TaskPlan, ...]
+    start_timeout_s: float
+    stop_timeout_s: float
+    stall_timeout_s: float | None = None
+    chief: Task = Task("worker", 0)  # noqa: RUF009 (frozen)
+    elsewhere: Mapping[str, str] | None = None
+    cluster: ClusterSpec = ClusterSpec({})  # noqa: RUF009 (frozen)
+
+    @property
+    def lead(self) -> Task:
+        """The task whose events tell how the run goes: the chief, or the first of those started here."""
+        here = [plan.task for plan in self.tasks]
+        return self.chief if self.chief in here else here[0]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is what the run directory is there for, and not something done with a run."""
+        return self.mode in RUN_MODES
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether this launcher starts nothing but an evaluator, for a run that another launcher works on."""
+        return self.lead.job == "evaluator"
+
+    def to_plain(self) -> dict[str, Any]:
+        return {
+            "run_dir": str(self.run_dir),
+            "attempt": self.attempt,
+            "mode": self.mode,
+            "chief": str(self.chief),
+            "start_timeout_s": self.start_timeout_s,
+            "stop_timeout_s": self.stop_timeout_s,
+            "stall_timeout_s": self.stall_timeout_s,
+            **({"cluster": self.cluster.to_plain()} if self.cluster.tasks else {}),
+            "tasks": [task.to_plain() for task in self.tasks],
+            **({"elsewhere": dict(self.elsewhere)} if self.elsewhere else {}),
+        }
+
+
+def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequence[str] = ()) -> tuple[str, ...]:
+    """The command that runs one task."""
+    arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
+    return (sys.executable, "-m", "distlaunch.tasks.worker", *arguments)
+
+
+def local_tasks(config: RunConfig) -> dict[str, int]:
+    """How many tasks of each job run on this machine, in the order of `cluster.ports`; empty for a single process."""
+    if isinstance(config.strategy, MultiWorkerMirrored) or (shares_work(config) and config.cluster.num_workers > 1):
+        return {"worker": config.cluster.num_workers}
+    if isinstance(config.strategy, ParameterServer) and config.cluster.hosting == "processes":
+        return {"worker": config.cluster.num_workers, "ps": config.cluster.ps, "chief": 1}
+    return {}
+
+
+def can_join(config: RunConfig) -> bool:
+    """Whether a run may be one task of a cluster that TF_CONFIG describes."""
+    return shares_work(config) or bool(local_tasks(config))
+
+
+def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
+    """The cluster of a run whose tasks all run here, on these ports."""
+    left = iter(ports)
+    return ClusterSpec(
+        {
+            job: tuple(f"127.0.0.1:{next(left)}" for _ in range(count))
+            for job, count in local_tasks(config).items()
+            if count
+        }
+    )
+
+
+def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
+    """The config with the number of workers that a given cluster (TF_CONFIG) really has.
+
+    Raises ConfigError if they cannot share the global batch, or the mesh.
+    """
+    workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
+    if not workers or not shares_work(config) or workers == config.cluster.num_workers:
+        return config
+    fitted = with_workers(config, workers)
+    strategy, batch = config.strategy, config.data.global_batch
+    if isinstance(strategy, MultiWorkerMirrored):
+        replicas = workers * (devices_per_worker(config) or 1)
+        if batch % replicas:
+            message = f"got {batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
+            raise ConfigError(Problem(("data", "global_batch"), message))
+    if problems := list(mesh_is_shared(fitted, None)):
+        raise ConfigError(problems)
+    return fitted
+
+
+def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
+    """The run's name for this launcher: one that starts a single task of a larger cluster has a run of its own."""
+    # an evaluator is there for the chief's run
+    return (
+        name if here is None or here == cluster.chief or here.job == "evaluator" else f"{name}-{here.job}-{here.index}"
+    )
+
+
+def plan_launch(
+    config: RunConfig,
+    run: RunDir,
+    attempt: int,
+    mode: Mode,
+    cluster: ClusterSpec,
+    *,
+    here: Task | None = None,
+    gpus: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> LaunchPlan:
+    """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
+
+    Args:
+        cluster: addresses of all tasks; empty for a single process.
+        here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
+        gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+        extra: arguments for the worker.
+    """
+    chosen = _chosen(config, mode, cluster, here)
+    shares = _gpu_shares(config, chosen, gpus)
+    ports_are_held = here is None and bool(cluster.tasks)
+    servers = [task for task in chosen if cluster.tasks and is_server(config, task)]
+    tasks = tuple(
+        TaskPlan(
+            task=task,
+            argv=worker_argv(
+                *(run.path, attempt, task, mode),
+                extra=(*extra, *(WAIT_FOR_CHIEF if task == here and task in servers else ())),
+            ),
+            env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
+            files=run.task(attempt, str(task)),
+            address=cluster.address(task) if task in cluster.tasks else None,
+            serves=task in servers,
+        )
+        for task in chosen
+    )
+    return LaunchPlan(
+        *(run.path, attempt, mode, tasks),
+        start_timeout_s=config.cluster.start_timeout_s,
+        stop_timeout_s=config.cluster.stop_timeout_s,
+        stall_timeout_s=config.cluster.stall_timeout_s,
+        chief=cluster.chief,
+        elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
+        cluster=cluster,
+    )
+
+
+def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | None) -> tuple[Task, ...]:
+    """The tasks that this launcher starts."""
+    if here is not None:
+        return (here,)
+    evaluator = (EVALUATOR,) if config.cluster.evaluator and mode == "train" else ()
+    return (*(cluster.tasks or (cluster.chief,)), *evaluator)
+
+
+def is_server(config: RunConfig, task: Task) -> bool:
+    """Whether a task of a cluster works for a coordinator, until it is stopped."""
+    return isinstance(config.strategy, ParameterServer) and task.job in ("worker", "ps")
+
+
+def _environment(
+    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
+) -> dict[str, str]:
+    return {
+        # the evaluator is alone: with a TF_CONFIG it would wait for the cluster
+        **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
+        **(REUSE_ENV if ports_are_held and task in cluster.tasks else {}),
+        **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
+    """The GPUs of each task. A task that is not named sees all there are."""
+    if not gpus:
+        return {}
+    # an evaluator beside training must not take memory from it
+    none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
+    return {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
+
+
+def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
+    strategy = config.strategy
+    if not tasks:
+        return {}
+    if isinstance(strategy, OneDevice):
+        return {tasks[0]: tuple(gpus[:1])}
+    if isinstance(strategy, Mirrored) and isinstance(strategy.replicas, int) and strategy.replicas <= len(gpus):
+        return {tasks[0]: tuple(gpus[: strategy.replicas])}
+    workers = [task for task in tasks if task.job == "worker" or shares_work(config)]
+    if len(tasks) == 1 or not workers:
+        return {}
+    shares = share_gpus(gpus, len(workers), devices_per_worker(config))
+    return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
+
+
+def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
+    """The plan as text that people read and copy commands from."""
+    stall = "" if plan.stall_timeout_s is None else f", {plan.stall_timeout_s:g} s without progress"
+    lines = [
+        f"run       {plan.run_dir}, attempt {plan.attempt}",
+        f"strategy  {config.strategy.kind}, global batch {config.data.global_batch}",
+        f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
+    ]
+    for number, task in enumerate(plan.tasks, 1):
+        role = " (chief)" if task.task == plan.chief and len(plan.tasks) > 1 else ""
+        where = f"  {task.address}" if task.address else ""
+        lines += ["", f"task {number} of {len(plan.tasks)}: {task.task}{role}{where}"]
+        lines += [f"  {name}={value}" for name, value in task.env.items()]
+        lines += ["  " + " ".join(task.argv), f"  logs in {task.files.path}"]
+    if plan.elsewhere:
+        lines += ["", "started by others:", *(f"  {task}  {address}" for task, address in plan.elsewhere.items())]
+    return "\n".join(lines)
+
+
+def plan_json(plan: LaunchPlan, placed: VariablesPlaced | None = None) -> str:
+    """The plan as JSON, as plan.json holds it, and where the variables go if that is known."""
+    where: dict[str, Any] = {}
+    if placed is not None:
+        where = {**({"mesh": placed.mesh} if placed.mesh else {}), "variables": placed.variables}
+    return json.dumps({**plan.to_plain(), **where}, indent=2)

@@ -1,0 +1,152 @@
+"""The runs below a directory, each in a few facts, read from the beginning and the end of what it has told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import (
+    EpochEnded,
+    Event,
+    Logs,
+    RunEnded,
+    StepsDone,
+    ended_well,
+    parse_events,
+    read_events,
+)
+from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import (
+    KILLED,
+    RUNNING,
+    attempt_report,
+    configured_strategy,
+    last_start,
+    planned_mode,
+)
+
+_HEAD_BYTES = 16 * 1024
+_TAIL_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run in one line.
+
+    Attributes:
+        status: `running`, `killed`, or as in RunEnded.
+        epoch: how many are complete; `epochs`: of how many, if known.
+        logs: the last values of loss and metrics.
+        started: seconds since the epoch; `seconds`: from there to its last sign, or until now.
+        culprit: who failed first, if it failed.
+    """
+
+    path: str
+    status: str
+    strategy: str
+    step: int
+    epoch: int
+    epochs: int | None
+    logs: Logs
+    started: float
+    seconds: float
+    attempts: int
+    culprit: str = ""
+    reason: str = ""
+
+    def to_plain(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        names = {name: value for name, value in vars(self).items() if name != "path"}
+        return {"run": self.path, **names}
+
+
+def find_runs(directory: Path, now: float) -> list[RunSummary]:
+    """All runs, the one that was started last at the end. Raises UsageError if there is no such directory."""
+    if not directory.is_dir():
+        raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
+    if RunDir(directory).exists():
+        raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` tells about it")
+    runs = [RunDir(path) for path in directory.iterdir()]
+    return sorted((summarize(run, now) for run in runs if run.exists()), key=lambda each: (each.started, each.path))
+
+
+def summarize(run: RunDir, now: float | None = None) -> RunSummary:
+    """A run in a few facts; `now` is the present time if the duration of a run that goes on matters."""
+    # asked first: what the launcher writes before it lets go is then there to be read
+    running = run.is_busy()
+    attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
+    training = attempts[-1] if attempts else None
+    head, tail = _ends(run.events, training)
+    events = [*head, *tail]
+    start = last_start(events)
+    told = [event for event in events if isinstance(event, StepsDone | EpochEnded | RunEnded)]
+    valued = [event for event in told if event.logs]
+    done = max(map(_epochs_done, told), default=0)
+    epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
+    first_at = _began(run, events)
+    own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
+    last_at = now if running and now is not None else own[-1].time if own else first_at
+    end = None if training is None else attempt_report(run, training, events)
+    status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
+    status = "done" if status == "failed" and ended_well(events) else status
+    return RunSummary(
+        path=str(run.path),
+        status=status,
+        strategy=start.strategy if start else configured_strategy(run),
+        step=max([event.step for event in told], default=0),
+        epoch=done,
+        epochs=epochs if epochs is None or epochs >= done else None,
+        logs=valued[-1].logs if valued else {},
+        started=first_at,
+        seconds=max(0.0, last_at - first_at),
+        attempts=len(attempts),
+        culprit=end.culprit if end and status == "failed" else "",
+        reason=end.reason if end and status == "failed" else "",
+    )
+
+
+def _epochs_done(event: StepsDone | EpochEnded | RunEnded) -> int:
+    if isinstance(event, RunEnded):
+        return event.epochs_done
+    return event.epoch + isinstance(event, EpochEnded)
+
+
+def _began(run: RunDir, events: Sequence[Event]) -> float:
+    """When the first process of a run began; seconds since the epoch."""
+    times = [event.time for event in events[:1]]
+    if not run.has_config() and run.attempts():  # the tasks of scripts tell it, each in a file of its own
+        files = next(iter(run.tasks(run.attempts()[0]).values()), None)
+        times += [event.time for event in read_events(files.events)[:1]] if files else []
+    return min(times) if times else run.path.stat().st_mtime
+
+
+def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
+    """The first events of a file, and so many of the last that they tell about an attempt and its progress."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_HEAD_BYTES)
+            length = _TAIL_BYTES
+            while True:
+                begin = max(len(head), size - length)
+                file.seek(begin)
+                tail = list(parse_events(file.read(size - begin)))
+                if begin == len(head):
+                    file.seek(0)
+                    return list(parse_events(file.read(size))), []
+                if _tells_enough(tail, attempt):
+                    return list(parse_events(head)), tail
+                length *= 4
+    except OSError:
+        return [], []
+
+
+def _tells_enough(events: Sequence[Event], attempt: int | None) -> bool:
+    progress = any(isinstance(event, StepsDone | EpochEnded) and event.logs for event in events)
+    return progress and any(event.attempt == attempt for event in events)

@@ -1,0 +1,183 @@
+"""What a run's tasks have printed and what has happened in it, shown from its files, now or while it goes on."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.agent.log_noise import is_noise
+from distlaunch.agent.output import LineSplitter
+from distlaunch.base.errors import UsageError
+from distlaunch.base.events import TaskFailed, read_events
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import KILLED, attempt_report
+from distlaunch.supervise.event_facts import EventFollower
+from distlaunch.supervise.observer import Observer
+
+_CHUNK_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What of a run's logs to show.
+
+    Attributes:
+        attempt: None: the newest.
+        task: lines of this one alone, without the run's events; None: of all, with them.
+        lines: only so many of the last that are there already, of each file of each task.
+        raw: also what TensorFlow says to itself.
+    """
+
+    attempt: int | None = None
+    task: str | None = None
+    lines: int | None = None
+    raw: bool = False
+
+
+class LogFollower:
+    """Reads a log file that may still grow: each `read` gives the lines that were completed since the last."""
+
+    def __init__(self, path: Path, *, raw: bool) -> None:
+        self._path, self._raw = path, raw
+        self._offset = 0
+        self._splitter = LineSplitter()
+
+    def read(self) -> Iterator[str]:
+        try:
+            file = self._path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            file.seek(self._offset)
+            while data := file.read(_CHUNK_BYTES):
+                self._offset += len(data)
+                yield from self._wanted(self._splitter.feed(data))
+
+    def rest(self) -> Iterator[str]:
+        """The last line, if it has no end: nobody will write to the file any more."""
+        yield from self._wanted(self._splitter.flush())
+
+    def _wanted(self, lines: Sequence[str]) -> Iterator[str]:
+        return (line for line in lines if self._raw or (line.strip() and not is_noise(line)))
+
+
+class AttemptLogs:
+    """Shows one attempt, from its beginning or its last lines."""
+
+    def __init__(self, run: RunDir, attempt: int, wish: Wish, observer: Observer) -> None:
+        plan = _plan_of(run, attempt)
+        chosen = [task for task in plan.tasks if wish.task in (None, str(task.task))]
+        if not chosen:
+            names = ", ".join(str(task.task) for task in plan.tasks)
+            raise UsageError(f"--task: got {wish.task!r}; attempt {attempt} of {shown(run.path)} has {names}")
+        self.attempt, self._run, self._observer = attempt, run, observer
+        self._logs = [
+            (str(task.task), LogFollower(path, raw=wish.raw))
+            for task in chosen
+            for path in (task.files.stdout_log, task.files.stderr_log)
+        ]
+        self._events = None if wish.task else EventFollower(plan, from_now=False)
+        observer.started(dataclasses.replace(plan, tasks=tuple(chosen)))
+
+    def show(self, most: int | None = None) -> None:
+        """What is new."""
+        for task, log in self._logs:
+            for line in log.read() if most is None else collections.deque(log.read(), most):
+                self._observer.line(task, line)
+        for event in self._events.read() if self._events else ():
+            if self._events and self._events.is_for_show(event):
+                self._observer.event(event)
+            if isinstance(event, TaskFailed):
+                where = f" on {event.host}" if event.host else ""
+                self._observer.note(f"{event.failed_task}{where}: {event.reason}")
+
+    def close(self) -> None:
+        """What is left, when nobody writes any more."""
+        self.show()
+        for task, log in self._logs:
+            for line in log.rest():
+                self._observer.line(task, line)
+        self._observer.ended()
+
+    def tell_end(self) -> None:
+        """How the attempt has ended."""
+        if self._events is None:
+            return
+        report = attempt_report(self._run, self.attempt, read_events(self._run.events))
+        if report.status == KILLED:
+            self._observer.note("the launcher is gone without a word: killed, or lost with its machine")
+        elif report.culprit == "config":
+            self._observer.note(f"failed: {report.reason}")
+        else:
+            self._observer.note(report.status)
+
+
+def show_logs(run: RunDir, wish: Wish, observer: Observer) -> None:
+    """Shows what there is now."""
+    logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
+    logs.show(wish.lines)
+    logs.close()
+
+
+def follow_logs(run: RunDir, wish: Wish, observer: Observer, wait: Callable[[], bool]) -> None:
+    """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
+
+    Args:
+        wait: passes a moment; tells whether there is still a reader.
+    """
+    logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
+    try:
+        logs.show(wish.lines)
+        while True:
+            ended = not run.is_busy()  # asked first, so that what is read then is all there is
+            later = [number for number in _attempts(run) if number > logs.attempt]
+            if later and wish.attempt is None:
+                logs.close()
+                observer.note(f"attempt {later[0]}")
+                logs = AttemptLogs(run, later[0], wish, observer)
+            elif ended or later:
+                break
+            logs.show()
+            observer.tick(time.monotonic())
+            if not wait():
+                return
+        logs.close()
+        logs.tell_end()
+    finally:
+        observer.ended()
+
+
+def _attempts(run: RunDir) -> list[int]:
+    """Those whose tasks are known; of one that is just being prepared they are not yet."""
+    return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
+
+
+def _attempt(run: RunDir, wish: Wish) -> int:
+    attempts = _attempts(run)
+    if not attempts:
+        raise UsageError(f"{shown(run.path)}: nothing has been started yet")
+    if wish.attempt is None:
+        return attempts[-1]
+    if wish.attempt not in attempts:
+        raise UsageError(f"--attempt: got {wish.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")
+    return wish.attempt
+
+
+def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
+    """What an attempt has started, as far as it is needed to follow it."""
+    names = list(run.tasks(attempt))
+    chief = "chief:0" if "chief:0" in names else "worker:0"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a notebook's has no plan
+        plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
+        names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
+    tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
+    return LaunchPlan(run.path, attempt, "train", tasks, 0, 0, chief=Task.parse(chief))

@@ -1,0 +1,263 @@
+"""How a run went, as data: read from the events in its directory, whether it has ended or not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.events import (
+    CheckpointSaved,
+    DataResolved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Exported,
+    Predicted,
+    RunEnded,
+    StepsDone,
+    TaskFailed,
+    TaskRestarted,
+    TrainingStarted,
+    VariablesPlaced,
+    ended_well,
+    read_events,
+)
+from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.paths import shown
+from distlaunch.supervise.diagnose.exit_reason import read_error
+
+_Kind = TypeVar("_Kind", bound=Event)
+
+RUNNING = "running"
+SCRIPT = "script"
+KILLED = "killed"
+"""Nobody told the end: the launcher has vanished without a word, perhaps with its machine."""
+
+
+@dataclass(frozen=True)
+class AttemptReport:
+    """One start of a run's processes.
+
+    Attributes:
+        mode: `train`, `run`, `evaluate`, `predict` or `export`.
+        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have told a result.
+        culprit: who failed first; empty if nobody did.
+        restarts: how often each task was started again while the others went on.
+    """
+
+    attempt: int
+    mode: str
+    status: str
+    first_step: int | None = None
+    last_step: int | None = None
+    seconds: float | None = None
+    culprit: str = ""
+    host: str = ""
+    reason: str = ""
+    log: str = ""
+    restarts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is what the run is there for, and not something done with it."""
+        return self.mode in RUN_MODES
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run, all attempts together. Of what was done twice, the later one counts.
+
+    Attributes:
+        command: what was called, of a run of a script; else empty.
+        checkpoints: those that are still there.
+        evaluator: results of the evaluator beside training, by step.
+        evaluations: results of `distlaunch evaluate`, in order.
+        variables: which task holds what, as in VariablesPlaced.
+        mesh: of devices, as there.
+    """
+
+    path: str
+    name: str
+    strategy: str
+    command: tuple[str, ...]
+    status: str
+    attempts: tuple[AttemptReport, ...]
+    training: TrainingStarted | None
+    data: DataResolved | None
+    epochs: tuple[EpochEnded, ...]
+    checkpoints: tuple[CheckpointSaved, ...]
+    evaluator: tuple[Evaluated, ...]
+    evaluations: tuple[Evaluated, ...]
+    exports: dict[str, str]
+    variables: list[dict[str, Any]]
+    mesh: dict[str, Any] | None
+
+    def to_plain(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "run": self.path,
+            "name": self.name,
+            "strategy": self.strategy,
+            **({"command": list(self.command)} if self.command else {}),
+            "status": self.status,
+            "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+            "data": _only(self.data, "name", "source", "examples") if self.data else None,
+            "epochs": [_only(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
+            "checkpoints": [_only(event, "step", "path", "num_bytes") for event in self.checkpoints],
+            "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
+            "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
+            "exports": self.exports,
+            **({"mesh": self.mesh} if self.mesh else {}),
+            "variables": self.variables,
+        }
+
+
+def open_run(path: str) -> RunDir:
+    """An existing run. Raises UsageError if there is none."""
+    run = RunDir(path)
+    if not run.exists():
+        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml, and no plan.json)")
+    return run
+
+
+def read_report(run: RunDir) -> RunReport:
+    """Reads all there is."""
+    events = read_events(run.events)
+    attempts = tuple(attempt_report(run, number, events) for number in run.attempts())
+    training = last_start(events)
+    saved = {
+        event.step: dataclasses.replace(event, path=str(kept))
+        for event in events
+        if isinstance(event, CheckpointSaved) and (kept := run.kept_checkpoint(event.path)) is not None
+    }
+    evaluated = [event for event in events if isinstance(event, Evaluated)]
+    placed = [event for event in events if isinstance(event, VariablesPlaced)]
+    return RunReport(
+        path=str(run.path),
+        name=run.name,
+        strategy=training.strategy if training else configured_strategy(run),
+        command=() if run.has_config() else _command(run),
+        status=_status(attempts, events),
+        attempts=attempts,
+        training=training,
+        data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
+        epochs=_by({event.epoch: event for event in events if isinstance(event, EpochEnded)}),
+        checkpoints=_by(saved),
+        evaluator=_by({event.step: event for event in _evaluator_events(run)}),
+        evaluations=tuple(event for event in evaluated if not event.of_evaluator),
+        exports={event.format: event.path for event in events if isinstance(event, Exported)},
+        variables=placed[-1].variables if placed else [],
+        mesh=placed[-1].mesh if placed else None,
+    )
+
+
+def _status(attempts: Sequence[AttemptReport], events: Sequence[Event]) -> str:
+    last = next((attempt.status for attempt in reversed(attempts) if attempt.is_run), KILLED)
+    return "done" if last == "failed" and ended_well(events) else last
+
+
+def last_start(events: Sequence[Event]) -> TrainingStarted | None:
+    """The start of training that counts: of a finished run, none of a later attempt that changed nothing."""
+    ends = [event.attempt for event in events if isinstance(event, RunEnded)]
+    counted = ends[-1] if ended_well(events) else float("inf")
+    starts = [event for event in events if isinstance(event, TrainingStarted) and event.attempt <= counted]
+    return starts[-1] if starts else None
+
+
+def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:
+    """How one attempt of a run went, or goes."""
+    own = [event for event in events if event.attempt == number]
+    ends = [event for event in own if isinstance(event, RunEnded)]
+    starts = [event for event in own if isinstance(event, TrainingStarted)]
+    steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
+    failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
+    mode = planned_mode(run, number)
+    told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
+    problems = "" if failure or ends or told else config_problems(run, number)
+    running = number == max(run.attempts()) and run.is_busy()
+    after = own[own.index(failure) :] if failure is not None else []
+    later = [event.status for event in after if isinstance(event, RunEnded)]
+    if later and later[-1] in ("stopped", "interrupted"):  # asked to, instead of the next attempt
+        status = later[-1]
+    elif failure is not None or problems:
+        status = "failed"
+    elif running:
+        status = RUNNING
+    else:
+        status = ends[-1].status if ends else "done" if mode not in RUN_MODES and told else KILLED
+    return AttemptReport(
+        attempt=number,
+        mode=mode,
+        status=status,
+        first_step=starts[0].first_step if starts else None,
+        last_step=max([*steps, *(event.step for event in ends)]) if steps or ends else None,
+        seconds=ends[-1].seconds if ends else None,
+        culprit=failure.failed_task if failure else "config" if problems else "",
+        host=failure.host if failure else "",
+        reason=failure.reason if failure else problems,
+        log=failure.log if failure else "",
+        restarts=dict(Counter(event.restarted_task for event in own if isinstance(event, TaskRestarted))),
+    )
+
+
+def _command(run: RunDir) -> tuple[str, ...]:
+    """The program and its arguments, without what starts it."""
+    try:
+        argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ()
+    if "distlaunch.tasks.script" not in argv:
+        return tuple(argv)
+    split = argv.index("--")
+    return (*["-m"] * ("--module" in argv[:split]), *argv[split + 1 :])
+
+
+def planned_mode(run: RunDir, number: int) -> str:
+    """What an attempt was started for; one without a plan is a notebook's."""
+    try:
+        return str(json.loads(run.attempt_plan(number).read_text(encoding="utf-8"))["mode"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "train"
+
+
+def config_problems(run: RunDir, number: int) -> str:
+    """What a task found wrong with the config before it did anything."""
+    errors = (read_error(files) for files in run.tasks(number).values())
+    found = next((error.problems for error in errors if error is not None and error.problems), ())
+    return "; ".join(f"{'.'.join(map(str, problem.key))}: {problem.message}" for problem in found)
+
+
+def _evaluator_events(run: RunDir) -> list[Evaluated]:
+    files = [
+        files
+        for attempt in run.attempts()
+        for task, files in run.tasks(attempt).items()
+        if task.startswith("evaluator:")
+    ]
+    return [event for each in files for event in read_events(each.events) if isinstance(event, Evaluated)]
+
+
+def configured_strategy(run: RunDir) -> str:
+    """For a run that never came to its first step; a script has what strategy it likes."""
+    if not run.has_config():
+        return SCRIPT
+    from distlaunch.config.read.load import load_resolved
+
+    with contextlib.suppress(ConfigError, OSError):
+        return load_resolved(run.config).strategy.kind
+    return "unknown"
+
+
+def _by(events: dict[int, _Kind]) -> tuple[_Kind, ...]:
+    return tuple(events[key] for key in sorted(events))
+
+
+def _only(event: Event, *names: str) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in names}

@@ -1,0 +1,89 @@
+"""Host arrays on a DTensor mesh and back: each process handles the parts that its devices hold."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from distlaunch.strategies.mesh.layout import Axes
+
+
+def layout_of(mesh: dtensor.Mesh, axes: Axes) -> dtensor.Layout:
+    return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
+
+
+def place(value: Any, layout: dtensor.Layout) -> Any:
+    """An array that every process has, on the mesh."""
+    whole = tf.constant(value)
+    return place_rows(whole, 0, whole.shape.as_list(), layout)
+
+
+def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtensor.Layout) -> Any:
+    """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
+    cuts = [
+        (dimension, axis, shape[dimension] // layout.mesh.dim_size(axis))
+        for dimension, axis in enumerate(layout.sharding_specs)
+        if axis != dtensor.UNSHARDED
+    ]
+    pieces: Any = rows
+    for dimension, _, size in cuts:
+        pieces = _cut(pieces, dimension, size)
+    here = []
+    for place in layout.mesh.local_device_locations():
+        piece = pieces
+        for dimension, axis, size in cuts:
+            piece = piece[place[axis] - (start // size if dimension == 0 else 0)]
+        here.append(piece)
+    return dtensor.pack(here, layout)
+
+
+def _cut(pieces: Any, dimension: int, size: int) -> Any:
+    """Cuts each tensor of a nested list into parts of a size, which is faster than to slice one by one."""
+    if isinstance(pieces, list):
+        return [_cut(piece, dimension, size) for piece in pieces]
+    return tf.split(pieces, pieces.shape[dimension] // size, axis=dimension)
+
+
+def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtensor.Layout) -> np.ndarray | None:
+    """The array whose parts the devices here hold; None if they do not hold all."""
+    parts = parts_of(shape, layout)
+    here = [parts[device] for device in layout.mesh.local_device_ids()]
+    if {str(part) for part in here} != {str(part) for part in parts}:
+        return None
+    whole = np.empty(shape, components[0].dtype.as_numpy_dtype)
+    for part, component in zip(here, components, strict=True):
+        whole[part] = component.numpy()
+    return whole
+
+
+def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
+    """Which part of an array each device holds, in the mesh's order."""
+    mesh = layout.mesh
+    sizes = [mesh.dim_size(axis) for axis in mesh.dim_names]
+    found = []
+    for place in np.ndindex(*sizes):
+        at = dict(zip(mesh.dim_names, place, strict=True))
+        part = []
+        for size, axis in zip(shape, layout.sharding_specs, strict=True):
+            if axis == dtensor.UNSHARDED:
+                part.append(slice(0, size))
+            else:
+                each = size // mesh.dim_size(axis)
+                part.append(slice(at[axis] * each, (at[axis] + 1) * each))
+        found.append(tuple(part))
+    return found
+
+
+def parts_of_process(mesh: dtensor.Mesh, axis: str | None) -> tuple[int, int]:
+    """The first of the parts along an axis that devices of this process hold, and how many there are up to the last."""
+    if axis is None:
+        return 0, 1
+    places = np.unravel_index(mesh.local_device_ids(), [mesh.dim_size(name) for name in mesh.dim_names])
+    here = places[mesh.dim_names.index(axis)]
+    return int(here.min()), int(here.max() - here.min()) + 1

@@ -1,0 +1,318 @@
+"""Training and evaluation on a DTensor mesh by functional steps.
+
+All variables are read first, the new values computed, and all assigned last: DTensor may give the old value of a
+variable that is read after it was assigned in the same function, without an error.
+
+A last batch that does not divide by the mesh lies whole on every device; rows added to it would count in unweighted
+metrics and in BatchNorm.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+from tensorflow.python.ops import stateless_random_ops
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.dtensor.arrays import layout_of, parts_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.variable import MeshVariable
+from distlaunch.strategies.finite import loss_probe
+from distlaunch.strategies.mesh.functional_optimizer import make_functional
+from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
+from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch, slot_layout
+from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.predictions import concatenated
+from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.replica.input import own_rows
+from distlaunch.strategies.variables import (
+    host_value,
+    metric_results,
+    optimizers_of,
+    plain_logs,
+    slot_variables,
+    state_variables,
+)
+
+_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
+
+
+class DTensorProgram:
+    """Implements `Program`. The state lies on the mesh; the model's variables show it.
+
+    Args:
+        steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
+        layouts: axes of the weights that are split, by path.
+        input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
+        peers: the processes whose devices the mesh has.
+    """
+
+    def __init__(
+        self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers
+    ) -> None:
+        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
+        self._input_axes = input_axes
+        self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
+        model = self._model
+        for optimizer in optimizers_of(model):
+            make_functional(optimizer)
+        slots = slot_variables(model)
+        self._groups = (
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            slots,
+            list(model.metrics_variables),
+        )
+        weights = model.weights
+        for group in self._groups:
+            for variable in group:
+                axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
+                variable._value = MeshVariable(host_value(variable), mesh, axes)
+        self._sums: dict[str, MeshVariable] = {}
+        self._log_names: list[str] | None = None
+        self._steps_in_epoch = 0
+        self._batches: Iterator[Batch | None] | None = None
+        self._ends = False
+        self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
+        self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
+
+    # steps
+
+    def set_train_data(self, source: Source) -> None:
+        self._batches, self._ends = self._feed(source), source.ends
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        assert self._batches is not None, "set_train_data comes first"
+        done, nonfinite, ended = 0, None, False
+        while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
+            batch = next(self._batches)
+            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
+                break
+            with _told_plainly():
+                self._find_log_names(batch)
+                probe = self._train_call(batch)
+            done += 1
+            if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
+                nonfinite = done
+        self._steps_in_epoch += done
+        return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite)
+
+    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
+        """Whether there is no batch, for any process; without a known length they have to ask each other."""
+        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
+
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
+        self._model.reset_metrics()
+        batches = self._feed(source)
+        done = 0
+        while max_steps is None or done < max_steps:
+            if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
+                return None
+            batch = next(batches)
+            if self._has_ended(batch, source.ends, done):
+                break
+            if hooks is not None:
+                hooks.begin(done)
+            with _told_plainly():
+                self._test_call(batch)
+            if hooks is not None:
+                hooks.end(done, self._metric_logs())
+            done += 1
+        return self._metric_logs()
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
+        for batch in self._feed(source):
+            if self._has_ended(batch, source.ends, len(batches)):
+                break
+            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            with _told_plainly():
+                outputs = call(batch)
+            batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
+        return concatenated(batches)
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch = 0
+        self._model.reset_metrics()
+        for variable in self._sums.values():
+            variable.assign(np.float32(0))
+
+    def agree(self, vote: Vote) -> Vote:
+        return self._peers.agree(vote)
+
+    def _train(self, batch: Batch) -> tf.Tensor:
+        """One step; returns the probe of its losses."""
+        state = tuple(_read(group) for group in self._groups)
+        sums = {name: variable.on_mesh.read_value() for name, variable in self._sums.items()}
+        with _one_stream_of_random_numbers(self._mesh):
+            logs, new = self._steps.train(state, batch)
+        values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
+        if self._steps.logs == "mean":
+            values = {name: sums[name] + value for name, value in values.items()}
+        for group, before, values_of_group in zip(self._groups, state, new, strict=True):
+            _assign(group, before, values_of_group)
+        for name, value in values.items():
+            self._sums[name].on_mesh.assign(value)
+        return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
+
+    def _test(self, batch: Batch) -> None:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        trainable, others, _, metrics = self._groups
+        state = (_read(trainable), _read(others), _read(metrics))
+        with _one_stream_of_random_numbers(self._mesh):
+            _, (_, new_others, new_metrics) = self._steps.test(state, batch)
+        _assign(others, state[1], new_others)
+        _assign(metrics, state[2], new_metrics)
+
+    def _predict(self, batch: Batch) -> Any:
+        trainable, others, _, _ = self._groups
+        outputs = predictions_of(self._model, _read(trainable), _read(others), batch)
+        return tf.nest.map_structure(
+            lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
+        )
+
+    def _find_log_names(self, batch: Batch) -> None:
+        """Makes variables for the scalars that the step returns beside the model's metrics."""
+        if self._log_names is not None:
+            return
+
+        names = known_log_names(self._steps)
+        self._log_names = self._trace_log_names(batch) if names is None else names
+        for name in self._log_names:
+            self._sums.setdefault(name, MeshVariable(np.zeros((), np.float32), self._mesh, ()))
+
+    def _trace_log_names(self, batch: Batch) -> list[str]:
+        def trace(batch: Batch) -> Any:
+            return self._steps.train(tuple(_read(group) for group in self._groups), batch)[0]
+
+        logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
+        return extra_log_names(self._steps, logs)
+
+    # input
+
+    def _feed(self, source: Source) -> Iterator[Batch | None]:
+        """Batches on the mesh; None at the end of a pass whose length was not known."""
+        axis = self._input_axes[0] if self._input_axes else None
+        first, number = parts_of_process(self._mesh, axis)
+        parts = 1 if axis is None else self._sizes[axis]
+        for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+            yield self._pack(batch, int(start), int(total)) if total > 0 else None
+
+    def _pack(self, batch: Batch, start: int, total: int) -> Batch:
+        """A batch on the mesh, of whose rows these are what the devices here need."""
+
+        def pack(leaf: Any, axes: Axes) -> Any:
+            if not isinstance(leaf, tf.Tensor):
+                message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
+                raise ConfigError(Problem(("data",), message))
+            shape = [total, *leaf.shape.as_list()[1:]]
+            chosen = dividing_axes(shape, axes, self._sizes, whole_rows=True)
+            return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
+
+        return map_batch(pack, batch, self._input_axes)
+
+    # metrics
+
+    def _metric_logs(self) -> Logs:
+        return plain_logs(metric_results(self._model))
+
+    def _train_logs(self) -> Logs:
+        own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})
+        if own and self._steps.logs == "last":
+            return own  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(self._steps_in_epoch, 1)
+        return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
+
+    # state
+
+    def mesh(self) -> dict[str, Any]:
+        return described_mesh(self._sizes, self._input_axes)
+
+    def placement(self) -> list[dict[str, Any]]:
+        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
+
+    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
+        value: MeshVariable = variable._value
+        shape = value.shape.as_list()
+        parts = enumerate(parts_of(shape, value.layout))
+        devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
+        return placed(name, shape, np.dtype(value.dtype.as_numpy_dtype), value.axes, devices)
+
+    def snapshot(self) -> State:
+        return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
+
+    def _whole_value(self, variable: Any) -> np.ndarray:
+        value: MeshVariable = variable._value
+        return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
+
+    def restore(self, state: State | None) -> None:
+        state = self._peers.state_from_chief(state)
+        sums, self._steps_in_epoch = restore_state(self._model, state)
+        self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
+
+
+@contextlib.contextmanager
+def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> Iterator[None]:
+    """Within it, random tensors are drawn whole on each device: split ones would be other numbers in other layouts."""
+    module = stateless_random_ops.gen_stateless_random_ops_v2
+    names = [name for name in vars(module) if name.startswith("stateless_") and name.endswith("_v2")]
+    kept = {name: getattr(module, name) for name in names}
+
+    def whole(draw: Callable[..., Any]) -> Callable[..., Any]:
+        def drawn(*args: Any, **kwargs: Any) -> Any:
+            tensor = draw(*args, **kwargs)
+            return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
+
+        return drawn
+
+    for name, draw in kept.items():
+        setattr(module, name, whole(draw))
+    try:
+        yield
+    finally:
+        for name, draw in kept.items():
+            setattr(module, name, draw)
+
+
+@contextlib.contextmanager
+def _told_plainly() -> Iterator[None]:
+    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
+    try:
+        yield
+    except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        if "tensorflow/dtensor/" not in str(error):
+            raise
+        if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
+            loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
+            message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
+            raise ConfigError(Problem(("strategy", "kind"), message)) from error
+        found = re.search(r"error: (.*)", str(error))
+        reason = found[1].strip() if found else str(error).splitlines()[0]
+        message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"
+        raise ConfigError(Problem(("strategy", "layout"), message)) from error
+
+
+def _read(variables: list[Any]) -> list[Any]:
+    return [variable._value.on_mesh.read_value() for variable in variables]
+
+
+def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
+    for variable, old, value in zip(variables, before, values, strict=True):
+        if value is not old:
+            variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))

@@ -1,0 +1,92 @@
+"""`dtensor`: TensorFlow's DTensor, one program over a mesh of devices."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+from tensorflow.dtensor.python.accelerator_util import is_initialized
+from tensorflow.experimental import dtensor
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.spec import Task
+from distlaunch.config.checks.replicas import CPU_REPLICAS, batch_axis, mesh_product
+from distlaunch.config.strategy import Cluster
+from distlaunch.config.strategy import DTensor as DTensorConfig
+from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.dtensor.arrays import parts_of_process
+from distlaunch.strategies.dtensor.program import DTensorProgram
+from distlaunch.strategies.mesh.strategy import MeshStrategy
+from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.tensorflow_store import TensorFlowStore
+
+_WHOLE = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Embedding)
+"""What DTensor cannot split, or not in every model: it wants whole filters, and loses the shape of some gathers."""
+
+
+class DTensor(MeshStrategy):
+    kind = "dtensor"
+
+    def __init__(self, config: DTensorConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+        del cluster  # its size is that in TF_CONFIG
+        super().__init__(config, _WHOLE)
+        self.task = task or Task("worker", 0)
+        self._peers = _peers()
+        self._sizes, devices = _sizes_and_devices(config, self._peers.number)
+        self.mesh = _mesh(self._sizes, devices, self._peers)
+        self.num_replicas = self._sizes.get(batch_axis(config) or "", 1)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Variables are made on the host; DTensor's own random operations draw other numbers for other layouts."""
+        with tf.device("CPU:0"):
+            yield
+
+    def program(self, steps: Steps) -> DTensorProgram:
+        layouts, inputs = self.lay_out(steps.model, self._sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        return DTensorProgram(steps, self.mesh, layouts, inputs, self._peers)
+
+
+@functools.cache
+def _peers() -> Peers:
+    """The processes that TF_CONFIG names, as DTensor is told of them too."""
+    addresses, rank = addresses_and_rank()
+    if len(addresses) == 1:
+        return Peers()
+    os.environ.update(DTENSOR_JOBS=",".join(addresses), DTENSOR_CLIENT_ID=str(rank), DTENSOR_JOB_NAME="worker")
+    return Peers(len(addresses), rank, TensorFlowStore())
+
+
+def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Mesh:
+    """The mesh over these devices of each process; the processes find each other first."""
+    dims, kind = list(sizes.items()), devices[0].partition(":")[0]
+    if peers.number == 1:
+        return dtensor.create_mesh(dims, devices=devices)
+    if not is_initialized():
+        dtensor.initialize_accelerator_system(kind)
+    return dtensor.create_distributed_mesh(dims, local_devices=devices, device_type=kind)
+
+
+def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[str, int], list[str]]:
+    """The mesh's axes, and this process's share of its devices: GPUs, or virtual CPU devices where there is none.
+
+    Raises:
+        ConfigError: there are not as many GPUs.
+    """
+    product, filled = mesh_product(config), -1 in config.mesh.values()
+    gpus = len(tf.config.list_physical_devices("GPU")) * num_processes
+    step = math.lcm(product, num_processes)
+    available = gpus // step * step if gpus else product * CPU_REPLICAS
+    wanted = available if filled else product
+    if gpus and not 0 < wanted <= gpus:
+        message = f"needs {wanted or product} devices, but there are {gpus} GPUs"
+        raise ConfigError(Problem(("strategy", "mesh"), message))
+    sizes = {axis: wanted // product if size == -1 else size for axis, size in config.mesh.items()}
+    each = wanted // num_processes
+    return sizes, [f"GPU:{index}" for index in range(each)] if gpus else virtual_cpus(each)

@@ -1,0 +1,128 @@
+"""Batches on the devices of a JAX mesh, the next one loaded while the devices compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import tensorflow as tf
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
+from distlaunch.strategies.protocol import Batch, Source
+from distlaunch.strategies.replica.input import own_rows
+
+
+class Placement:
+    """Where a batch lies: inputs are split by `axes`, labels and weights by the first of them."""
+
+    def __init__(self, mesh: Mesh, axes: Axes) -> None:
+        self._mesh, self.axes = mesh, axes
+
+    def own_rows(self, source: Source) -> tf.data.Dataset:
+        """What this process has to read of each batch; see there."""
+        axis = self.axes[0] if self.axes else None
+        first, number = parts_of_process(self._mesh, axis)
+        return own_rows(source, first=first, number=number, of=self._mesh.shape[axis] if axis is not None else 1)
+
+    def put(self, batch: Batch, start: int, total: int) -> Batch:
+        """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole.
+
+        Args:
+            start, total: which row of the global batch the first is, and how many that has.
+        """
+
+        def put_leaf(leaf: np.ndarray, axes: Axes) -> jax.Array:
+            shape = (total, *leaf.shape[1:])
+            return _from_parts(leaf, start, shape, self._sharding(shape, axes, whole_rows=True))
+
+        return self._map(put_leaf, batch)
+
+    def constrain(self, batch: Batch) -> Batch:
+        """In a traced function: rows are split also where they do not divide, as far as XLA does it exactly.
+
+        On meshes of several axes its gradients of embeddings are wrong then, silently: such rows stay whole there.
+        """
+        several = sum(size > 1 for size in self._mesh.shape.values()) > 1
+
+        def split(leaf: Any, axes: Axes) -> Any:
+            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=several))
+
+        return self._map(split, batch)
+
+    def _map(self, action: Any, batch: Batch) -> Batch:
+        return map_batch(action, batch, self.axes)
+
+    def _sharding(self, shape: tuple[int, ...], axes: Axes, *, whole_rows: bool) -> NamedSharding:
+        chosen = dividing_axes(shape, axes, self._mesh.shape, whole_rows=whole_rows)
+        return NamedSharding(self._mesh, PartitionSpec(*chosen))
+
+
+def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:
+    """The first of the parts along an axis that devices of this process hold, and how many there are up to the last."""
+    if axis is None:
+        return 0, 1
+    dimension, here = mesh.axis_names.index(axis), jax.process_index()
+    places = [place[dimension] for place, device in np.ndenumerate(mesh.devices) if device.process_index == here]
+    return min(places), max(places) - min(places) + 1
+
+
+def place(value: Any, sharding: NamedSharding) -> jax.Array:
+    """A value that every process has, on the devices of all; one that lies there already stays."""
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    whole = np.asarray(value)
+    return _from_parts(whole, 0, whole.shape, sharding)
+
+
+def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
+
+    def part(index: Any) -> np.ndarray:
+        if not index:
+            return rows
+        first, stop, _ = index[0].indices(shape[0])
+        return rows[(slice(first - start, stop - start), *index[1:])]
+
+    return jax.make_array_from_callback(shape, sharding, part)
+
+
+class Feed:
+    """Takes a source's batches in turn."""
+
+    def __init__(self, source: Source, placement: Placement) -> None:
+        self._parts = iter(placement.own_rows(source))
+        self._placement = placement
+        self._ahead: list[Batch | None] = []
+
+    def take(self) -> Batch | None:
+        """The next batch; None at the end of a pass whose length was not known."""
+        self.load_ahead()
+        return self._ahead.pop()
+
+    def load_ahead(self) -> None:
+        """Starts to copy the next batch, if that is not done yet."""
+        if not self._ahead:
+            batch, start, total = next(self._parts)
+            self._ahead.append(self._placement.put(on_host(batch), int(start), int(total)) if total > 0 else None)
+
+
+def on_host(batch: Batch) -> Batch:
+    """The batch as arrays that JAX can hold.
+
+    Raises:
+        ConfigError: it holds text, or rows of different lengths.
+    """
+    return tf.nest.map_structure(_array, batch)
+
+
+def _array(leaf: Any) -> np.ndarray:
+    """As JAX holds it, without 64 bits."""
+    if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
+        kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
+        message = f"a batch holds {kind}, which JAX has not; turn it into numbers of one shape in the data function"
+        raise ConfigError(Problem(("data",), message))
+    array = leaf.numpy()
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

@@ -1,0 +1,135 @@
+"""Builds a model on JAX as it is built on TensorFlow: with the same initial weights, and BatchNorm over all replicas;
+and lets its random layers draw the same numbers in each step.
+
+The random generators of TensorFlow and JAX differ, so a model would begin elsewhere, and no run on JAX could be
+compared with one on TensorFlow. Drawn on the host, initial weights also depend on no layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.backend.jax import random as keras_random
+
+from distlaunch.strategies.jax import random as jax_random
+
+_INT32_MAX = 2**31 - 1
+
+
+Draw = Callable[..., Any]
+
+
+def _normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
+    return tf.random.stateless_normal(shape, seed, mean, stddev, dtype or keras_random.floatx())
+
+
+def _truncated_normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
+    return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype or keras_random.floatx())
+
+
+def _uniform(seed: Any, shape: Any, minval: float = 0.0, maxval: float = 1.0, dtype: Any = None) -> Any:
+    kind = dtype or keras_random.floatx()
+    return tf.random.stateless_uniform(shape, seed, tf.cast(minval, kind), tf.cast(maxval, kind), kind)
+
+
+def _normal_in_step(seed: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None) -> Any:
+    kind = dtype or keras_random.floatx()
+    return jax_random.normal(seed, shape, kind) * stddev + mean if jax_random.knows(kind) else None
+
+
+def _uniform_in_step(seed: Any, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None) -> Any:
+    kind = dtype or keras_random.floatx()
+    return jax_random.uniform(seed, shape, kind) * (maxval - minval) + minval if jax_random.knows(kind) else None
+
+
+def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = None) -> Any:
+    if rate in (0, 1) or not jax_random.knows(inputs.dtype):
+        return None
+    shape = inputs.shape
+    if noise_shape is not None:
+        shape = [have if given is None else given for given, have in zip(noise_shape, shape, strict=True)]
+    kept = jax_random.uniform(seed, shape, inputs.dtype) >= jnp.asarray(rate, inputs.dtype)
+    scale = jnp.asarray(1.0 / (1.0 - rate), inputs.dtype)
+    return jnp.where(kept, inputs * scale, jnp.zeros_like(inputs))
+
+
+_ON_HOST: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
+_IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_step, "dropout": _dropout_in_step}
+"""They return None where JAX has to draw."""
+
+
+@contextlib.contextmanager
+def building() -> Iterator[None]:
+    """Models are made within it."""
+    with tensorflow_draws(), synchronized_accepted():
+        yield
+
+
+@contextlib.contextmanager
+def synchronized_accepted() -> Iterator[None]:
+    """Within it, `BatchNormalization(synchronized=True)` is accepted: a mesh has no other statistics."""
+    cls = keras.layers.BatchNormalization
+    original = cls.__init__
+
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("synchronized", None)
+        original(self, *args, **kwargs)
+
+    cls.__init__ = initialize
+    try:
+        yield
+    finally:
+        cls.__init__ = original
+
+
+def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step, to be traced, whose random layers draw what they draw on TensorFlow."""
+
+    def traced(*args: Any) -> Any:
+        with tensorflow_draws():
+            return step(*args)
+
+    return traced
+
+
+@contextlib.contextmanager
+def tensorflow_draws() -> Iterator[None]:
+    """Within it Keras draws what it draws on TensorFlow.
+
+    In traced functions that holds for normal and uniform numbers and for dropout, of the types that
+    `jax_random.knows`; everything else is drawn by JAX.
+    """
+    originals = {name: getattr(keras_random, name) for name in {**_ON_HOST, **_IN_STEP}}
+    for name, original in originals.items():
+        setattr(keras_random, name, _instead_of(original, _ON_HOST.get(name), _IN_STEP.get(name)))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(keras_random, name, original)
+
+
+def _instead_of(original: Draw, on_host: Draw | None, in_step: Draw | None) -> Draw:
+    def drawn(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
+        given = keras_random.jax_draw_seed(seed)
+        if isinstance(given, jax.core.Tracer):
+            values = None if in_step is None else in_step(given, *args, **kwargs)
+            return original(*args, seed=given, **kwargs) if values is None else values
+        if on_host is None:
+            return original(*args, seed=given, **kwargs)
+        with tf.device("CPU:0"):
+            return jax.numpy.asarray(on_host(_tensorflow_seed(given), *args, **kwargs).numpy())
+
+    return drawn
+
+
+def _tensorflow_seed(seed: Any) -> np.ndarray:
+    """As Keras makes it of its 64-bit seeds on TensorFlow."""
+    return (np.asarray(seed).astype(np.int64) % (_INT32_MAX - 1)).astype(np.int32)

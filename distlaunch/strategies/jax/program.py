@@ -1,0 +1,286 @@
+"""Training and evaluation on a mesh of JAX devices: functional steps, compiled once for each shape of batch.
+
+A last batch that is smaller than the others is not padded: it is compiled for its own shape, and XLA splits it
+unevenly, or on meshes of several axes computes it whole on every device. Rows added with weight zero would still count
+in unweighted metrics, in BatchNorm's statistics and in losses that a layer adds, and would change dropout masks; one
+more compilation is exact for every model.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.finite import loss_probe
+from distlaunch.strategies.jax.feed import Feed, Placement, place
+from distlaunch.strategies.jax.keras_backend import drawing
+from distlaunch.strategies.mesh.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
+from distlaunch.strategies.mesh.layout import Axes, slot_layout
+from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.predictions import concatenated
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.variables import metric_results, plain_logs, state_variables
+
+_IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
+_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
+
+
+class JaxProgram:
+    """Implements `Program`. Between calls the state lies in the model's variables, split by their layouts.
+
+    Args:
+        steps: functional: `train(state, batch) -> (logs, state)`, and `test` alike, as in Keras on JAX.
+        layouts: axes of the weights that are split, by path.
+        input_axes: mesh axis of each dimension of the inputs; the first splits the examples.
+        peers: the processes whose devices the mesh has.
+    """
+
+    def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
+        self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
+        self._layouts = dict(layouts)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self._placement = Placement(mesh, input_axes)
+        model = self._model
+        optimizer = getattr(model, "optimizer", None)
+        self._groups = (
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            list(optimizer.variables) if optimizer is not None else [],
+            list(model.metrics_variables),
+        )
+        trainable, others, slots, metrics = self._groups
+        weights = model.weights
+        of_slots = [self._sharding(slot_layout(slot, weights, layouts)) for slot in slots]
+        self._shardings: Any = (self._own(trainable), self._own(others), of_slots, [self._whole for _ in metrics])
+        self._assign(self._read())
+        self._sums: dict[str, Any] | None = None
+        self._steps_in_epoch = 0
+        self._feed: Feed | None = None
+        self._ends = False
+        self._train_call: Callable[..., Any] | None = None
+        self._test_call: Callable[..., Any] | None = None
+        self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
+        self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
+
+    # steps
+
+    def set_train_data(self, source: Source) -> None:
+        self._feed, self._ends = Feed(source, self._placement), source.ends
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        feed = self._feed
+        assert feed is not None, "set_train_data comes first"
+        state, done, running = self._read(), 0, deque()
+        nonfinite, ended = None, False
+        while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
+            batch = feed.take()
+            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
+                break
+            if self._train_call is None:
+                self._train_call = self._make_train_call(state, batch)
+            state, self._sums, probe = self._train_call(state, self._sums, batch)
+            feed.load_ahead()
+            done += 1
+            running.append((done, probe))
+            if len(running) > _IN_FLIGHT:
+                nonfinite = nonfinite or _if_nonfinite(*running.popleft())
+        self._assign(state)
+        self._steps_in_epoch += done
+        agreed = self._peers.agree(vote)  # while the devices compute
+        for step, probe in running:
+            nonfinite = nonfinite or _if_nonfinite(step, probe)
+        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite)
+
+    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
+        """Whether there is no batch, for any process; without a known length they have to ask each other."""
+        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
+
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
+        self._model.reset_metrics()
+        feed = Feed(source, self._placement)
+        trainable, others, slots, metrics = self._read()
+        done, stopped = 0, False
+        while max_steps is None or done < max_steps:
+            stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
+            if stopped or self._has_ended(batch := feed.take(), source.ends, done):
+                break
+            if self._test_call is None:
+                self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
+                self._test_call = self._make_test_call()
+            if hooks is not None:
+                hooks.begin(done)
+            others, metrics = self._test_call(trainable, others, metrics, batch)
+            if hooks is not None:
+                hooks.end(done, plain_logs(self._result(metrics)))
+            done += 1
+            if done != max_steps:
+                feed.load_ahead()
+            if done % _IN_FLIGHT == 0:
+                jax.block_until_ready(metrics)
+        self._assign((trainable, others, slots, metrics))
+        return None if stopped else plain_logs(self._result(metrics))
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        feed, state = Feed(source, self._placement), self._read()[:2]
+
+        def step(state: Any, batch: Any) -> Any:
+            trainable, others = state
+            return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
+
+        call, batches = jax.jit(step, out_shardings=self._whole), []
+        while not self._has_ended(batch := feed.take(), source.ends, len(batches)):
+            if not batches:
+                self._check_convolutions(step, state, batch)
+            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            outputs = call(state, batch)
+            feed.load_ahead()
+            batches.append(keras.tree.map_structure(np.asarray, outputs))
+        return concatenated(batches)
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch = 0
+        self._model.reset_metrics()
+        if self._sums is not None:
+            self._sums = self._zeros(self._sums)
+
+    def agree(self, vote: Vote) -> Vote:
+        return self._peers.agree(vote)
+
+    def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
+        step, average, constrain = drawing(self._steps.train), self._steps.logs == "mean", self._placement.constrain
+        self._check_convolutions(step, state, batch)
+        names = self._log_names(state, batch)
+        if self._sums is None or set(self._sums) != set(names):
+            known = self._sums or {}
+            self._sums = {**self._zeros(names), **{name: known[name] for name in names if name in known}}
+
+        def call(state: TrainState, sums: dict[str, Any], batch: Any) -> Any:
+            logs, state = step(state, constrain(batch))
+            values = {name: jnp.mean(logs[name]).astype(jnp.float32) for name in names}
+            sums = {name: sums[name] + value for name, value in values.items()} if average else values
+            return state, sums, loss_probe(logs)
+
+        shardings = (self._shardings, self._whole, self._whole)
+        return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
+
+    def _make_test_call(self) -> Callable[..., Any]:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        step, constrain = drawing(self._steps.test), self._placement.constrain
+
+        def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
+            _, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
+            return others, metrics
+
+        return jax.jit(call, donate_argnums=(1, 2), out_shardings=(self._shardings[1], self._shardings[3]))
+
+    def _check_convolutions(self, step: Any, state: Any, batch: Any) -> None:
+        """XLA's gradients of convolutions are wrong, silently, for inputs split within an example on such meshes."""
+        axes = self._placement.axes
+        unused = [axis for axis, size in self._mesh.shape.items() if size > 1 and axis not in axes]
+        if not any(axes[1:]) or not unused or "conv_general_dilated" not in str(jax.make_jaxpr(step)(state, batch)):
+            return
+        message = (
+            f"a model with convolutions cannot have its inputs split within an example while the axis '{unused[0]}'"
+        )
+        hint = "JAX computes wrong gradients then; use a mesh of the input's axes alone, or split examples only"
+        raise ConfigError(Problem(("strategy", "input_layout"), f"{message} splits no input: {hint}"))
+
+    def _log_names(self, state: TrainState, batch: Any) -> list[str]:
+        """Names of the scalars that the step returns beside the model's metrics."""
+        if (known := known_log_names(self._steps)) is not None:
+            return known
+        logs, _ = jax.eval_shape(self._steps.train, state, batch)
+        return extra_log_names(self._steps, logs)
+
+    # metrics
+
+    def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
+        with keras.StatelessScope(state_mapping=list(zip(self._groups[3], metrics, strict=True))):
+            return metric_results(self._model)
+
+    def _train_logs(self, state: TrainState) -> Logs:
+        logs = plain_logs(self._result(state[3]))
+        if not self._sums:
+            return logs
+        if self._steps.logs == "last":
+            return plain_logs(self._sums)  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(self._steps_in_epoch, 1)
+        return {**logs, **{name: value / scale for name, value in plain_logs(self._sums).items()}}
+
+    def _zeros(self, names: Any) -> dict[str, Any]:
+        return {name: place(np.zeros((), np.float32), self._whole) for name in names}
+
+    # state
+
+    def _own(self, variables: list[Any]) -> list[NamedSharding]:
+        return [self._sharding(self._layouts.get(variable.path, ())) for variable in variables]
+
+    def _sharding(self, axes: Axes) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(*axes)) if axes else self._whole
+
+    def _read(self) -> TrainState:
+        """Values of all variables in their places; what a callback has assigned lies elsewhere."""
+        read = [
+            [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
+            for group, shardings in zip(self._groups, self._shardings, strict=True)
+        ]
+        return read[0], read[1], read[2], read[3]
+
+    def _assign(self, state: TrainState) -> None:
+        for group, values in zip(self._groups, state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)
+
+    def mesh(self) -> dict[str, Any]:
+        return described_mesh(self._mesh.shape, self._placement.axes)
+
+    def placement(self) -> list[dict[str, Any]]:
+        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
+
+    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
+        value: Any = variable.value
+        shape = [int(size) for size in value.shape]
+        spec = getattr(value.sharding, "spec", ())
+        axes = [*spec, *[None] * (len(shape) - len(spec))]
+        order = {device: index for index, device in enumerate(self._mesh.devices.flat)}
+        devices = [
+            (order[device], [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
+            for device, index in value.sharding.devices_indices_map(value.shape).items()
+        ]
+        return placed(name, shape, value.dtype, axes, devices)
+
+    def snapshot(self) -> State:
+        return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._whole_value)
+
+    def _whole_value(self, variable: Any) -> np.ndarray:
+        value: Any = variable.value
+        if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
+            value = self._gather(value)
+        return np.asarray(value)
+
+    def restore(self, state: State | None) -> None:
+        state = self._peers.state_from_chief(state)
+        sums, self._steps_in_epoch = restore_state(self._model, state)
+        self._sums = {name: place(value, self._whole) for name, value in sums.items()}
+        self._assign(self._read())
+
+
+def _if_nonfinite(step: int, probe: jax.Array) -> int | None:
+    """The step if its losses, of which this is the probe, are not finite; waits until it is done."""
+    return None if np.isfinite(np.asarray(probe)) else step

@@ -1,0 +1,84 @@
+"""`jax`: one program over a mesh of devices; Keras runs on JAX, XLA inserts the communication."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+import tensorflow as tf
+from jax.sharding import Mesh
+
+from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.cluster.spec import Task
+from distlaunch.config.checks.replicas import CPU_REPLICAS, batch_axis, mesh_product
+from distlaunch.config.strategy import Cluster
+from distlaunch.config.strategy import Jax as JaxConfig
+from distlaunch.strategies.jax.feed import parts_of_process
+from distlaunch.strategies.jax.keras_backend import building
+from distlaunch.strategies.jax.processes import connect
+from distlaunch.strategies.jax.program import JaxProgram
+from distlaunch.strategies.mesh.strategy import MeshStrategy
+from distlaunch.strategies.protocol import Steps
+
+
+class Jax(MeshStrategy):
+    kind = "jax"
+
+    def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+        if keras.backend.backend() != "jax":
+            message = f"strategy jax needs Keras on JAX, but here it runs on {keras.backend.backend()} already"
+            raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")
+        super().__init__(config)
+        self.task = task or Task("worker", 0)
+        with contextlib.suppress(RuntimeError):  # TensorFlow runs already: what it has taken stays taken
+            tf.config.set_visible_devices([], "GPU")  # it only reads data here
+        self._peers = connect((cluster or Cluster()).start_timeout_s)
+        self.mesh = make_mesh(config, self._peers.number)
+        self.num_replicas = int(dict(self.mesh.shape).get(batch_axis(config) or "", 1))
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Variables are made on the host, where a model fits that no single device holds."""
+        with building(), jax.default_device(_host()):
+            yield
+
+    def program(self, steps: Steps) -> JaxProgram:
+        sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
+        layouts, inputs = self.lay_out(steps.model, sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        return JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
+
+
+def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
+    """The mesh over equally many devices of each process: every GPU that it needs, or virtual CPU devices.
+
+    Raises:
+        ConfigError: there are not as many devices.
+    """
+    product, filled = mesh_product(config), -1 in config.mesh.values()
+    cpus = product * CPU_REPLICAS if filled else product
+    with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
+        each = -(-cpus // num_processes)
+        jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
+    devices = jax.devices()
+    step = math.lcm(product, num_processes)
+    wanted = (cpus if devices[0].platform == "cpu" else len(devices) // step * step) if filled else product
+    each = wanted // num_processes
+    chosen = [d for rank in range(num_processes) for d in [d for d in devices if d.process_index == rank][:each]]
+    if not wanted or len(chosen) < wanted:
+        where = f"in the {num_processes} processes" if num_processes > 1 else "in this process"
+        have = f"JAX has {len(devices)} {devices[0].platform} device(s) {where}"
+        raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or product} devices, but {have}"))
+    sizes = [wanted // product if size == -1 else size for size in config.mesh.values()]
+    return Mesh(np.array(chosen).reshape(sizes), tuple(config.mesh))
+
+
+def _host() -> Any:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+        return jax.local_devices()[0]

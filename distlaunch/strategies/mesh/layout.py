@@ -1,0 +1,280 @@
+"""Layout rules: from regular expressions on variable paths to the mesh axis of each dimension.
+
+Knows neither JAX nor DTensor: a layout is a tuple with a mesh axis, or None, for each dimension.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import keras
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.checks.strategy import AUTO_AXIS
+from distlaunch.layouts import ATTRIBUTE
+from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.protocol import Batch
+
+Axes = tuple[str | None, ...]
+Rules = Mapping[str, Sequence[str | None]]
+Mesh = Mapping[str, int]
+_NEAREST = 3
+
+
+def chosen_layouts(
+    layout: Rules | Literal["auto"], model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()
+) -> tuple[dict[str, Axes], list[str]]:
+    """Layout by path, of the weights that are split, and notes of how that came.
+
+    The config's rules come first, then what the model's code says (`distlaunch.layouts`), then what `auto` proposes.
+
+    Args:
+        whole: kinds of layers that `auto` leaves whole.
+
+    Raises:
+        ConfigError: a rule matches no weight, or one that it does not fit.
+    """
+    in_code, notes = layouts_in_code(model, mesh)
+    if layout != "auto":
+        return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
+    rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
+    rules = {**proposed_rules(model, mesh, whole), **rules}
+    return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
+
+
+def notes_of_processes(layouts: Mapping[str, Axes], is_whole_here: Callable[[str], bool]) -> list[str]:
+    """What cannot be done where no process holds all of a variable.
+
+    Args:
+        is_whole_here: whether the devices of this process are all along a mesh axis.
+    """
+    axes = {axis for split in layouts.values() for axis in split if axis is not None}
+    apart = sorted(axis for axis in axes if not is_whole_here(axis))
+    if not apart:
+        return []
+    what = f"axis '{apart[0]}' splits variables over processes, so callbacks that read weights will fail, such as"
+    callbacks = "ModelCheckpoint, or EarlyStopping with restore_best_weights"
+    return [f"{what} {callbacks}; let the first axis of the mesh split examples"]
+
+
+def _split_ones(layouts: Mapping[str, Axes]) -> dict[str, Axes]:
+    return {path: axes for path, axes in layouts.items() if any(axes)}
+
+
+def whole_batch_notes(axis: str | None, mesh: Mesh) -> list[str]:
+    """A note where no axis splits the examples."""
+    if axis is not None or all(size == 1 for size in mesh.values()):
+        return []
+    named = f"none of the mesh's axes ({', '.join(mesh)}) is called 'batch', and `input_layout` names none for examples"
+    return [f"every device computes the whole batch: {named}"]
+
+
+def layouts_of(model: keras.Model, rules: Rules, mesh: Mesh) -> dict[str, Axes]:
+    """Layout by path, of the weights that a rule matches; the first rule that matches counts.
+
+    Raises:
+        ConfigError: a rule matches no weight, or one that it does not fit.
+    """
+    weights = model.weights
+    paths = [weight.path for weight in weights]
+    layouts: dict[str, Axes] = {}
+    problems: dict[str, Problem] = {}
+    unused = dict.fromkeys(rules)
+    for weight in weights:
+        # as Keras names it, and as plans and checkpoints do
+        matching = [p for p in rules if re.search(p, weight.path) or re.search(p, f"model/{weight.path}")]
+        for pattern in matching:
+            unused.pop(pattern, None)
+        if matching:
+            axes = tuple(rules[matching[0]])
+            problem = _misfit(weight.path, tuple(weight.shape), axes, mesh)
+            if problem is not None:
+                problems.setdefault(matching[0], Problem(("strategy", "layout", matching[0]), problem))
+            layouts[weight.path] = axes
+    for pattern in unused:
+        problems[pattern] = Problem(("strategy", "layout", pattern), f"matches no variable; {_nearest(pattern, paths)}")
+    if problems:
+        raise ConfigError([problems[pattern] for pattern in rules if pattern in problems])
+    return layouts
+
+
+def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], list[str]]:
+    """Layout by path, of the weights for which the model's code has one, and a note of axes that the mesh has not.
+
+    Raises:
+        ConfigError: a layer has no such variable, or the layout does not fit it.
+    """
+    layouts: dict[str, Axes] = {}
+    missing: dict[str, None] = {}
+    for part in parts_of(model):
+        for name, axes in getattr(part, ATTRIBUTE, {}).items():
+            variable = getattr(part, name, None)
+            problem = None
+            if isinstance(variable, keras.Variable):
+                known = tuple(axis if axis in mesh else None for axis in axes)
+                missing.update(dict.fromkeys(axis for axis in axes if axis is not None and axis not in mesh))
+                problem = _misfit(variable.path, tuple(variable.shape), known, mesh)
+                layouts[variable.path] = known
+            else:
+                problem = f"has no variable '{name}'"
+            if problem is not None:
+                where = f"with_layout({name}={list(axes)}) of {getattr(part, 'name', type(part).__name__)}"
+                raise ConfigError(Problem(("model", "function"), f"{where}: {problem}"))
+    notes = [f"the model's code splits over {', '.join(map(repr, missing))}, which the mesh has not: kept whole"]
+    return layouts, notes if missing else []
+
+
+def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | None:
+    if len(axes) != len(shape):
+        text = f"names {len(axes)} axes, but '{path}' has {len(shape)} dimension(s), {list(shape)}"
+        return f"{text}; write one axis or ~ for each, or an expression that does not match this variable"
+    for dimension, (size, axis) in enumerate(zip(shape, axes, strict=True)):
+        if axis is not None and size % mesh[axis]:
+            text = f"dimension {dimension} of '{path}' has size {size}, which axis '{axis}' of size {mesh[axis]}"
+            return f"{text} does not divide; split another dimension, or write ~ for this one"
+    return None
+
+
+def _nearest(pattern: str, paths: list[str]) -> str:
+    near = difflib.get_close_matches(pattern, paths, n=_NEAREST, cutoff=0.3) or paths[:_NEAREST]
+    return f"the nearest paths are {', '.join(repr(path) for path in near)}" if near else "the model has no variables"
+
+
+def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) -> Axes:
+    """The layout of an optimizer's variable: that of the weight it belongs to, if it has its shape.
+
+    Keras names a slot after its weight: `adam/dense_kernel_momentum` belongs to `dense/kernel`.
+    """
+    owners = [
+        weight.path
+        for weight in weights
+        if weight.path in layouts
+        and tuple(weight.shape) == tuple(slot.shape)
+        and f"{weight.path.replace('/', '_')}_" in slot.path.rpartition("/")[2]
+    ]
+    return layouts[max(owners, key=len)] if owners else ()
+
+
+def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh, *, whole_rows: bool) -> list[str | None]:
+    """The axis of each dimension of an input.
+
+    Args:
+        whole_rows: examples that their axis does not divide (an uneven last batch) are not split.
+
+    Raises:
+        ConfigError: an axis does not divide another dimension.
+    """
+    chosen = [*axes, *[None] * len(shape)][: len(shape)]
+    for dimension, axis in enumerate(chosen):
+        if axis is None or shape[dimension] % mesh[axis] == 0:
+            continue
+        if dimension == 0:
+            chosen[0] = None if whole_rows else axis
+            continue
+        text = f"axis '{axis}' of size {mesh[axis]} does not divide dimension {dimension} of an input"
+        text = f"{text} of shape {list(shape)}; write ~ for it"
+        raise ConfigError(Problem(("strategy", "input_layout"), text))
+    return chosen
+
+
+def map_batch(action: Callable[[Any, Axes], Any], batch: Batch, axes: Axes) -> Batch:
+    """Applies `action(leaf, axes of it)`: inputs are split by all axes, labels and weights by the first of them."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    first, *others = parts
+    mapped = (
+        keras.tree.map_structure(lambda leaf: action(leaf, axes), first),
+        *(keras.tree.map_structure(lambda leaf: action(leaf, axes[:1]), part) for part in others),
+    )
+    return mapped if isinstance(batch, tuple) else mapped[0]
+
+
+# layout: auto
+
+
+def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ()) -> dict[str, list[str | None]]:
+    """Rules that split the large layers over the axis `model`, two by two: what one splits, the next one sums.
+
+    After a Dense layer that is split by its outputs, the next is split by its inputs, so that only its result has to be
+    summed over devices. Dimensions that the axis does not divide stay whole.
+    """
+    size = mesh[AUTO_AXIS]
+    rules: dict[str, list[str | None]] = {}
+    by_inputs = False
+    layer: Any
+    for layer in _leaves(model):
+        if isinstance(layer, whole):
+            continue
+        if isinstance(layer, keras.layers.Dense):
+            first, second = (0, 1) if by_inputs else (1, 0)
+            split = _split(layer.kernel, [first, second], size)
+            by_inputs = split == 1
+            rules.update(_rules(layer, layer.kernel, split, outputs=(1,)))
+        elif isinstance(layer, keras.layers.EinsumDense):
+            dimensions = range(_rank(layer.kernel))[::-1]
+            rules.update(_rules(layer, layer.kernel, _split(layer.kernel, dimensions, size), outputs=()))
+        elif isinstance(layer, keras.layers.Embedding):
+            rules.update(_rules(layer, layer.embeddings, _split(layer.embeddings, [1, 0], size), outputs=()))
+        elif isinstance(layer, keras.layers.Conv1D | keras.layers.Conv2D | keras.layers.Conv3D):
+            last = _rank(layer.kernel) - 1
+            rules.update(_rules(layer, layer.kernel, _split(layer.kernel, [last], size), outputs=(last,)))
+        elif isinstance(layer, keras.layers.MultiHeadAttention):
+            rules.update(_attention(layer, size))
+    return rules
+
+
+def _leaves(layer: Any) -> Iterator[Any]:
+    """Layers without layers of their own, in order; the parts of an attention layer are its own business."""
+    for part in getattr(layer, "layers", layer._layers):
+        if isinstance(part, keras.layers.MultiHeadAttention) or not part._layers:
+            yield part
+        else:
+            yield from _leaves(part)
+
+
+def _split(variable: Any, preferred: Sequence[int], size: int) -> int | None:
+    """The first of some dimensions that can be split."""
+    return next((dimension for dimension in preferred if variable.shape[dimension] % size == 0), None)
+
+
+def _rank(variable: Any) -> int:
+    return len(variable.shape)
+
+
+def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...]) -> dict[str, list[str | None]]:
+    """A rule for the kernel, and one for the bias where the kernel is split by its outputs."""
+    if split is None:
+        return {}
+    rules = {_exactly(kernel): [AUTO_AXIS if d == split else None for d in range(_rank(kernel))]}
+    if split in outputs and layer.bias is not None:
+        rules[_exactly(layer.bias)] = [AUTO_AXIS]
+    return rules
+
+
+def _attention(layer: Any, size: int) -> dict[str, list[str | None]]:
+    """Each device has some of the heads."""
+    rules: dict[str, list[str | None]] = {}
+    for part in (layer._query_dense, layer._key_dense, layer._value_dense):
+        if part.kernel.shape[1] % size == 0:  # (features, heads, features of a head)
+            rules[_exactly(part.kernel)] = [None, AUTO_AXIS, None]
+            if part.bias is not None:
+                rules[_exactly(part.bias)] = [AUTO_AXIS, None]
+    if layer._output_dense.kernel.shape[0] % size == 0:
+        rules[_exactly(layer._output_dense.kernel)] = [AUTO_AXIS, None, None]
+    return rules
+
+
+def _exactly(variable: Any) -> str:
+    return _pattern(variable.path)
+
+
+def _pattern(path: str) -> str:
+    return f"^{re.escape(path)}$"
+
+
+def as_yaml(rules: Rules) -> str:
+    """The rules as YAML to paste below `strategy:`."""
+    lines = [f"  '{pattern}': [{', '.join(axis or '~' for axis in axes)}]" for pattern, axes in rules.items()]
+    return "\n".join(["layout:", *lines]) if lines else "layout: {}"

@@ -1,0 +1,196 @@
+"""Variables split by rows over parameter servers.
+
+A Keras layer keeps one variable (`layer.kernel`), whose value is joined from its shards wherever it is read; the
+layer's list of trainable variables holds the shards. So gradients, optimizers with their slots, clipping by the global
+norm and regularisation work on shards, in place, without knowing of it. Embedding tables are looked up in the shards
+and never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, the first ones one row longer if need be.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.strategy import Partitioner
+from distlaunch.strategies.stand_in import StandIn
+
+_WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
+_ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
+
+
+class Shards(StandIn):
+    """The value of a variable that is split by rows; where a tensor is wanted, the shards joined."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = list(variables)
+        self.offsets = np.cumsum([0, *(int(v.shape[0]) for v in self.variables)]).tolist()
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return tf.TensorShape([self.offsets[-1], *self.variables[0].shape[1:]])
+
+    @property
+    def dtype(self) -> Any:
+        return self.variables[0].dtype
+
+    @property
+    def value(self) -> Shards:
+        """Itself, as a Keras variable has its value here."""
+        return self
+
+    def assign(self, value: Any) -> None:
+        """Takes a whole value, a piece at a time: one message never holds all of it."""
+        for variable, start, stop in zip(self.variables, self.offsets, self.offsets[1:], strict=False):
+            variable.assign(value[start:stop])
+
+    def as_tensor(self) -> tf.Tensor:
+        return tf.concat([tf.convert_to_tensor(_raw(variable)) for variable in self.variables], 0)
+
+    def numpy(self) -> np.ndarray:
+        return np.concatenate([np.asarray(keras.ops.convert_to_numpy(_raw(v))) for v in self.variables])
+
+    def lookup(self, ids: Any) -> tf.Tensor:
+        """Rows by id, gathered on the servers that hold them."""
+        return tf.nn.embedding_lookup([_raw(v) for v in self.variables], ids)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
+
+
+def _raw(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def make_partitioner(config: Partitioner) -> Any:
+    """TensorFlow's partitioner of that name: (shape, dtype) -> number of parts of each dimension."""
+    partitioners = tf.distribute.experimental.partitioners
+    if config.kind == "fixed_shards":
+        return partitioners.FixedShardsPartitioner(config.num_shards)
+    kind = partitioners.MinSizePartitioner if config.kind == "min_size" else partitioners.MaxSizePartitioner
+    given = {
+        "min_shard_bytes": config.min_shard_bytes,
+        "max_shard_bytes": config.max_shard_bytes,
+        "max_shards": config.max_shards,
+    }
+    return kind(**{name: value for name, value in given.items() if value is not None})
+
+
+def num_shards(partitioner: Any, shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """Into how many parts the rows of a variable are split."""
+    if shape.rank == 0:
+        return 1
+    return max(1, min(int(partitioner(shape=shape, dtype=dtype)[0]), int(shape[0])))
+
+
+def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
+    """First row and last + 1 of each shard."""
+    base, extra = divmod(rows, shards)
+    sizes = [base + (index < extra) for index in range(shards)]
+    ends = np.cumsum(sizes).tolist()
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def is_split(variable: Any) -> bool:
+    """Whether a Keras variable's value is split."""
+    return isinstance(variable._value, Shards)
+
+
+def whole_path(shard: Any) -> str | None:
+    """Path of the variable that a Keras variable is a shard of; None if it is whole."""
+    return getattr(shard, "_distlaunch_whole", None)
+
+
+def show_shards(model: keras.Model) -> None:
+    """Puts the shards in the place of split variables in the layers' lists. To be called when all layers are built.
+
+    Raises:
+        ConfigError: a variable is split that has a constraint or a regularizer which needs all of it.
+    """
+    for layer in model._flatten_layers():
+        variables = layer._trainable_variables
+        for index in reversed(range(len(variables))):
+            if is_split(variables[index]):
+                variables[index : index + 1] = _shard_variables(variables[index])
+        table = getattr(layer, "_embeddings", None)
+        if isinstance(layer, keras.layers.Embedding) and table is not None and is_split(table):
+            _look_up_in_shards(layer)
+
+
+def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Variables by path; the shards of one that is split count as one, in the place of the first."""
+    shards: dict[str, list[Any]] = {}
+    for variable in variables:
+        if (whole := whole_path(variable)) is not None:
+            shards.setdefault(whole, []).append(variable)
+    for variable in variables:
+        whole = whole_path(variable)
+        if whole is None:
+            yield variable.path, variable
+        elif whole in shards:
+            yield whole, Shards(shards.pop(whole))
+
+
+def _shard_variables(whole: Any) -> list[Any]:
+    _check_parts(whole)
+    made = []
+    for index, raw in enumerate(whole._value.variables):
+        with tf.variable_creator_scope(lambda _, raw=raw, **kwargs: raw):
+            shard = keras.Variable(
+                initializer="zeros",
+                shape=tuple(raw.shape),
+                dtype=whole._dtype,
+                trainable=whole.trainable,
+                name=f"{whole.name}_part_{index}",
+            )
+        shard._path = f"{whole.path}/part_{index}"
+        shard._autocast = whole._autocast
+        shard.regularizer = whole.regularizer
+        shard._distlaunch_whole = whole.path
+        made.append(shard)
+    return made
+
+
+def _check_parts(whole: Any) -> None:
+    needs_all = None
+    if whole.constraint is not None:
+        needs_all = f"constraint {type(whole.constraint).__name__}"
+    elif whole.regularizer is not None and not isinstance(whole.regularizer, _ADDITIVE):
+        needs_all = f"regularizer {type(whole.regularizer).__name__}"
+    if needs_all is not None:
+        message = (
+            f"splits {whole.path}, whose {needs_all} needs all of it at once; drop that, or set the partitioner so "
+            "that this variable stays whole"
+        )
+        raise ConfigError(Problem(("strategy", "partitioner"), message))
+
+
+def _look_up_in_shards(layer: keras.layers.Embedding) -> None:
+    def call(self: Any, inputs: Any) -> Any:
+        ids = keras.ops.cast(inputs, "int32") if inputs.dtype not in ("int32", "int64") else inputs
+        if self.lora_enabled or self.quantization_mode:
+            raise ConfigError(
+                Problem(("strategy", "partitioner"), f"splits {self.path}, whose LoRA or quantisation needs it whole")
+            )
+        return keras.ops.cast(self._embeddings._value.lookup(ids), self.compute_dtype)
+
+    layer.call = types.MethodType(call, layer)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises ConfigError if an optimizer looks at whole variables, which a shard cannot stand for."""
+    name = type(optimizer).__name__
+    if getattr(optimizer, "clipnorm", None) is not None:
+        message = f"{name}(clipnorm=...) needs the norm of whole variables, but they are split; use global_clipnorm"
+    elif name in _WHOLE_TENSOR_OPTIMIZERS:
+        message = f"{name} needs whole variables, but strategy.partitioner splits them; use another optimizer"
+    else:
+        return
+    raise ConfigError(Problem(("compile", "optimizer"), message))

@@ -1,0 +1,353 @@
+"""Steps dealt out to the workers of a parameter-server cluster.
+
+The unit of work is a block: a few consecutive global batches, which one worker trains on inside one graph call.
+Variables lie on the servers and are updated in place. What a block adds to the metrics comes back as its result, and is
+counted when it has arrived: a block that a dead worker held is done by another and counts once. Numbers of steps are
+the coordinator's; `optimizer.iterations` follows them, since workers that count it up together lose counts.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# pyright: reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.finite import losses_are_finite
+from distlaunch.strategies.parameter_server.placement import placement_of
+from distlaunch.strategies.parameter_server.worker_batches import batch_spec, fetch, read_failure
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.stand_in import StandIn
+from distlaunch.strategies.variables import (
+    checked_value,
+    host_value,
+    metric_results,
+    metric_variables,
+    named_metrics,
+    optimizers_of,
+    plain_logs,
+    state_variables,
+)
+
+BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
+EVALUATION_BLOCK = 16  # steps
+STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
+_POLL_S = 0.002
+_pause = threading.Event()  # never set
+
+
+class Cell(StandIn):
+    """Stands in a Keras variable while a block is traced: it holds a tensor, and assigning replaces that."""
+
+    def __init__(self, tensor: tf.Tensor, name: str) -> None:
+        self.tensor, self._name = tensor, name
+        self._graph = _graph()
+        self.assignments = 0
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.tensor.shape
+
+    def as_tensor(self) -> tf.Tensor:
+        return self.tensor
+
+    def assign(self, value: Any) -> None:
+        if _graph() is not self._graph:
+            message = (
+                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
+            )
+            raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
+        self.tensor = tf.cast(value, self.tensor.dtype)
+        self.assignments += 1
+
+
+def _graph() -> Any:
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+@contextlib.contextmanager
+def _standing_in(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[Cell]]:
+    """Within it, the variables are cells that hold these tensors."""
+    kept = [variable._value for variable in variables]
+    cells = [Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
+    for variable, cell in zip(variables, cells, strict=True):
+        variable._value = cell
+    try:
+        yield cells
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable._value = value
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What came of a block: steps done, the metrics' values after it, the step's own logs.
+
+    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were.
+    """
+
+    done: int
+    nonfinite: int
+    metrics: list[np.ndarray]
+    logs: list[float]
+
+
+class CoordinatorProgram:
+    """Implements `Program` with a `ClusterCoordinator`, for a model that was created under its strategy."""
+
+    def __init__(self, strategy: Any, coordinator: Any, steps: Steps, num_workers: int) -> None:
+        self._strategy, self._coordinator, self._steps, self._num_workers = strategy, coordinator, steps, num_workers
+        self._model = steps.model
+        self._metrics = metric_variables(self._model)
+        self._counters = [optimizer._iterations for optimizer in optimizers_of(self._model) if _counts(optimizer)]
+        self._increments = [0] * len(self._counters)
+        self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
+        self._model.reset_metrics()
+        self._zeros = [host_value(variable) for variable in self._metrics]
+        self._totals = self._fresh_totals()
+        self._log_names: list[str] | None = None
+        self._log_sums: dict[str, float] = {}
+        self._steps_in_epoch = 0
+        self._source: Source | None = None
+        self._next_batch = 0
+        self._train_call: Any = None
+        self._test_calls: dict[str, Any] = {}
+
+    # data
+
+    def set_train_data(self, source: Source) -> None:
+        self._source, self._next_batch = source, source.first
+        self._train_call = None
+
+    # steps
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        assert self._source is not None, "set_train_data comes first"
+        if self._train_call is None:
+            self._train_call = self._make_call(self._steps.train, self._source, self._find_log_names(self._source))
+        size = max(1, num_steps // (BLOCKS_PER_WORKER * self._num_workers))
+        blocks = self._deal(self._train_call, self._next_batch, num_steps, size)
+        done = sum(block.done for block in blocks)
+        spoilt = [index * size + block.nonfinite for index, block in enumerate(blocks) if block.nonfinite]
+        nonfinite = min(spoilt, default=None)
+        ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
+        self._next_batch += done
+        self._steps_in_epoch += done
+        self._count(done)
+        self._add(blocks, self._totals)
+        for block in blocks:
+            for name, value in zip(self._log_names or [], block.logs, strict=True):
+                self._log_sums[name] = value + (self._log_sums.get(name, 0.0) if self._steps.logs == "mean" else 0.0)
+        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite)
+
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        if source.name not in self._test_calls:
+            self._test_calls[source.name] = self._make_call(self._steps.test, source, [])
+        totals = self._fresh_totals()
+        limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
+        at, at_once = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
+        while limit is None or at < limit:
+            if should_stop():
+                return None
+            wanted = at_once if limit is None else min(at_once, limit - at)
+            if hooks is not None:
+                hooks.begin(at)
+            blocks = self._deal(self._test_calls[source.name], at, wanted, EVALUATION_BLOCK)
+            self._add(blocks, totals)
+            if sum(block.done for block in blocks) < wanted:
+                break
+            if hooks is not None:
+                hooks.end(at, self._logs(totals, own=False))
+            at += wanted
+        return self._logs(totals, own=False)
+
+    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[_Block]:
+        """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
+        results = []
+        for start in range(0, num_steps, size):
+            counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
+            order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
+            results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
+        self._wait()
+        return [self._unpack(result.fetch()) for result in results]
+
+    def _wait(self) -> None:
+        """Until all blocks are done. What a worker's data function raised is raised here."""
+        told_after = STALL_S
+        began = time.monotonic()
+        try:
+            while not self._coordinator.done():
+                _pause.wait(_POLL_S)
+                waited = time.monotonic() - began
+                if waited > told_after:
+                    told_after *= 2
+                    print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
+            self._coordinator.join()
+        except tf.errors.OpError:
+            if (error := read_failure()) is not None:
+                raise error from None
+            raise
+
+    def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
+        """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
+        spec = batch_spec(source.elements, source.load)
+        mean = self._steps.logs == "mean"
+        stops = self._steps.stop_at_nonfinite and step is self._steps.train
+
+        @tf.autograph.experimental.do_not_convert
+        def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
+            with _standing_in(self._counters, counts) as counters, _standing_in(self._metrics, metrics) as cells:
+                returned = self._strategy.run(step, args=(batch,))
+            if step is self._steps.train:
+                self._increments = [cell.assignments for cell in counters]
+            values = [tf.cast(tf.reduce_mean(returned[name]), tf.float64) for name in log_names]
+            logs = [old + new if mean else new for old, new in zip(logs, values, strict=True)]
+            return [c.tensor for c in counters], [c.tensor for c in cells], logs, losses_are_finite(returned)
+
+        @tf.function
+        def call(order: tf.Tensor) -> tf.Tensor:
+            worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
+            first, number = order[0], order[1]
+            counts = [tf.cast(order[2 + i], v.dtype) for i, v in enumerate(self._counters)]
+            metrics = [tf.constant(zero) for zero in self._zeros]
+            logs = [tf.constant(0.0, tf.float64) for _ in log_names]
+            done, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+            while done < number:
+                batch, rows = fetch(source, worker, first + done, spec)
+                if rows == 0:
+                    break
+                counts, metrics, logs, finite = one_step(batch, counts, metrics, logs)
+                done += 1
+                nonfinite = tf.where(finite | (nonfinite > 0), nonfinite, done)
+                if stops and not finite:
+                    break
+            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, nonfinite, *metrics, *logs]]
+            return tf.concat(parts, 0)
+
+        with self._strategy.scope():
+            # traced here: how often a step counts is known before the first block is dealt out
+            return call.get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
+
+    def _find_log_names(self, source: Source) -> list[str]:
+        """Scalars that the step returns beside the model's metrics; found by tracing it once."""
+        if self._log_names is not None:
+            return self._log_names
+        self._log_names = []
+        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
+            return []
+        spec = batch_spec(source.elements, source.load)
+
+        @tf.function(autograph=False)
+        def trace(batch: Any) -> Any:
+            counts = [tf.cast(0, counter.dtype) for counter in self._counters]
+            metrics = [tf.constant(zero) for zero in self._zeros]
+            with _standing_in(self._counters, counts), _standing_in(self._metrics, metrics):
+                return self._strategy.run(self._steps.train, args=(batch,))
+
+        with self._strategy.scope():
+            returned = trace.get_concrete_function(spec).structured_outputs
+        names = set(returned) if isinstance(returned, dict) else set()
+        if self._steps.logs == "mean" or names != set(self._logs(self._zeros, own=False)):
+            self._log_names = sorted(names)
+        return self._log_names
+
+    def _unpack(self, vector: np.ndarray) -> _Block:
+        sizes = [1, 1, *(zero.size for zero in self._zeros)]
+        done, nonfinite, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
+        shaped = [value.reshape(zero.shape) for value, zero in zip(metrics, self._zeros, strict=True)]
+        return _Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
+
+    def _count(self, done: int) -> None:
+        self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
+        for counter, count in zip(self._counters, self._counts, strict=True):
+            counter.assign(count)
+
+    # metrics
+
+    def _fresh_totals(self) -> list[np.ndarray]:
+        return [np.array(zero, np.float64) for zero in self._zeros]
+
+    def _add(self, blocks: list[_Block], totals: list[np.ndarray]) -> None:
+        for block in blocks:
+            for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
+                total += value - zero
+
+    def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
+        tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
+        with tf.device("CPU:0"), _standing_in(self._metrics, tensors):
+            results = metric_results(self._model)
+            values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
+        if own and self._log_names and self._steps.logs == "last":
+            values = {}  # as Keras: the step's own logs stand instead of the metrics
+        if own:
+            scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
+            values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
+        return plain_logs(values)
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> None:
+        raise UsageError("servers do not predict: `distlaunch predict` reads their checkpoints on one device")
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
+
+    def agree(self, vote: Vote) -> Vote:
+        return vote
+
+    # state
+
+    def placement(self) -> list[dict[str, Any]]:
+        return placement_of(state_variables(self._model))
+
+    def mesh(self) -> None:
+        return None
+
+    def snapshot(self) -> State:
+        state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
+        for (name, variable), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
+            state[name] = total.astype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+        for name, value in self._log_sums.items():
+            state[f"log/{name}"] = np.array(value, np.float32)
+        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
+        return state
+
+    def restore(self, state: State | None) -> None:
+        assert state is not None, "the coordinator is the chief"
+        for name, variable in state_variables(self._model).items():
+            variable.assign(checked_value(name, variable, state))
+        self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
+        self.reset_metrics()
+        for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
+            if name in state:
+                total[...] = state[name]
+        self._log_sums = {
+            name.removeprefix("log/"): float(value)
+            for name, value in state.items()
+            if name.startswith("log/") and name != "log/steps_in_epoch"
+        }
+        self._steps_in_epoch = int(state.get("log/steps_in_epoch", 0))
+
+
+def _counts(optimizer: Any) -> bool:
+    """Whether every step counts; an optimizer that scales losses skips some, and has one worker only."""
+    return not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

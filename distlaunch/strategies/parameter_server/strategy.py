@@ -1,0 +1,183 @@
+"""`parameter_server`: workers compute, servers hold the variables, a coordinator deals the steps out."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.ports import pick_ports
+from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Cluster
+from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
+from distlaunch.strategies.devices import use_one_gpu
+from distlaunch.strategies.parameter_server.partition import (
+    Shards,
+    check_optimizer,
+    make_partitioner,
+    num_shards,
+    shard_bounds,
+    show_shards,
+    whole_path,
+)
+from distlaunch.strategies.parameter_server.program import CoordinatorProgram
+from distlaunch.strategies.parameter_server.whole_weights import give_whole_weights
+from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.replica.branches import BRANCHES
+from distlaunch.strategies.replica.share import chain
+from distlaunch.strategies.variables import optimizers_of
+
+_in_process: dict[tuple[int, int], Any] = {}
+"""Servers of this process, which cannot be stopped, by numbers of workers and ps: a second run uses them again."""
+
+
+class ParameterServer(StrategyDefaults):
+    kind = "parameter_server"
+    num_replicas = 1  # a step is one worker's, on a whole global batch
+    is_chief = True
+
+    def __init__(self, config: ParameterServerConfig, task: Task, cluster: Cluster) -> None:
+        self.task = task
+        use_one_gpu()
+        self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
+        self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
+        # graphs are traced before they are scheduled, which is no reason for a warning
+        self._strategy.extended._allow_run_without_coordinator = True
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
+        self._num_workers: int = self._strategy._num_workers
+        self._local_cpu = tf.config.list_logical_devices("CPU")[0].name
+        with self._strategy.scope():  # one after the other on each server: what is placed beside them lies there
+            self._anchors = [tf.Variable(0.0, trainable=False, name=f"ps_{i}") for i in range(self._strategy._num_ps)]
+        self._load = [0] * len(self._anchors)
+
+    @contextlib.contextmanager
+    def _placing(self) -> Iterator[None]:
+        with self._strategy.scope(), tf.variable_creator_scope(self._create):
+            yield
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._placing()
+
+    def _create(self, next_creator: Any, **kwargs: Any) -> Any:
+        """Puts a variable on the server that holds least so far, and splits it if it is to be."""
+        if kwargs.get("colocate_with") is not None:
+            return next_creator(**kwargs)
+        initial = kwargs["initial_value"]
+        if self._partitioner is None or not kwargs.get("trainable") or not callable(initial):
+            return self._place(next_creator, kwargs)
+        with tf.init_scope(), tf.device(self._local_cpu):
+            whole = tf.convert_to_tensor(initial(), dtype=kwargs.get("dtype"))
+        parts = num_shards(self._partitioner, whole.shape, whole.dtype)
+        if parts == 1:
+            return self._place(next_creator, {**kwargs, "initial_value": lambda: tf.identity(whole)})
+        made = []
+        for index, (start, stop) in enumerate(shard_bounds(int(whole.shape[0]), parts)):
+            with tf.init_scope(), tf.device(self._local_cpu):  # so that only this shard's rows travel
+                rows = tf.identity(whole[start:stop])
+            options = {**kwargs, "name": f"{kwargs.get('name') or 'variable'}/part_{index}"}
+            made.append(self._place(next_creator, {**options, "initial_value": lambda rows=rows: tf.identity(rows)}))
+        return Shards(made)
+
+    def _place(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
+        server = int(np.argmin(self._load))
+        variable = next_creator(**{**kwargs, "colocate_with": self._anchors[server]})
+        self._load[server] += _num_bytes(variable)
+        return variable
+
+    def adopt(self, model: keras.Model) -> None:
+        if self._partitioner is not None:
+            show_shards(model)
+            give_whole_weights(model)
+        for optimizer in optimizers_of(model):
+            if any(whole_path(variable) for variable in model.trainable_variables):
+                check_optimizer(optimizer)
+            check_branches(optimizer)
+            self._check_loss_scale(optimizer)
+            _keep_slots_beside_variables(optimizer)
+
+    def _check_loss_scale(self, optimizer: Any) -> None:
+        if self._num_workers > 1 and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            message = (
+                "float16 scales the loss, and several workers cannot keep one scale and one count of skipped steps; "
+                "use the policy mixed_bfloat16, or one worker"
+            )
+            raise ConfigError(Problem(("cluster", "workers"), message))
+
+    def program(self, steps: Steps) -> CoordinatorProgram:
+        return CoordinatorProgram(self._strategy, self._coordinator, steps, self._num_workers)
+
+
+def check_branches(optimizer: Any) -> None:
+    """What is done in every so many steps depends on a count of steps, which workers would keep each by itself."""
+    for part in chain(optimizer):
+        if option := next((name for name in BRANCHES if getattr(part, name, None)), None):
+            message = f"{type(part).__name__}({option}=...) works on every strategy but parameter_server; remove it"
+            raise ConfigError(Problem(("compile", "optimizer"), message))
+
+
+def _keep_slots_beside_variables(optimizer: Any) -> None:
+    """What an optimizer keeps for a variable lies on the server of the variable, where the update is computed."""
+    add = type(optimizer).add_variable_from_reference
+
+    def add_beside(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        anchor = getattr(reference_variable, "value", reference_variable)
+
+        def beside(next_creator: Any, **options: Any) -> Any:
+            return next_creator(**{**options, "colocate_with": anchor})
+
+        with tf.variable_creator_scope(beside):
+            slot = add(self, reference_variable, *args, **kwargs)
+        if (whole := whole_path(reference_variable)) is not None:
+            flat, flat_whole = (path.replace("/", "_") for path in (reference_variable.path, whole))
+            slot._distlaunch_whole = slot.path.replace(flat, flat_whole, 1)
+        return slot
+
+    optimizer.add_variable_from_reference = types.MethodType(add_beside, optimizer)
+
+
+def _num_bytes(variable: Any) -> int:
+    return int(np.prod(variable.shape)) * variable.dtype.size
+
+
+def _resolver(cluster: Cluster) -> Any:
+    if cluster.hosting == "processes" and "TF_CONFIG" in os.environ:
+        return tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
+    return _in_process_cluster(cluster)
+
+
+def _in_process_cluster(cluster: Cluster) -> Any:
+    """Servers for all workers and ps in this process."""
+    key = (cluster.num_workers, cluster.ps)
+    if key not in _in_process:
+        held = pick_ports(sum(key))
+        numbers = held.numbers
+        held.release()
+        jobs = {"worker": numbers[: cluster.num_workers], "ps": numbers[cluster.num_workers :]}
+        spec = tf.train.ClusterSpec({job: [f"127.0.0.1:{port}" for port in ports] for job, ports in jobs.items()})
+        for job in spec.jobs:
+            for index in range(spec.num_tasks(job)):
+                start_server(spec, Task(job, index), num_workers=cluster.num_workers)
+        _in_process[key] = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
+    return _in_process[key]
+
+
+def start_server(spec: tf.train.ClusterSpec, task: Task, *, num_workers: int = 1) -> Any:
+    """A TensorFlow server in this process; it serves until the process ends."""
+    options = tf.compat.v1.ConfigProto()
+    # Each worker in this process may wait inside an operation; with no thread left the servers would hang.
+    # Source: TensorFlow's guide to parameter server training.
+    if (os.cpu_count() or 1) < num_workers + 1:
+        options.inter_op_parallelism_threads = num_workers + 1
+    return tf.distribute.Server(
+        spec, job_name=task.job, task_index=task.index, protocol="grpc", config=options, start=True
+    )

@@ -1,0 +1,73 @@
+"""Gives out the weights of split models whole: what takes them or puts them back does not know of shards.
+
+So `get_weights` and `set_weights` (EarlyStopping's best weights), `save_weights` and `save` (ModelCheckpoint) are those
+of the model that is not split.
+"""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# (what pyright infers of Keras's classes is often wrong)
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from distlaunch.strategies.parameter_server.partition import joined, whole_path
+from distlaunch.strategies.variables import host_value, optimizers_of
+
+_BY_POSITION = (keras.Layer.save_own_variables, keras.optimizers.Optimizer.save_own_variables)
+"""Keras's ways to write variables that take them from a list; others name attributes, which are whole."""
+
+
+def give_whole_weights(model: keras.Model) -> None:
+    """To be called when shards are in the layers' lists."""
+    for layer in model._flatten_layers():
+        if any(whole_path(variable) is not None for variable in layer.weights):
+            _exchange_whole(layer)
+            _save_whole(layer, lambda layer=layer: [*layer._trainable_variables, *layer._non_trainable_variables])
+    for optimizer in optimizers_of(model):
+        _save_whole(optimizer, lambda optimizer=optimizer: optimizer.variables)
+
+
+def _exchange_whole(layer: keras.Layer) -> None:
+    def get_weights(self: Any) -> list[np.ndarray]:
+        return [host_value(variable) for _, variable in joined(self.weights)]
+
+    def set_weights(self: Any, weights: Sequence[Any]) -> None:
+        variables = list(joined(self.weights))
+        if len(variables) != len(weights):
+            raise ValueError(f"set_weights: got {len(weights)} arrays for the {len(variables)} weights of {self.name}")
+        for (path, variable), value in zip(variables, weights, strict=True):
+            if tuple(variable.shape) != np.shape(value):
+                raise ValueError(f"set_weights: {path} has shape {tuple(variable.shape)}; got {np.shape(value)}")
+            variable.assign(value)
+
+    layer.get_weights = types.MethodType(get_weights, layer)
+    layer.set_weights = types.MethodType(set_weights, layer)
+
+
+def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
+    """Lets Keras write and read the variables of a layer or an optimizer whole."""
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        del self
+        for index, (_, variable) in enumerate(joined(own_variables())):
+            store[str(index)] = host_value(variable)
+
+    def load_own_variables(self: Any, store: Any) -> None:
+        check(self, store)
+        for index, (_, variable) in enumerate(joined(own_variables())):
+            variable.assign(store[str(index)])
+
+    def check(self: Any, store: Any) -> None:
+        if len(store.keys()) != (number := len(list(joined(own_variables())))):
+            raise ValueError(f"got {len(store.keys())} values for the {number} variables of {self.name}")
+
+    if isinstance(owner, keras.Layer):  # those that name attributes count their variables, too
+        owner._check_load_own_variables = types.MethodType(check, owner)
+    if type(owner).save_own_variables in _BY_POSITION:
+        owner.save_own_variables = types.MethodType(save_own_variables, owner)
+        owner.load_own_variables = types.MethodType(load_own_variables, owner)

@@ -1,0 +1,61 @@
+"""`mirrored`: one process, a copy of the model on each device."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.spec import Task
+from distlaunch.config.checks.replicas import CPU_REPLICAS
+from distlaunch.config.strategy import Cluster
+from distlaunch.config.strategy import Mirrored as MirroredConfig
+from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.protocol import Steps, StrategyDefaults
+from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+
+
+class Mirrored(StrategyDefaults):
+    kind = "mirrored"
+    is_chief = True
+
+    def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
+        del cluster  # its size is that of the devices, or in TF_CONFIG
+        self.task = task
+        self._strategy = _with_own_keys(_devices(config.replicas))
+        self.num_replicas: int = self._strategy.num_replicas_in_sync
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def program(self, steps: Steps) -> ReplicaProgram:
+        number = self.num_replicas
+        replicas = Replicas(total=number, local=number, first=0)
+        return ReplicaProgram(self._strategy, steps, replicas)
+
+
+_instances = itertools.count(1)
+
+
+def _with_own_keys(devices: list[str]) -> tf.distribute.MirroredStrategy:
+    """A MirroredStrategy whose collectives cannot be mistaken for those of an earlier one in this process."""
+    base = next(_instances) * 1_000_000
+    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)
+
+
+def _devices(replicas: int | str) -> list[str]:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    if not gpus:
+        return virtual_cpus(CPU_REPLICAS if replicas == "auto" else int(replicas))
+    if replicas == "auto":
+        return [f"GPU:{index}" for index in range(gpus)]
+    if int(replicas) > gpus:
+        raise ConfigError(
+            Problem(
+                ("strategy", "replicas"), f"got {replicas}, but there are {gpus} GPUs; use at most {gpus}, or 'auto'"
+            )
+        )
+    return [f"GPU:{index}" for index in range(int(replicas))]

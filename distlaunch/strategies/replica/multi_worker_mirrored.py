@@ -1,0 +1,55 @@
+"""`multi_worker_mirrored`: several processes in lockstep, gradients summed over all of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.spec import Task
+from distlaunch.config.strategy import Cluster
+from distlaunch.config.strategy import MultiWorkerMirrored as MultiWorkerMirroredConfig
+from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
+from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.tensorflow_store import TensorFlowStore
+
+_COMMUNICATION = {
+    "auto": tf.distribute.experimental.CommunicationImplementation.AUTO,
+    "ring": tf.distribute.experimental.CommunicationImplementation.RING,
+    "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
+}
+
+
+class MultiWorkerMirrored(AmongPeers):
+    kind = "multi_worker_mirrored"
+
+    def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
+        del cluster  # its size is that of the devices, or in TF_CONFIG
+        self.task = task
+        _check_local_replicas(config.replicas_per_worker)
+        options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[config.communication])
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        addresses, rank = addresses_and_rank()
+        self._peers = Peers(len(addresses), rank, TensorFlowStore())
+        self.num_replicas: int = self._strategy.num_replicas_in_sync
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def program(self, steps: Steps) -> ReplicaProgram:
+        local = self.num_replicas // self._peers.number
+        first = self._peers.rank * local
+        replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
+        return ReplicaProgram(self._strategy, steps, replicas)
+
+
+def _check_local_replicas(wanted: int | str) -> None:
+    gpus = len(tf.config.list_physical_devices("GPU"))
+    have = max(gpus, 1)
+    if wanted != "auto" and wanted != have:
+        what = f"{gpus} GPUs, one replica on each" if gpus else "no GPU, and TensorFlow gives it one CPU replica"
+        message = f"got {wanted}, but this worker has {what}; write 'auto'"
+        raise ConfigError(Problem(("strategy", "replicas_per_worker"), message))

@@ -1,0 +1,372 @@
+"""The replica step: Keras's own `train_step` (or the user's) under `strategy.run`, many steps to a graph call.
+
+Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop in the graph, outer loop in Python.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.strategies.ballots import Ballots
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
+from distlaunch.strategies.predictions import concatenated, make_predict_call
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.replica.branches import branch_together
+from distlaunch.strategies.replica.input import split_rows
+from distlaunch.strategies.replica.share import (
+    chain,
+    has_sparse_gradients,
+    install,
+    replica_share,
+    sum_gradients_first,
+)
+from distlaunch.strategies.variables import (
+    checked_value,
+    host_value,
+    loss_trackers,
+    metric_results,
+    metric_variables,
+    named_metrics,
+    optimizers_of,
+    plain_logs,
+    state_variables,
+)
+
+EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Where this process stands among all replicas."""
+
+    total: int
+    local: int
+    first: int
+    peers: Peers = field(default_factory=Peers)
+
+
+class ReplicaProgram:
+    """Implements `Program` for the `tf.distribute.Strategy` that the model was created under."""
+
+    def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
+        self._strategy, self._steps, self._replicas = strategy, steps, replicas
+        self._model = steps.model
+        self._metrics = metric_variables(self._model)
+        trackers = {id(variable) for variable in loss_trackers(self._model)}
+        self._of_rows = [variable for variable in self._metrics if id(variable) not in trackers]
+        self._extras: dict[str, tf.Variable] = {}
+        self._extras_made = False
+        self._steps_in_epoch = 0
+        self._ballots = Ballots(replicas.peers)
+        self._iterator: Any = None
+        self._ends = False
+        self._train_call: Callable[..., Any] | None = None
+        self._test_call: Callable[..., Any] | None = None
+        self._sum_call = tf.function(lambda ballot: self._sum_over_replicas(ballot, []))
+        self._sum_metrics_call = tf.function(
+            # traced anew when the extras are there: a snapshot may come before the first step
+            lambda ballot, num_extras: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
+        )
+        self._optimizers = optimizers_of(self._model)
+        # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
+        # an uneven last batch has not. Whether there are any is known when the first step is traced.
+        self._one_by_one = replicas.total > 1
+        for optimizer in self._optimizers:
+            for part in chain(optimizer):
+                branch_together(part)
+        if replicas.total > 1:
+            install()
+            for optimizer in self._optimizers:
+                sum_gradients_first(optimizer)
+
+    # data
+
+    def set_train_data(self, source: Source) -> None:
+        self._iterator = iter(self._distribute(source))
+        self._ends = self._may_differ(source)
+
+    def _may_differ(self, source: Source) -> bool:
+        """Whether other processes may come to the end of their data at another step."""
+        return source.ends and self._replicas.peers.number > 1
+
+    def _distribute(self, source: Source) -> Any:
+        replicas = self._replicas
+        parts = split_rows(source, first_replica=replicas.first, num_local=replicas.local, num_replicas=replicas.total)
+        return self._strategy.distribute_datasets_from_function(lambda _: parts)
+
+    # steps
+
+    def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
+        if self._train_call is None:
+            self._make_extras()
+            stops = self._steps.stop_at_nonfinite
+            self._train_call = self._make_call(self._train_step, list(self._extras.values()), stops=stops)
+        done, votes, logs, extras, nonfinite = 0, None, {}, [], None
+        while done < num_steps:
+            wanted = 1 if self._one_by_one else num_steps - done
+            now, votes, logs, extras = self._train_call(
+                self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends
+            )
+            self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
+            if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
+                nonfinite = done + first
+            done += int(now)
+            self._ballots.check_ends(votes, self._steps_in_epoch + done)
+            if int(now) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
+                break
+        self._steps_in_epoch += done
+        ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
+        return CallResult(done, ended, self._to_logs(logs, extras), self._ballots.vote(votes), nonfinite)
+
+    def evaluate(
+        self,
+        source: Source,
+        max_steps: int | None,
+        should_stop: Callable[[], bool],
+        hooks: BatchHooks | None = None,
+    ) -> Logs | None:
+        if self._test_call is None:
+            self._test_call = self._make_call(self._test_step, [], stops=False)
+        self._model.reset_metrics()
+        iterator = iter(self._distribute(source))
+        remaining, at = max_steps, 0
+        if hooks is not None and source.num_batches is not None:
+            remaining = min(source.num_batches, remaining or source.num_batches)
+        while True:
+            at_once = EVALUATION_CALL if hooks is None else 1
+            wanted = at_once if remaining is None else min(at_once, remaining)
+            if hooks is not None:
+                hooks.begin(at)
+            ballot = self._ballots.cast(Vote(stop=should_stop()))
+            done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot, self._may_differ(source))
+            if self._ballots.vote(votes).stop:
+                return None
+            self._ballots.check_ends(votes, at + int(done))
+            if hooks is not None and int(done):
+                hooks.end(at, self._to_logs(logs, []))
+            at += int(done)
+            remaining = None if remaining is None else remaining - wanted
+            if int(done) < wanted or remaining == 0:
+                return self._to_logs(logs, [])
+
+    def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        strategy, replicas = self._strategy, self._replicas
+        call = make_predict_call(strategy, self._model, replicas.total, replicas.peers.number)
+        batches: list[Any] = []
+        for element in self._distribute(source):
+            ended = int(strategy.experimental_local_results(element[2])[0]) == 0
+            if replicas.peers.check_end(ended=ended, steps=len(batches)) if self._may_differ(source) else ended:
+                break
+            if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
+                return None
+            batches.append(call(element))
+        return concatenated(batches)
+
+    def reset_metrics(self) -> None:
+        self._steps_in_epoch = 0
+        self._model.reset_metrics()
+        for variable in self._extras.values():
+            variable.assign(0.0)
+
+    def agree(self, vote: Vote) -> Vote:
+        return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
+
+    def _make_call(
+        self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool
+    ) -> Callable[..., Any]:
+        """
+        Args:
+            replica_step: returns whether its losses are finite.
+            stops: the call ends with the first step of which they are not.
+        """
+        strategy = self._strategy
+        if self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True:
+            replica_step = tf.function(replica_step, jit_compile=True)
+
+        @tf.autograph.experimental.do_not_convert
+        def run(element: Any) -> tf.Tensor:
+            finite = strategy.run(replica_step, args=element)
+            return tf.reduce_all(tf.stack(strategy.experimental_local_results(finite)))
+
+        # losses differ from process to process, and all must leave the loop at the same step: of several, what the
+        # weights show decides, which are the same in all
+        alone = self._replicas.peers.number == 1
+
+        @tf.function(reduce_retracing=True)
+        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool) -> Any:
+            done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
+            while done < num_steps:
+                element = next(iterator)
+                ended = strategy.experimental_local_results(element[2])[0] == 0
+                if self._ended_anywhere(ended) if may_differ else ended:
+                    break
+                finite = run(element)
+                done += 1
+                sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
+                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
+                if stops and not (finite & sound if alone else sound):
+                    break
+            return done, *self._collect(self._ballots.counted(ballot, nonfinite, ended), extras)
+
+        return call
+
+    @tf.autograph.experimental.do_not_convert
+    def _ended_anywhere(self, ended: tf.Tensor) -> tf.Tensor:
+        """Whether the data of any process has ended; asked before each step where lengths are not known."""
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ended, tf.float32))
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0] > 0
+
+    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        returned = self._with_share(self._steps.train, batch, rows, total)
+        for name, variable in self._extras.items():
+            value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
+            if self._steps.logs == "last":
+                variable.assign(value * rows / total)
+            else:
+                variable.assign_add(value)
+        return losses_are_finite(returned) | (rows == 0)
+
+    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        self._with_share(self._steps.test, batch, rows, total)
+        return tf.constant(True)
+
+    def _with_share(self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+        if self._replicas.total == 1:
+            return step(batch)
+        before = [tf.identity(variable.value) for variable in self._of_rows]
+        with replica_share(rows, total):
+            returned = step(batch)
+        for variable, value in zip(self._of_rows, before, strict=True):
+            # a stand-in row (see replica_input) must leave no trace; losses of single outputs count replicas, not rows
+            variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
+        return returned
+
+    # metrics
+
+    def _make_extras(self) -> None:
+        """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once."""
+        if self._extras_made:
+            return
+        self._extras_made = True
+        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
+            return
+
+        @tf.function(autograph=False)
+        def trace(iterator: Any) -> Any:
+            step = self._steps.train
+            return self._strategy.run(lambda *element: self._with_share(step, *element), args=next(iterator))
+
+        returned = trace.get_concrete_function(self._iterator).structured_outputs
+        names = set(returned) if isinstance(returned, dict) else set()
+        if self._steps.logs == "last" and names == set(metric_results(self._model)):
+            return
+        with self._strategy.scope():
+            for name in sorted(names):
+                self._extras[name] = tf.Variable(
+                    0.0,
+                    trainable=False,
+                    name=f"log_{name}",
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                )
+
+    def _sum_over_replicas(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
+        """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
+            parts = [ballot * tf.cast(voter, tf.float64)]
+            parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
+            vector = tf.concat(parts, 0)
+            return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0]
+
+    def _split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
+        """The inverse of the joining in `_sum_over_replicas`: the ballot, then each variable's value."""
+        ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
+        values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
+        return [ballot, *values]
+
+    def _collect(
+        self, ballot: tf.Tensor, extras: list[tf.Variable]
+    ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
+        variables = [*self._metrics, *extras]
+        votes, *values = self._split(self._sum_over_replicas(ballot, variables), variables)
+        mapping = list(zip(self._metrics, values, strict=False))
+        with keras.StatelessScope(state_mapping=mapping):
+            logs = metric_results(self._model)
+        return votes, logs, values[len(self._metrics) :]
+
+    def _to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor]) -> Logs:
+        values = {name: value.numpy() for name, value in logs.items()}
+        if extras and self._steps.logs == "last":
+            values = {}  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
+        if extras:
+            values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
+        return plain_logs(values)
+
+    # state
+
+    def placement(self) -> list[dict[str, Any]]:
+        return []
+
+    def mesh(self) -> None:
+        return None
+
+    def snapshot(self) -> State:
+        model = self._model
+        state = {name: host_value(variable) for name, variable in state_variables(model).items()}
+        named = self._partial_variables()
+        vector = self._sum_metrics_call(self._ballots.cast(Vote()), len(self._extras))
+        for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
+            state[name] = value.numpy()
+        state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
+        return state
+
+    def restore(self, state: State | None) -> None:
+        if self._steps.logs == "mean" and self._iterator is not None:
+            self._make_extras()
+        state = self._replicas.peers.state_from_chief(state)
+        for name, variable in state_variables(self._model).items():
+            variable.assign(checked_value(name, variable, state))
+        partial = self._partial_variables()
+        if not all(name in state for name in partial):
+            state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
+        for name, variable in partial.items():
+            self._assign_to_first_replica(variable, checked_value(name, variable, state))
+        self._steps_in_epoch = int(state["log/steps_in_epoch"])
+
+    def _partial_variables(self) -> dict[str, Any]:
+        """Variables of which each replica holds a part, by name: metrics and logs."""
+        return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
+
+    def _assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
+        """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
+
+        def local() -> None:
+            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            constant = tf.constant(value, variable.dtype)
+            variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
+
+        self._strategy.run(tf.function(local, autograph=False))
+
+
+def _tensor(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

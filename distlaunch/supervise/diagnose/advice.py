@@ -1,0 +1,78 @@
+"""What to do after a failure: what comes first, and whether resuming the run then helps."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from distlaunch.supervise.diagnose.exit_reason import TaskError
+from distlaunch.supervise.diagnose.user_frames import last_own_place
+from distlaunch.supervise.state import Why
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What the user should do.
+
+    Attributes:
+        first: in the imperative; empty if nothing has to be done first.
+        resume: the run can then go on.
+    """
+
+    first: str = ""
+    resume: bool = True
+
+
+_KINDS = {
+    "NonFiniteError": Advice("choose other values (add `--set compile.optimizer.args.learning_rate=...`, for example)"),
+    "DataError": Advice("correct the data"),
+    "CheckpointError": Advice(resume=False),  # its message says what to do
+    "CheckpointWriteError": Advice("make room"),
+    "ExportError": Advice("fix what keeps the model from being exported"),
+    "MemoryError": Advice("use less memory (a smaller data.global_batch, more workers)"),
+    "ResourceExhaustedError": Advice("use less memory (a smaller data.global_batch, more workers)"),
+}
+
+
+def advise(
+    why: Why,
+    error: TaskError | None,
+    code: int | None,
+    *,
+    start_timeout_s: float,
+    stall_timeout_s: float | None,
+    stop_timeout_s: float,
+    oom: bool | None = None,
+    late: bool = False,
+    unstartable: bool = False,
+) -> Advice:
+    """By the cause of a failure.
+
+    Args:
+        error, code: what the task that failed first has left, if anything.
+        oom: the kernel has killed for memory.
+        late: that task did not stop in time.
+        unstartable: its process could not be started.
+    """
+    if why is Why.OVERDUE:
+        return Advice(f"if the tasks were only slow, raise cluster.start_timeout_s (now {start_timeout_s:g})")
+    if why is Why.STALLED:
+        return Advice(f"if the step was only slow, raise cluster.stall_timeout_s (now {stall_timeout_s:g})")
+    if late:
+        return Advice(f"if it was only slow to save, raise cluster.stop_timeout_s (now {stop_timeout_s:g})")
+    if unstartable:
+        return Advice("fix what keeps the process from starting")
+    if error is not None and not error.consequence:
+        return _after_error(error)
+    if code == -signal.SIGKILL and oom:
+        return _KINDS["MemoryError"]
+    return Advice()
+
+
+def _after_error(error: TaskError) -> Advice:
+    if error.kind in _KINDS:
+        return _KINDS[error.kind]
+    if error.user_error:
+        return Advice("fix that")
+    place = last_own_place(error.traceback.splitlines())
+    return Advice(f"fix {place}") if place else Advice("fix the error above")

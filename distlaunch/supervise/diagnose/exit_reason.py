@@ -1,0 +1,312 @@
+"""What a failed task left behind, and how to tell it: error.json, the end of its log, its exit code or signal."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from textwrap import dedent
+
+from distlaunch.agent.log_noise import is_noise
+from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.run_dir import TaskDir
+from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
+from distlaunch.supervise.facts import PREEMPTION_CODE, Blame
+
+_CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
+_CONSEQUENCE_TEXT = re.compile(
+    r"collective ops? (?:is |are )?(?:aborted|cancelled)|Collective ops is aborted|Connection reset by peer"
+    r"|Socket closed|failed to connect to all addresses|peer .* is (?:unreachable|gone)|heartbeat timeout"
+    # JAX, whose errors are all of one type
+    r"|Gloo [\w-]+ failed|Connection closed by peer|stopped sending heartbeats|^UNAVAILABLE: ",
+    re.IGNORECASE,
+)
+_ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
+"""What JAX logs before it ends a process at once that has lost a peer."""
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_LISTING = "Arguments received by"
+"""Keras lists what a layer or a function was called with, after the reason."""
+_TAIL_BYTES = 64 * 1024
+_LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class TaskError:
+    """What a task wrote before it failed.
+
+    Attributes:
+        summary: the last line of the exception, e.g. `ValueError: no`.
+        problems: mistakes in the config that show only when things are built.
+        kind: the exception's class; empty if it was none.
+        consequence: it tells that another task is gone.
+        step: global batches done then; None before the first step.
+    """
+
+    summary: str
+    traceback: str = ""
+    host: str = ""
+    user_error: bool = False
+    problems: tuple[Problem, ...] = ()
+    consequence: bool = False
+    step: int | None = None
+    kind: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What the exception was, and where; empty for one that is another task's fault."""
+        at = "" if self.step is None else f" at step {self.step}"
+        return "" if self.consequence else f"{self.summary}{at}"
+
+    @property
+    def blame(self) -> Blame:
+        if self.problems:
+            return Blame.CONFIG
+        return Blame.CONSEQUENCE if self.consequence else Blame.CAUSE
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The finding about a run that failed, as users read it.
+
+    Attributes:
+        task: who failed first; empty if it cannot be laid on one task.
+        reason: what happened, in one sentence.
+        detail: the last lines of the traceback, or of the log where there is no traceback.
+        hint: what helps, if that is known.
+        first: what to do before the run is resumed; empty: nothing.
+        resumable: the run can then go on.
+        step: global batches done when the task failed, if its error.json tells.
+    """
+
+    task: str
+    host: str
+    reason: str
+    detail: tuple[str, ...]
+    log: Path | None
+    user_error: bool = False
+    hint: str = ""
+    step: int | None = None
+    first: str = ""
+    resumable: bool = True
+
+
+def read_error(files: TaskDir) -> TaskError | None:
+    """The task's error.json, or what its log tells of an end without one; None if there is neither."""
+    if not files.error_json.exists():
+        return _aborted(files)
+    try:
+        data = json.loads(files.error_json.read_text(encoding="utf-8"))
+        if data["kind"] == "config":
+            problems = tuple(Problem(tuple(item["key"]), str(item["message"])) for item in data["problems"])
+            return TaskError("the config is wrong", problems=problems)
+        if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
+            return _aborted(files)
+        kind, message = str(data["type"]), str(data["message"]).strip()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    own = bool(data.get("user_error"))  # said in full, by us
+    return TaskError(
+        summary=message if own else _summary(kind, message),
+        traceback=str(data.get("traceback") or ""),
+        host=str(data.get("host") or ""),
+        user_error=own,
+        kind=kind,
+        consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
+        step=data.get("step"),
+    )
+
+
+def _summary(kind: str, message: str) -> str:
+    if not message:
+        return kind
+    said = headline(message)
+    # the message of an error in a compiled function ends as a traceback does, with the name
+    return said if said == kind or said.startswith(f"{kind}: ") else f"{kind}: {said}"
+
+
+def step_of(files: TaskDir) -> int | None:
+    """The step that the task's error.json tells, be it of an exception or of a signal."""
+    try:
+        step = json.loads(files.error_json.read_text(encoding="utf-8"))["step"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _aborted(files: TaskDir) -> TaskError | None:
+    if _ABORTED not in _tail_text(files.stderr_log):
+        return None
+    return TaskError("JAX ended the process, since another task is gone or does not answer", consequence=True)
+
+
+def describe_code(code: int, *, oom: bool | None = None) -> str:
+    """How a process ended, in words. `oom`: whether the kernel is known to have killed for memory; None: not known."""
+    if code >= 0:
+        if code == 0:
+            return "ended with exit code 0 before training was done"
+        known = " (did not start: command not found)" if code == 127 else ""
+        return f"ended with exit code {code}{known}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if -code == signal.SIGKILL and oom:
+        return "killed by SIGKILL: out of memory (the kernel's OOM killer ended it)"
+    if -code == signal.SIGKILL and oom is None:
+        return "killed by SIGKILL; if nobody did it, the kernel's OOM killer did (see `dmesg`)"
+    if -code == signal.SIGKILL:
+        return "killed by SIGKILL, by somebody or something else than the kernel's OOM killer"
+    return f"killed by {name}"
+
+
+def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
+    """The reason for a task's failure: its exception if it told one, and how its process ended."""
+    how = describe_code(code, oom=oom) if code is not None else ""
+    if error is None:
+        return how or "failed"
+    # what has raised, and did not end, was killed
+    plain_exit = code is None or code in (1, int(ExitCode.FAILED), -signal.SIGTERM, -signal.SIGKILL)
+    return error.summary if plain_exit else f"{error.summary} ({how})"
+
+
+def briefly(code: int, error: TaskError | None) -> str:
+    """How a process ended, to be read after its name: `was killed by SIGKILL`, `ended with exit code 3 (...)`."""
+    if code < 0:
+        return f"was {describe_code(code).partition(';')[0]}"
+    if error is None:
+        return f"ended with exit code {code}"
+    told = "; ".join(str(problem) for problem in error.problems) or error.summary
+    return f"ended with exit code {code} ({told})"
+
+
+_IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
+
+
+def is_outside(code: int | None, error: TaskError | None) -> bool:
+    """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption.
+
+    A crash of native code is the program's own, and may come again.
+    """
+    if error is not None:
+        return error.blame is Blame.CONSEQUENCE
+    if code is None or _signal_of(code) in _CRASHES:
+        return False
+    return code < 0 or code == PREEMPTION_CODE or code >= 128
+
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+
+
+def _signal_of(code: int) -> int:
+    """The signal that an exit code tells of, also through a shell; 0 for none."""
+    return -code if code < 0 else max(0, code - 128)
+
+
+def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
+    """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
+    if error is None or error.user_error or error.blame is Blame.CONFIG or (tells_steps and error.step is None):
+        return False
+    return not error.summary.startswith(_IMPORTS)
+
+
+_PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
+"""What programs that were called wrongly end with, and what shells tell of programs that cannot be run."""
+
+
+def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = True) -> bool:
+    """Whether a task that ended by itself, without an exception, may not do so the next time."""
+    return code is not None and code not in _PERMANENT_CODES and (step is not None or not tells_steps)
+
+
+def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
+    """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
+    if error is not None and error.user_error:
+        return ()
+    if error is not None and error.traceback.strip():
+        trace = _COLOURS.sub("", error.traceback).rstrip().splitlines()
+        told = _without_listing(trace)
+        if place := place_of_node(trace):  # the graph was only called where the exception was raised
+            told = [*place, *dropwhile(lambda line: not line.endswith(_GRAPH_ERROR), told)]
+        told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
+        return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
+    lines = _lines_of(telling_log(files))
+    return _tail_of(of_crash(lines)[:limit] or lines, limit)
+
+
+def telling_log(files: TaskDir) -> Path:
+    """The error log, unless it says nothing and the output does."""
+    found = (path for path in (files.stderr_log, files.stdout_log) if _lines_of(path))
+    return next(found, files.stderr_log)
+
+
+def _lines_of(path: Path) -> list[str]:
+    """The end of a log, without TensorFlow's noise."""
+    return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed for memory in this process's cgroup; None if it cannot be told."""
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        text = Path(f"/sys/fs/cgroup{group.rstrip('/')}/memory.events").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def headline(message: str) -> str:
+    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
+    lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
+    lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
+    if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
+        return headline(dedent(cause[0]))  # below the frames
+    # of several operations that failed at once each has a line of its own
+    heads = [line for line in lines if not line.startswith(_GRAPH_ERROR) and not _SEVERAL.match(line)]
+    line = _ROOT.sub("", heads[0]) if heads else lines[0] if lines else ""
+    if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
+        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
+    if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
+        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
+    return _cut(line)
+
+
+_GRAPH_ERROR = "Graph execution error:"
+_USER_CODE = "in user code:"
+_SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
+_ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
+_OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
+_NUMBERS = re.compile(r"(?=.*\d)[\s\[\](){}\d.,e+-]*")
+"""A line of a large array."""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= 400 else line[:400] + " ..."
+
+
+def _without_listing(lines: list[str]) -> list[str]:
+    """Without `Detected at node ...` and the frames below it, and without node names."""
+    kept: list[str] = []
+    listing = False
+    for line in lines:
+        in_list = not line.strip() or line.startswith(("  File ", "    "))
+        listing = line.startswith("Detected at node") or (listing and in_list)
+        if not listing and not line.lstrip().startswith("[[{{node"):
+            kept.append(line)
+    return kept
+
+
+def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
+    return tuple(_cut(line) for line in lines[-limit:])
+
+
+def _tail_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").replace("\r", "\n")
+    except OSError:
+        return ""

@@ -1,0 +1,245 @@
+"""From a verdict to what users read: which task, where, why, and the lines that show it."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from distlaunch.base.errors import Problem
+from distlaunch.base.heartbeat import read_signs
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.advice import Advice, advise
+from distlaunch.supervise.diagnose.exit_reason import (
+    Failure,
+    TaskError,
+    explain_exit,
+    is_outside,
+    last_lines,
+    may_come_further,
+    may_pass,
+    read_error,
+    step_of,
+    telling_log,
+)
+from distlaunch.supervise.diagnose.hints import hint_for
+from distlaunch.supervise.state import TRIES, Why
+from distlaunch.supervise.verdict import Verdict
+
+EXIT_MARK = "exit code "
+
+
+@dataclass
+class Traces:
+    """What the launcher saw of the processes beside the facts.
+
+    Attributes:
+        states: the kernel's letter for each process that still ran when the first failure was settled.
+        hosts: where each task said that it runs.
+        steps: where each task was when the run stalled.
+        oom: whether the kernel killed for memory meanwhile; None: not known.
+    """
+
+    codes: dict[str, int] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    spawn_errors: dict[str, str] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+    oom: bool | None = None
+
+
+def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
+    """Mistakes in the config that the tasks found, each once; empty if the culprit failed by something else."""
+    error = _error_of(plan, verdict)
+    if error is None or not error.problems:
+        return ()
+    found: dict[Problem, None] = {}
+    for task in plan.tasks:
+        if other := read_error(task.files):
+            found.update(dict.fromkeys(other.problems))
+    return tuple(found)
+
+
+def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether a failed attempt is worth another: it lost a task, hung, or met an exception in the midst of training."""
+    # the tasks of other launchers would have to start anew at the same moment
+    if verdict.in_vain or plan.elsewhere:
+        return False
+    if verdict.why in (Why.STALLED, Why.OVERDUE):
+        return True
+    if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
+        return False
+    if is_lost(plan, verdict, traces):
+        return True
+    error, tells_steps = _error_of(plan, verdict), plan.mode != "run"
+    if error is None:
+        code = traces.codes.get(verdict.culprit)
+        return may_come_further(code, _step_of(plan, verdict), tells_steps=tells_steps)
+    return may_pass(error, tells_steps=tells_steps)
+
+
+def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether an attempt failed by something outside its programs."""
+    if verdict.culprit is None:
+        return False
+    return verdict.why is Why.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
+
+
+def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
+    """What tells a failure by an exception or an exit at some step from another; empty for one of another kind."""
+    if verdict.why is not Why.FAILURE:
+        return ""
+    if (error := _error_of(plan, verdict)) is not None:
+        return error.mark
+    step = _step_of(plan, verdict)
+    if step is None or is_lost(plan, verdict, traces):  # of a script nobody knows how far it had come
+        return ""
+    return f"{EXIT_MARK}{traces.codes.get(str(verdict.culprit))} at step {step}"
+
+
+def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
+    culprit = _culprit(plan, verdict)
+    return None if culprit is None else read_error(culprit.files)
+
+
+def _step_of(plan: LaunchPlan, verdict: Verdict) -> int | None:
+    culprit = _culprit(plan, verdict)
+    return None if culprit is None else read_signs(culprit.files.pulse).step
+
+
+def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
+    return next((task for task in plan.tasks if str(task.task) == verdict.culprit), None)
+
+
+def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
+    """The finding about a failed attempt."""
+    advice = _advice(plan, verdict, traces)
+    finding = _find(plan, verdict, traces)
+    finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
+    # a script may be older than the Keras it runs with
+    told = plan.mode == "run" and verdict.why is Why.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if told else finding
+
+
+def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
+    culprit = str(verdict.culprit)
+    return advise(
+        verdict.why,
+        _error_of(plan, verdict),
+        traces.codes.get(culprit),
+        start_timeout_s=plan.start_timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        stop_timeout_s=plan.stop_timeout_s,
+        oom=traces.oom,
+        late=culprit in verdict.late,
+        unstartable=culprit in traces.spawn_errors,
+    )
+
+
+def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
+    tasks = {str(task.task): task for task in plan.tasks}
+    if verdict.why is Why.OVERDUE:
+        return _overdue(plan, verdict, traces, tasks)
+    if verdict.why is Why.STALLED:
+        return _stalled(plan, verdict, traces, tasks)
+    assert verdict.culprit is not None
+    culprit = tasks[verdict.culprit]
+    if verdict.culprit in verdict.late:
+        lost = "; the last checkpoint is from before that" if plan.mode != "run" else ""
+        reason = f"did not stop within {plan.stop_timeout_s:g} s and was killed{lost}"
+        return _finding(culprit, reason, traces)
+    if verdict.culprit in traces.spawn_errors:
+        return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
+    error = read_error(culprit.files)
+    reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.oom)
+    if verdict.in_vain:
+        return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
+    if plan.elsewhere and error is not None and error.consequence:
+        finding = _finding(culprit, f"{_gone(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
+        # the traceback is that of the task that noticed it, and tells nothing about the one that is gone
+        return dataclasses.replace(finding, detail=())
+    if verdict.left:
+        names = _join(_first(verdict.left))
+        reason = f"{names} had ended with exit code 0, and {verdict.culprit} was not done: {reason}"
+        return _finding(culprit, reason, traces)
+    silent_names = list(verdict.silent)
+    if not silent_names:
+        return _finding(culprit, reason, traces)
+    if len(silent_names) > 1:
+        return _finding(
+            culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
+        )
+    silent = tasks[silent_names[0]]
+    stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(silent_names[0]) == "T" else ""
+    return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
+
+
+def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    option = "--start-timeout" if plan.mode == "run" else "cluster.start_timeout_s"
+    limit = f"within {plan.start_timeout_s:g} s ({option})"
+    if verdict.silent:
+        names = [
+            name + (f" ({tasks[name].address})" if name in tasks and tasks[name].address else "")
+            for name in _first(verdict.silent)
+        ]
+        return _finding(tasks[verdict.silent[0]], f"{_join(names)} did not come up {limit}", traces)
+    if plan.elsewhere:
+        others = _join(_addresses(plan.elsewhere))
+        reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
+    else:
+        reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
+    # the end of the log is the stacks that were asked for: too much for the screen
+    return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
+
+
+def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
+    option = "--stall-timeout" if plan.mode == "run" else "cluster.stall_timeout_s"
+    limit = f"for {plan.stall_timeout_s:g} s ({option})"
+    if verdict.culprit is None:
+        reason = f"no task made progress {limit}; all wait for each other, and their logs have the stacks"
+        return dataclasses.replace(_finding(plan.tasks[0], reason, traces), task="", detail=())
+    culprit = tasks[verdict.culprit]
+    step = traces.steps.get(verdict.culprit)
+    where = "" if step is None else f" after step {step}"
+    if verdict.frozen:
+        stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(verdict.culprit) == "T" else ""
+        reason = f"gave no sign of life{stopped} {limit}{where}"
+    else:
+        others = " while the others waited for it" if len(plan.tasks) > 1 else ""
+        reason = f"made no progress {limit}{where}{others}; its log has the stacks"
+    return dataclasses.replace(_finding(culprit, reason, traces), detail=())
+
+
+def _gone(elsewhere: Mapping[str, str]) -> str:
+    """Which task is gone, as far as a launcher knows that sees only its own."""
+    who = _addresses(elsewhere)
+    if len(who) == 1:
+        return f"{who[0]}, started elsewhere, is gone"
+    return f"a task started elsewhere is gone: {_join(who, 'or')}"
+
+
+def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
+    return [f"{task} at {address}" for task, address in elsewhere.items()]
+
+
+def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
+    error, name = read_error(task.files), str(task.task)
+    return Failure(
+        task=name,
+        host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
+        reason=reason,
+        detail=last_lines(task.files, error),
+        log=telling_log(task.files),
+        user_error=bool(error and error.user_error),
+        step=step_of(task.files),
+    )
+
+
+def _first(names: Sequence[str], most: int = 8) -> list[str]:
+    """What is told of many."""
+    return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
+
+
+def _join(names: list[str], word: str = "and") -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {word} {names[-1]}"

@@ -1,0 +1,95 @@
+"""What of a traceback helps the user: it begins and is seen to leave where their own code is."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
+_BEGIN = "Traceback (most recent call last)"
+_OTHERS = (
+    str(Path(__file__).parents[2]),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+)
+
+
+def shortened(lines: Sequence[str], limit: int) -> list[str]:
+    """The lines from the first frame of the user's code on, in the last of several exceptions; all if there is none.
+
+    Args:
+        limit: how many lines at most; the last ones stay, and where the user's code was left.
+    """
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
+    own = [begin + number for number in _own_frames(lines[begin:])]
+    told = list(lines[own[0] if own else 0 :])
+    if len(told) <= limit:
+        return told
+    if not own or own[-1] >= len(lines) - limit:
+        return told[-limit:]
+    place = lines[own[-1] : own[-1] + 2]
+    return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
+
+
+def last_own_place(lines: Sequence[str]) -> str:
+    """The last line of the user's code in the last of several exceptions, as `bug.py:15`; empty if there is none.
+
+    It is the file's name alone: the path is in the traceback above.
+    """
+    begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
+    own = _own_frames(lines[begin:])
+    match = _FRAME.match(lines[begin + own[-1]]) if own else None
+    return f"{Path(match[1]).name}:{match[2]}" if match else ""
+
+
+def of_crash(lines: Sequence[str]) -> list[str]:
+    """Of what faulthandler writes when a signal kills Python: which, and where the thread was that it hit.
+
+    Returns:
+        Nothing if there was no crash. The last call comes first; what called the user's code is left out.
+    """
+    crash = max((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
+    if crash is None:
+        return []
+    here = next((n for n in range(crash, len(lines)) if lines[n].startswith("Current thread")), None)
+    if here is None:
+        return []
+    frames = list(takewhile(_FRAME.match, lines[here + 1 :]))
+    own = _own_frames(frames)
+    return [lines[crash], *frames[: own[-1] + 1 if own else None]]
+
+
+def place_of_node(lines: Sequence[str]) -> list[str]:
+    """Where the user's code has made the operation that failed while a graph ran, as a traceback has it.
+
+    TensorFlow tells that as a list of frames with the error's message; it may come for several operations.
+    """
+    begin = next((number for number, line in enumerate(lines) if line.startswith("Detected at node")), None)
+    if begin is None:
+        return []
+    listed = list(takewhile(lambda line: line.startswith(("  File ", "    ")), lines[begin + 1 :]))
+    own = _own_frames(listed)
+    last = [  # a function is listed once for each `if` and loop that is around the line
+        number for number, after in zip(own, [*own[1:], None], strict=True)
+        if after is None or _function(listed[number]) != _function(listed[after])
+    ]  # fmt: skip
+    return [line for number in last for line in listed[number : number + 2]]
+
+
+def _function(frame: str) -> tuple[str, str]:
+    file, _, function = frame.partition(", line ")
+    return file, function.partition(", in ")[2]
+
+
+def _own_frames(lines: Sequence[str]) -> list[int]:
+    """Which of the lines name a place in the user's code."""
+    return [number for number, line in enumerate(lines) if (match := _FRAME.match(line)) and _is_own(match[1])]
+
+
+def _is_own(path: str) -> bool:
+    inside = any(path.startswith(f"{folder}/") for folder in _OTHERS)
+    return not (inside or path.startswith("<") or "-packages/" in path)

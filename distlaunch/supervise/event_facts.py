@@ -1,0 +1,129 @@
+"""Follows the event files of an attempt, and turns events into the facts that supervision knows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distlaunch.base.events import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    EventReader,
+    EventWriter,
+    Logs,
+    RunEnded,
+    StepsDone,
+    TaskStarted,
+    TrainingStarted,
+    read_events,
+)
+from distlaunch.base.run_dir import RunDir
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training
+
+LAUNCHER = "launcher"
+
+
+class EventFollower:
+    """Reads what the tasks of an attempt report.
+
+    Args:
+        from_now: pass over what the run's events tell already. To be made before the tasks start.
+    """
+
+    def __init__(self, plan: LaunchPlan, *, from_now: bool = True) -> None:
+        self._plan = plan
+        self._lead = str(plan.lead)
+        self._readers = [
+            EventReader(RunDir(plan.run_dir).events, from_end=from_now),
+            *(EventReader(task.files.events) for task in plan.tasks if not task.mute),
+        ]
+
+    def read(self) -> Iterator[Event]:
+        """New events of this attempt. The lead task speaks for the run, the others only for themselves."""
+        for reader in self._readers:
+            for event in reader.read():
+                ours = event.task in (self._lead, LAUNCHER) or isinstance(
+                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated
+                )
+                if event.attempt == self._plan.attempt and ours:
+                    yield event
+
+    def is_for_show(self, event: Event) -> bool:
+        """Whether an event tells the user something that the lead's events do not."""
+        if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
+            return True
+        return isinstance(event, Evaluated) and event.of_evaluator
+
+
+def tell_end(plan: LaunchPlan, status: str) -> Event | None:
+    """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
+    path = RunDir(plan.run_dir).events
+    ends = [each for each in read_events(path) if isinstance(each, RunEnded) and each.attempt == plan.attempt]
+    last = ends[-1] if ends else RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
+    try:
+        writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
+    except OSError:
+        return None
+    told = writer.write(dataclasses.replace(last, status=status))
+    writer.close()
+    return told
+
+
+def last_end(run: RunDir) -> RunEnded | None:
+    """How the run has ended, if it has."""
+    ends = [event for event in read_events(run.events) if isinstance(event, RunEnded)]
+    return ends[-1] if ends else None
+
+
+def tell_end_again(run: RunDir, end: RunEnded) -> None:
+    """A finished run stays finished when an attempt to go on with it has changed nothing."""
+    with contextlib.suppress(OSError):  # a full disk
+        writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
+        writer.write(end)
+        writer.close()
+
+
+def facts_of(event: Event, now: float) -> list[Fact]:
+    """What an event means for supervision."""
+    match event:
+        case TaskStarted():
+            return [Came(now, event.task)]
+        case TrainingStarted() | StepsDone() | EpochEnded():
+            return [Training(now)]
+        case Evaluated():
+            return [Heard(now, event.task)]
+        case RunEnded() if event.task != LAUNCHER:
+            return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
+    return []
+
+
+@dataclass
+class Progress:
+    """How far the attempt has come, as far as the lead task's events tell."""
+
+    lead: str
+    """The task that speaks for the run."""
+    step: int = 0
+    epochs_done: int = 0
+    logs: Logs = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+    ended: RunEnded | None = None
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, TaskStarted):
+            self.hosts[event.task] = event.host
+        if event.task != self.lead:
+            return
+        match event:
+            case TrainingStarted():
+                self.step, self.epochs_done = event.first_step, event.first_epoch
+            case StepsDone():
+                self.step, self.epochs_done, self.logs = event.step, event.epoch, event.logs
+            case EpochEnded():
+                self.step, self.epochs_done, self.logs = event.step, event.epoch + 1, event.logs
+            case RunEnded():
+                self.ended = event

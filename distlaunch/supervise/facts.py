@@ -1,0 +1,180 @@
+"""What happens to a run's processes, as data: the history that supervision decides on."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import signal
+from dataclasses import dataclass
+
+from distlaunch.base.errors import ExitCode
+
+PREEMPTION_CODE = 42
+"""What TensorFlow's own preemption handler exits with. Like codes from 128 on, it is worth another start."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that happened.
+
+    Attributes:
+        at: monotonic seconds.
+    """
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Spawned(Fact):
+    """The task's process has been started; what is known of one before it counts no more."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Came(Fact):
+    """The task has loaded its framework."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Heard(Fact):
+    """The task has told a result."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Training(Fact):
+    """The first step is about to run."""
+
+
+@dataclass(frozen=True)
+class Finished(Fact):
+    """The task says that its part came to its planned end."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Closed(Fact):
+    """The task says that its part is over, planned or not."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Exited(Fact):
+    """The task's process has ended; `code` is -N for signal N."""
+
+    task: str
+    code: int
+
+
+class Blame(enum.Enum):
+    """What a task's error says about who is at fault."""
+
+    CONFIG = "config"
+    CAUSE = "cause"
+    CONSEQUENCE = "consequence"
+
+
+@dataclass(frozen=True)
+class Blamed(Fact):
+    """The task has written an error."""
+
+    task: str
+    blame: Blame
+
+
+@dataclass(frozen=True)
+class Stalled(Fact):
+    """Nothing goes on any more.
+
+    Attributes:
+        task: who holds the others up; empty if all wait for each other.
+        frozen: its process shows no sign of life at all.
+    """
+
+    task: str
+    frozen: bool
+
+
+@dataclass(frozen=True)
+class Saving(Fact):
+    """The task has begun, or has ended, to write something by itself: a checkpoint, an export, what callbacks keep."""
+
+    task: str
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Absent(Fact):
+    """The task has not opened its port in time, while others have, and wait for it."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Asked(Fact):
+    """The launcher was signalled."""
+
+    number: signal.Signals
+
+
+@dataclass(frozen=True)
+class Sent(Fact):
+    """The launcher has signalled tasks; of SIGUSR2, those that can answer.
+
+    Attributes:
+        to: whom; empty: all that were left.
+    """
+
+    number: signal.Signals
+    to: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class GivenUp(Fact):
+    """The launcher does not start the task again, and the run goes on without it."""
+
+    task: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run expects.
+
+    Attributes:
+        chief: the task whose end is the run's end.
+        needs_finish: exit code 0 counts only after the task, or the chief, has told that it is finished.
+        servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
+        replaceable: tasks that are started again when they end too early.
+        aside: tasks that the run does not need: whatever becomes of them, it is no failure.
+        lockstep: tasks make each step together: when one is gone, the others can do nothing any more but bring to its
+            end what they have begun to write.
+        scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
+            with the last of those that do not serve. Only a task that somebody has killed is started again: what a
+            program does by itself, it would do again.
+    """
+
+    chief: str
+    needs_finish: bool
+    start_timeout_s: float
+    stop_timeout_s: float
+    servers: frozenset[str] = frozenset()
+    replaceable: frozenset[str] = frozenset()
+    aside: frozenset[str] = frozenset()
+    lockstep: bool = False
+    scripts: bool = False
+
+    @functools.cached_property
+    def auxiliary(self) -> frozenset[str]:
+        """Tasks whose end is never the run's end."""
+        return self.servers | self.aside
+
+    @property
+    def preempted(self) -> tuple[int, ...]:
+        """Exit codes of a task that was asked to end, and can go on when it is started again."""
+        return (ExitCode.PREEMPTED, PREEMPTION_CODE) if self.scripts else (ExitCode.PREEMPTED,)

@@ -1,0 +1,107 @@
+"""Which tasks show no sign of life, or hold the others up. Told the signs from time to time; pure but for that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from distlaunch.base.heartbeat import Signs
+from distlaunch.supervise.facts import Stalled
+
+_FROZEN_S = 2.0
+"""Without a beat for so long while nothing goes on, a process counts as frozen: suspended, or held by native code."""
+_TELLING_S = 10.0
+"""Training that is shorter tells nothing about slow tasks."""
+
+
+@dataclass
+class _Life:
+    signs: Signs
+    beat_at: float
+    moved_at: float
+
+
+class Vitality:
+    """Follows the signs of the tasks of one attempt.
+
+    Args:
+        timeout_s: how long a task may show nothing; None: for ever.
+        in_step: tasks that go on together; the others beat only.
+    """
+
+    def __init__(self, timeout_s: float | None, in_step: Collection[str]) -> None:
+        self._timeout_s, self._in_step = timeout_s, frozenset(in_step)
+        self._lives: dict[str, _Life] = {}
+        self._looked_at: float | None = None
+        self._trained_s = 0.0
+        self._waited_s: dict[str, float] = {}
+
+    def look(self, now: float, signs: Mapping[str, Signs], *, training: bool, heard: bool) -> list[Stalled]:
+        """What is to be said now.
+
+        Args:
+            signs: of the tasks that have come up and live.
+            training: whether the first step has begun and the last has not ended.
+            heard: whether the run has told something since the last look (a checkpoint, an epoch).
+        """
+        for task in list(self._lives):
+            if task not in signs:
+                del self._lives[task]
+        for task, now_shown in signs.items():
+            self._note(task, now_shown, now, heard=heard or not training)
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        together = {task: life for task, life in self._lives.items() if task in self._in_step}
+        if training:
+            self._count(passed, together)
+        if self._timeout_s is None:
+            return []
+        frozen = self._frozen(now, self._timeout_s)
+        if frozen or not training:
+            return [Stalled(now, task, frozen=True) for task in frozen]
+        if not together or any(now - life.moved_at < self._timeout_s for life in together.values()):
+            return []
+        if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
+            return [Stalled(now, task, frozen=True) for task in frozen]
+        # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
+        behind = [task for task, life in together.items() if life.signs.saving] or _behind(together)
+        return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
+
+    def shares(self) -> dict[str, float]:
+        """Of each task, the part of the training time in which others waited for it to make its next call.
+
+        Empty after a few seconds of training, in which tasks come at different times.
+        """
+        if self._trained_s < _TELLING_S:
+            return {}
+        return {task: waited / self._trained_s for task, waited in self._waited_s.items()}
+
+    def steps(self) -> dict[str, int]:
+        """Where each task is, as far as it has said."""
+        return {task: life.signs.step for task, life in self._lives.items() if life.signs.step is not None}
+
+    def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
+        self._trained_s += seconds
+        behind = _behind(together)
+        for task in behind if len(behind) < len(together) else ():
+            self._waited_s[task] = self._waited_s.get(task, 0.0) + seconds
+
+    def _note(self, task: str, signs: Signs, now: float, *, heard: bool) -> None:
+        life = self._lives.get(task)
+        if life is None or signs.beats < life.signs.beats:  # the first, or another process
+            self._lives[task] = _Life(signs, now, now)
+            return
+        if signs.beats != life.signs.beats:
+            life.beat_at = now
+        if heard or (signs.turns, signs.step) != (life.signs.turns, life.signs.step):
+            life.moved_at = now
+        life.signs = signs
+
+    def _frozen(self, now: float, limit_s: float) -> list[str]:
+        return [task for task, life in self._lives.items() if life.signs.beats and now - life.beat_at >= limit_s]
+
+
+def _behind(together: Mapping[str, _Life]) -> list[str]:
+    """The tasks that have made the fewest calls."""
+    fewest = min((life.signs.turns for life in together.values()), default=0)
+    return [task for task, life in together.items() if life.signs.turns == fewest]

@@ -1,0 +1,163 @@
+"""What the launcher tells while it works; `distlaunch.ui` shows it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Protocol
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import Event
+from distlaunch.plan.train import LaunchPlan
+
+ROOM = 16_000_000
+"""How much of tasks' lines waits to be shown, in characters: 4,000 of the longest lines, some 50,000 usual ones."""
+LINE_ROOM = 200
+"""What a line takes beside its characters."""
+
+
+class Observer(Protocol):
+    """Takes what there is to show. An OSError from it (a terminal that is gone) ends the showing, not the job."""
+
+    def started(self, plan: LaunchPlan) -> None:
+        """The processes of an attempt are about to start."""
+
+    def event(self, event: Event) -> None:
+        """An event of the run; those of other tasks than the first tell about these tasks only."""
+
+    def line(self, task: str, text: str) -> None:
+        """A line that a task printed."""
+
+    def note(self, text: str) -> None:
+        """Something the launcher itself has to say."""
+
+    def tick(self, now: float) -> None:
+        """Time passes; called several times a second."""
+
+    def ended(self) -> None:
+        """The processes of an attempt have ended."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def started(self, plan: LaunchPlan) -> None: ...
+    def event(self, event: Event) -> None: ...
+    def line(self, task: str, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def tick(self, now: float) -> None: ...
+    def ended(self) -> None: ...
+
+
+class Sturdy:
+    """Passes on to an observer, in order and without waiting for it, for as long as that can show anything.
+
+    A thread calls the observer: an output that nobody reads (a pager, Ctrl-S, a stuck collector) holds it, and not the
+    job. Lines wait while there is room; others are left to the logs, and counted. The end of the outermost `with` waits
+    until everything has been shown, as every program waits for those who read its output; signals should not be held
+    back then. An exception of the observer that is no OSError is raised by `tick`, `ended` or the end of the `with`.
+    """
+
+    def __init__(self, observer: Observer, room: int = ROOM) -> None:
+        self._observer, self._room = observer, room
+        self._calls: SimpleQueue[tuple[str, tuple[object, ...]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._num_users = 0
+        self._error: BaseException | None = None
+        self._tick_waits = False
+        # each is counted by one thread alone
+        self._given = self._taken = self._num_dropped = 0
+
+    @staticmethod
+    def of(observer: Observer) -> Sturdy:
+        """Itself if it is one already: whoever shows by the same observer shares a thread."""
+        return observer if isinstance(observer, Sturdy) else Sturdy(observer)
+
+    def started(self, plan: LaunchPlan) -> None:
+        self._tell("started", plan)
+
+    def event(self, event: Event) -> None:
+        self._tell("event", event)
+
+    def line(self, task: str, text: str) -> None:
+        # once it is full, half of it must be shown first: few notes with many lines each
+        if self._given - self._taken >= (self._room // 2 if self._num_dropped else self._room):
+            self._num_dropped += 1
+            return
+        self._tell_dropped()
+        self._given += LINE_ROOM + len(text)
+        self._tell("line", task, text)
+
+    def note(self, text: str) -> None:
+        self._tell("note", text)
+
+    def tick(self, now: float) -> None:
+        self._raise()
+        if not self._tick_waits:
+            self._tick_waits = True
+            self._tell("tick", now)
+
+    def ended(self) -> None:
+        self._tell_dropped()
+        self._tell("ended")
+        self._raise()
+
+    def __enter__(self) -> Sturdy:
+        self._num_users += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._num_users -= 1
+        if not self._num_users and self._thread is not None:
+            self._tell_dropped()
+            self._end(self._thread)
+        self._raise()
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._show, name="view", daemon=True)
+            self._thread.start()
+        self._calls.put((method, arguments))
+
+    def _tell_dropped(self) -> None:
+        if self._num_dropped:
+            self._tell("note", f"the output was not read in time: {self._num_dropped:,} lines are only in the logs")
+            self._num_dropped = 0
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _end(self, thread: threading.Thread) -> None:
+        self._calls.put(None)
+        try:
+            self._over.wait()
+        except KeyboardInterrupt:
+            # the interpreter's own end wants the lock of the output, which the thread may hold for ever: it would abort
+            atexit.register(os._exit, ExitCode.INTERRUPTED)
+            raise
+        thread.join()
+        self._over.clear()
+        self._thread = None
+
+    def _show(self) -> None:
+        while (call := self._calls.get()) is not None:
+            method, arguments = call
+            if method == "tick":
+                self._tick_waits = False
+            try:
+                getattr(self._observer, method)(*arguments)
+            except OSError:
+                self._observer = Silent()
+            except BaseException as error:
+                self._observer, self._error = Silent(), error
+            if method == "line":
+                self._taken += LINE_ROOM + len(str(arguments[1]))
+        self._over.set()

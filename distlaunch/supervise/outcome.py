@@ -1,0 +1,89 @@
+"""How an attempt ended, as the commands and views get it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.diagnose.exit_reason import Failure
+from distlaunch.supervise.facts import Rules
+from distlaunch.supervise.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        failure: the finding, if it failed.
+        problems: mistakes in the config that tasks found while building; then `failure` is None.
+        warnings: what went wrong without making the attempt fail.
+        retryable: it failed for a reason that need not come again, and nobody asked to stop.
+        mark: of an exception or an exit: what it was, and at which step. The same twice in a row will come again.
+        lost: it failed since a task was killed, lost or frozen, not by an exception of its own.
+    """
+
+    status: str
+    exit_code: ExitCode
+    failure: Failure | None = None
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    retryable: bool = False
+    mark: str = ""
+    lost: bool = False
+
+
+def rules_of(plan: LaunchPlan) -> Rules:
+    """What a plan's run expects of its tasks."""
+    servers = frozenset(str(task.task) for task in plan.tasks if task.serves)
+    workers = frozenset(str(task.task) for task in plan.tasks if task.serves and task.task.job == "worker")
+    evaluators = frozenset(str(task.task) for task in plan.tasks if task.task.job == "evaluator")
+    lead = str(plan.lead)
+    return Rules(
+        chief=lead,
+        needs_finish=plan.mode == "train" and lead not in servers | evaluators,
+        start_timeout_s=plan.start_timeout_s,
+        stop_timeout_s=plan.stop_timeout_s,
+        servers=servers,
+        replaceable=workers | evaluators,
+        aside=evaluators - {lead},
+        lockstep=plan.mode == "train" and not servers,
+        scripts=plan.mode == "run",
+    )
+
+
+SLOW_SHARE = 0.1
+"""Of the training time; a task that others wait for longer than that is worth a look."""
+
+
+def warnings_of(
+    plan: LaunchPlan, verdict: Verdict, given_up: Collection[str], waited: Mapping[str, float]
+) -> tuple[str, ...]:
+    """What went wrong beside the run.
+
+    Args:
+        waited: the part of the training time in which others waited for a task, by task.
+    """
+    logs = {str(task.task): task.files.stderr_log for task in plan.tasks}
+    warnings = [f"{name} failed and was not started again (its log: {logs[name]})" for name in given_up]
+    warnings += [
+        f"{name} ended badly after the run was {verdict.status} (its log: {logs[name]})" for name in verdict.odd
+    ]
+    limit = f"{plan.start_timeout_s:g} s after"
+    warnings += [
+        f"{name} had not ended {limit} the others (--start-timeout) and was ended"
+        if plan.mode == "run"
+        else f"{name} had nothing new to tell for {limit} the run was done and was ended: "
+        "the last checkpoint may not be evaluated"
+        for name in verdict.unfinished
+    ]
+    warnings += [
+        f"the others waited for {name} in {share:.0%} of the training time: its data, callbacks or checkpoints are slow"
+        for name, share in waited.items()
+        if share >= SLOW_SHARE
+    ]
+    if verdict.status in ("done", "stopped"):
+        warnings += [f"{name} did not end by itself and was killed" for name in verdict.late]
+    return tuple(warnings)

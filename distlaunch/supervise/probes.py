@@ -1,0 +1,105 @@
+"""What the launcher finds out about its tasks by looking at their files and ports, as facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.heartbeat import BEAT_S, read_signs
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.absence import find_absent
+from distlaunch.supervise.diagnose.exit_reason import read_error
+from distlaunch.supervise.facts import Absent, Blamed, Fact, Rules, Saving, Stalled
+from distlaunch.supervise.heartbeats import Vitality
+from distlaunch.supervise.state import Standing
+
+
+class Lookout:
+    """Looks after the tasks of one attempt.
+
+    Args:
+        now: when the attempt begins.
+
+    Attributes:
+        steps: where each task was when the last stall was found.
+    """
+
+    def __init__(self, plan: LaunchPlan, rules: Rules, now: float) -> None:
+        self._plan, self._rules = plan, rules
+        self._tasks = {str(task.task): task for task in plan.tasks}
+        self._vitality = Vitality(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
+        self._stalls_from = now
+        self._heard = False
+        # only scripts are waited for by their ports; the others tell when they come
+        self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
+        self.steps: Mapping[str, int] = {}
+
+    def hear(self) -> None:
+        """The run has told something."""
+        self._heard = True
+
+    def look(self, now: float, standing: Standing) -> list[Fact]:
+        """What is new."""
+        facts: list[Fact] = [*self._errors(now, standing), *self._saving(now, standing)]
+        if now >= self._stalls_from:
+            self._stalls_from = now + BEAT_S
+            facts += self._raised(now, standing)
+            facts += self._stalls(now, standing)
+        if now >= self._absent_from:
+            self._absent_from = float("inf")
+            facts += [Absent(now, name) for name in find_absent(self._plan, standing)] if not standing.asked else []
+        return facts
+
+    def shares(self) -> dict[str, float]:
+        """As of `Vitality`."""
+        return self._vitality.shares()
+
+    def _errors(self, now: float, standing: Standing) -> Iterator[Blamed]:
+        """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
+        if self._is_stopping(standing) or all(
+            end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()
+        ):
+            return
+        yield from self._blamed(now, standing, self._tasks)
+
+    def _raised(self, now: float, standing: Standing) -> Iterator[Blamed]:
+        """Scripts that have raised, and have not ended yet: what is called at exit may wait for others, as JAX does."""
+        if not self._rules.scripts or self._is_stopping(standing):
+            return
+        yield from self._blamed(now, standing, standing.alive)
+
+    def _blamed(self, now: float, standing: Standing, names: Iterable[str]) -> Iterator[Blamed]:
+        for name in names:
+            files = self._tasks[name].files
+            # what a log tells without an error.json is told by tasks that have ended
+            may_tell = name in standing.exits or files.error_json.exists()
+            if may_tell and name not in standing.blames and (error := read_error(files)) is not None:
+                yield Blamed(now, name, error.blame)
+
+    def _is_stopping(self, standing: Standing) -> bool:
+        return bool((standing.termed.keys() | standing.killed.keys()) - standing.given_up)
+
+    def _saving(self, now: float, standing: Standing) -> Iterator[Saving]:
+        """Who writes something just now; of interest only when others are gone, or held up."""
+        if self._rules.scripts or not (standing.exits or standing.stalled):
+            return
+        for name in standing.alive:
+            saves = read_signs(self._tasks[name].files.pulse).saving
+            if saves != (name in standing.saving):
+                yield Saving(now, name, over=not saves)
+
+    def _stalls(self, now: float, standing: Standing) -> list[Stalled]:
+        """Who shows nothing any more, once for each process."""
+        alive = standing.came - standing.exits.keys()
+        signs = {
+            name: read_signs(task.files.pulse) for name, task in self._tasks.items() if name in alive and not task.mute
+        }
+        training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
+        stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
+        self._heard = False
+        if standing.asked:  # the time to stop has a limit of its own
+            return []
+        new = [stall for stall in stalls if stall.task not in standing.stalled]
+        if new:
+            self.steps = self._vitality.steps()
+        return new

@@ -1,0 +1,261 @@
+"""Where a run's processes stand, read out of the history, and what calls for a stop. Pure functions."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.supervise.facts import (
+    Absent,
+    Asked,
+    Blame,
+    Blamed,
+    Came,
+    Closed,
+    Exited,
+    Fact,
+    Finished,
+    GivenUp,
+    Heard,
+    Rules,
+    Saving,
+    Sent,
+    Spawned,
+    Stalled,
+    Training,
+)
+
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
+TRIES = 3
+"""A task that ends so many times in a row before it has come up is not started again."""
+RAISED_S = 5.0
+"""How long a script that has raised may take to end."""
+
+
+class Why(enum.Enum):
+    """Why the tasks are being stopped, or have ended."""
+
+    NOTHING = "nothing"
+    FAILURE = "failure"
+    OVERDUE = "overdue"
+    STALLED = "stalled"
+    INTERRUPT = "interrupt"
+    TERMINATE = "terminate"
+    STOPPED = "stopped"  # a task stopped cleanly, asked by someone else
+    LINGERING = "lingering"  # the chief is done, others do not end
+
+
+Reason = tuple[float, Why]
+"""What calls for a stop, and since when."""
+
+
+@dataclass
+class Standing:
+    """The history, sorted by kind. Of a task that was started again, its present process counts.
+
+    Attributes:
+        spawned: when each task was started first.
+        vain: how often in a row each task has ended before it had come up.
+        heard: when each task told something the last time.
+        stalled: tasks that hold the others up, or one without a name.
+        saving: tasks that write something by themselves just now.
+        closed: when each task told the end of its part, planned or not; `finished`: those that were done.
+        dumped_at: when tasks were asked for their stacks first.
+        termed: when SIGTERM was sent to each task first; `killed`: SIGKILL.
+    """
+
+    spawned: dict[str, float] = field(default_factory=dict)
+    restarted: set[str] = field(default_factory=set)
+    came: set[str] = field(default_factory=set)
+    vain: dict[str, int] = field(default_factory=dict)
+    heard: dict[str, float] = field(default_factory=dict)
+    training_at: float | None = None
+    saving: set[str] = field(default_factory=set)
+    closed: dict[str, float] = field(default_factory=dict)
+    finished: dict[str, float] = field(default_factory=dict)
+    exits: dict[str, Exited] = field(default_factory=dict)
+    blames: dict[str, Blamed] = field(default_factory=dict)
+    stalled: dict[str, Stalled] = field(default_factory=dict)
+    absent: dict[str, float] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    asked: list[Asked] = field(default_factory=list)
+    dumped_at: float | None = None
+    termed: dict[str, float] = field(default_factory=dict)
+    killed: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(history: Sequence[Fact]) -> Standing:
+        standing = Standing()
+        for fact in history:
+            standing.add(fact)
+        return standing
+
+    @property
+    def alive(self) -> list[str]:
+        return [task for task in self.spawned if task not in self.exits]
+
+    def add(self, fact: Fact) -> None:
+        match fact:
+            case Spawned(at, task):
+                self._start(at, task)
+            case Came(at, task):
+                self.came.add(task)
+                self.heard[task] = at
+                self.vain.pop(task, None)
+            case Heard(at, task):
+                self.heard[task] = at
+            case Training(at):
+                self.training_at = at if self.training_at is None else self.training_at
+            case Finished(at, task):
+                self.finished.setdefault(task, at)
+                self.closed.setdefault(task, at)
+            case Closed(at, task):
+                self.closed.setdefault(task, at)
+            case Exited(_, task, _):
+                self.exits.setdefault(task, fact)
+                self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
+            case Blamed(_, task, _):
+                self.blames.setdefault(task, fact)
+            case Stalled(_, task, _):
+                self.stalled.setdefault(task, fact)
+            case Saving(_, task, over):
+                (self.saving.discard if over else self.saving.add)(task)
+            case Absent(at, task):
+                self.absent.setdefault(task, at)
+            case GivenUp(_, task):
+                self.given_up.add(task)
+            case Asked():
+                self.asked.append(fact)
+            case Sent(at, number, to):
+                self._signal(at, number, to)
+
+    def _start(self, at: float, task: str) -> None:
+        if task in self.spawned:
+            self.restarted.add(task)
+        self.spawned.setdefault(task, at)
+        self.came.discard(task)
+        self.saving.discard(task)
+        self.exits.pop(task, None)
+        for told in (self.blames, self.stalled, self.termed, self.killed):
+            told.pop(task, None)
+
+    def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
+        if number == DUMP_SIGNAL and self.dumped_at is None:
+            self.dumped_at = at
+        told = {signal.SIGTERM: self.termed, signal.SIGKILL: self.killed}.get(number, {})
+        for task in to or self.alive:
+            told.setdefault(task, at)
+
+
+def is_hopeless(task: str, standing: Standing) -> bool:
+    """Whether a task that is started again would end the same way."""
+    blame = standing.blames.get(task)
+    own = blame is not None and blame.blame in (Blame.CONFIG, Blame.CAUSE)
+    return own or standing.vain.get(task, 0) >= TRIES
+
+
+def is_to_be_replaced(end: Exited, standing: Standing, rules: Rules) -> bool:
+    """Whether a task is to be started again after this end, if nothing calls for a stop."""
+    if end.task not in rules.replaceable or is_hopeless(end.task, standing):
+        return False
+    if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
+        return False
+    # a server whose chief is elsewhere ends by itself too; only a death is too early
+    return end.task != rules.chief or end.code < 0
+
+
+def is_failure(end: Exited, standing: Standing, rules: Rules) -> bool:
+    """Whether this end of a task, taken alone, is one that should not be."""
+    if end.task in rules.aside:
+        return False
+    chief_done = standing.finished.get(rules.chief)
+    if chief_done is not None and chief_done <= end.at:
+        return False
+    told_at = standing.termed.get(end.task, float("inf"))
+    if told_at <= end.at:
+        had_raised = end.task in standing.blames and standing.blames[end.task].at <= told_at
+        by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
+        if end.task in rules.servers or by_signal:
+            return False
+    if rules.scripts and end.code == ExitCode.DONE:
+        return False
+    if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
+        return not is_to_be_replaced(end, standing, rules)
+    if end.code == ExitCode.DONE:
+        return rules.needs_finish and end.task not in standing.finished
+    return end.code not in rules.preempted
+
+
+def reasons(standing: Standing, rules: Rules) -> list[Reason]:
+    """Everything that calls for a stop, with its time, the first first."""
+    found = [(fact.at, Why.INTERRUPT if fact.number == signal.SIGINT else Why.TERMINATE) for fact in standing.asked]
+    for end in standing.exits.values():
+        if is_failure(end, standing, rules):
+            found.append((end.at, Why.FAILURE))
+        elif end.code in rules.preempted and end.task not in rules.auxiliary:
+            found.append((end.at, Why.STOPPED))
+    if rules.scripts:
+        found += [
+            (fact.at + RAISED_S, Why.FAILURE)
+            for fact in standing.blames.values()
+            if _hangs_at_exit(fact, standing, rules)
+        ]
+    if has_ended_well(standing, rules):
+        until = linger_until(standing, rules)
+        found.append((min(until.values(), default=float("inf")), Why.LINGERING))
+    found += [(fact.at, Why.STALLED) for fact in standing.stalled.values() if fact.task not in rules.replaceable]
+    found += [(at, Why.OVERDUE) for at in standing.absent.values()]
+    if standing.spawned:
+        deadline = min(standing.spawned.values()) + rules.start_timeout_s
+        if standing.training_at is None or _was_stopped_between(deadline, standing.training_at, standing):
+            found.append((deadline, Why.OVERDUE))
+    return sorted(found, key=lambda reason: reason[0])
+
+
+def _hangs_at_exit(fact: Blamed, standing: Standing, rules: Rules) -> bool:
+    """Whether a task has raised, without having ended, what makes the run fail."""
+    if fact.task in standing.exits or fact.task in rules.aside:
+        return False
+    return fact.task not in rules.replaceable or fact.blame is not Blame.CONSEQUENCE
+
+
+def _was_stopped_between(begin: float, end: float, standing: Standing) -> bool:
+    """Whether tasks were told to end then. Without that, training may only have been noticed late."""
+    told = [standing.dumped_at, *standing.termed.values(), *standing.killed.values()]
+    return any(at is not None and begin <= at < end for at in told)
+
+
+def has_ended_well(standing: Standing, rules: Rules) -> bool:
+    """Whether the processes whose end is the run's end have ended as they should: the chief's, or all of scripts."""
+    ends = [standing.exits.get(task) for task in _leaders(standing, rules)]
+    return all(end is not None and _is_good(end, standing, rules) for end in ends)
+
+
+def _is_good(end: Exited, standing: Standing, rules: Rules) -> bool:
+    if end.code in rules.preempted:
+        return False
+    return not is_failure(end, standing, rules) and not is_to_be_replaced(end, standing, rules)
+
+
+def _leaders(standing: Standing, rules: Rules) -> list[str]:
+    if not rules.scripts:
+        return [rules.chief]
+    return [task for task in standing.spawned if task not in rules.auxiliary]
+
+
+def linger_until(standing: Standing, rules: Rules) -> dict[str, float]:
+    """How long each task that is left may go on after the chief has ended well."""
+    chief_at = max(standing.exits[leader].at for leader in _leaders(standing, rules))
+
+    def until(task: str) -> float:
+        if task in rules.servers:
+            return chief_at
+        if task in rules.aside:
+            return max(chief_at, standing.heard.get(task, chief_at)) + rules.start_timeout_s
+        return chief_at + rules.stop_timeout_s
+
+    return {task: until(task) for task in standing.alive}

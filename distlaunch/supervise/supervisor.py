@@ -1,0 +1,345 @@
+"""Starts the processes of a plan and follows them to their end. What to do is decided in `supervision`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from distlaunch.agent.output import Pump
+from distlaunch.agent.process import Child, Lifeline
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
+from distlaunch.base.heartbeat import read_signs
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.task_error import write_exit, write_signal, write_stall
+from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, oom_kills, read_error
+from distlaunch.supervise.diagnose.first_failure import (
+    Traces,
+    config_problems,
+    find_failure,
+    is_lost,
+    is_retryable,
+    mark_of,
+)
+from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, Progress, facts_of
+from distlaunch.supervise.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
+from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
+from distlaunch.supervise.policy import Decision, decide
+from distlaunch.supervise.probes import Lookout
+from distlaunch.supervise.shown_lines import Screen
+from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.verdict import conclude
+
+_TURN_S = 0.1
+"""How long the loop waits at most, and how often it looks at events and processes while output floods in."""
+
+
+class Supervisor:
+    """Runs one plan. When `run` returns or raises, none of its processes is left.
+
+    Args:
+        clock: monotonic seconds.
+        on_training: called once, when the first step is about to run.
+        signals: where signals to the launcher are read, if it takes them over for longer than this attempt.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        observer: Observer,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        environ: Mapping[str, str] = os.environ,
+        on_training: Callable[[], None] = lambda: None,
+        signals: SignalPipe | None = None,
+    ) -> None:
+        self._plan, self._clock, self._on_training, self._signals = plan, clock, on_training, signals
+        self._observer = Sturdy.of(observer)
+        self._environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+        self._tasks = {str(task.task): task for task in plan.tasks}
+        self._rules = rules_of(plan)
+        self._history: list[Fact] = []
+        self._standing = Standing()
+        self._children: dict[str, Child] = {}
+        self._traces = Traces()
+        self._progress = Progress(str(plan.lead))
+        self._follower = EventFollower(plan)
+        self._screen = Screen(self._observer.line, clock)
+        self._pump = Pump(self._screen.line, clock)
+        self._began = clock()
+        self._lookout = Lookout(plan, self._rules, self._began)
+        self._told_waiting = False
+
+    def run(self) -> Outcome:
+        """Starts the processes and follows them until the last has ended."""
+        self._oom_before = oom_kills()
+        self._observer.started(self._plan)
+        taken = SignalPipe() if self._signals is None else contextlib.nullcontext(self._signals)
+        with self._observer, taken as signals, Lifeline() as lifeline:
+            self._pump.watch(signals.fd)
+            try:
+                for task in self._plan.tasks:
+                    self._spawn(task, lifeline)
+                self._follow(signals, lifeline)
+            finally:
+                for name, child in self._children.items():
+                    child.kill()
+                    self._pump.finish(name)
+                self._pump.close()
+                self._screen.close()
+            self._traces.oom = self._out_of_memory()
+            # signals are still held back: nothing may keep the finding from being written
+            try:
+                return self._finish()
+            finally:
+                self._observer.ended()
+
+    def _note(self, fact: Fact) -> None:
+        self._history.append(fact)
+        self._standing.add(fact)
+
+    def _spawn(self, task: TaskPlan, lifeline: Lifeline) -> None:
+        name, now = str(task.task), self._clock()
+        self._note(Spawned(now, name))
+        try:
+            child = Child(task.argv, {**self._environ, **task.env}, lifeline)
+        except OSError as error:
+            self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
+            self._note(Exited(now, name, 127))
+            return
+        self._children[name] = child
+        self._pump.add(name, child.stdout, task.files.stdout_log)
+        self._pump.add(name, child.stderr, task.files.stderr_log)
+        if task.mute:
+            self._write([TaskStarted(host=socket.gethostname(), pid=child.pid)], task=name)
+
+    def _respawn(self, decision: Decision, lifeline: Lifeline) -> None:
+        """Starts tasks again as they were started first, except those that would end the same way."""
+        for name in decision.give_up:
+            self._note(GivenUp(self._clock(), name))
+            self._observer.note(f"{name} {self._how_it_ended(name)}; going on without it")
+        for name in decision.respawn:
+            how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
+            with contextlib.suppress(OSError):  # a full disk
+                self._tasks[name].files.set_error_aside()
+            for told in (self._traces.states, self._traces.spawn_errors):
+                told.pop(name, None)
+            self._spawn(self._tasks[name], lifeline)
+            self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
+
+    def _how_it_ended(self, name: str) -> str:
+        return briefly(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
+
+    def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
+        if tasks and not self._told_waiting:
+            self._told_waiting = True
+            names = ", ".join(tasks)
+            if self._rules.scripts:  # of which nobody knows what an evaluator does
+                who = "chief is" if self._rules.servers else "workers are"
+                limit = f"for {self._plan.start_timeout_s:g} s at most"
+                self._observer.note(f"the {who} done; waiting for {names} {limit}")
+            else:
+                self._observer.note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
+
+    def _follow(self, signals: SignalPipe, lifeline: Lifeline) -> None:
+        decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
+        heard: list[signal.Signals] = []
+        while not decision.over:
+            if self._pump.turn(max(0.0, look_at - self._clock())):
+                heard += signals.read()
+                look_at = min(look_at, rest_until)
+            now = self._clock()
+            if now < look_at:
+                continue
+            events = list(self._follower.read())
+            if events:  # what a task printed before it told something is shown before that
+                self._pump.turn(0.0)
+            self._take(events)
+            # after the events: what had happened before a signal came must not seem to be later
+            self._hear(heard, self._clock())
+            heard = []
+            self._reap()
+            for fact in self._lookout.look(self._clock(), self._standing):
+                self._note(fact)
+                if isinstance(fact, Stalled):
+                    self._tell_stall(fact)
+            decision = decide(self._standing, self._clock(), self._rules)
+            if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
+                self._screen.fail()
+            if decision.send is not None:
+                self._send(decision.send, decision.to, decision.why)
+                decision = Decision(decision.why)
+            elif decision.respawn or decision.give_up:
+                self._respawn(decision, lifeline)
+                decision = Decision(decision.why)
+            self._tell_waiting(decision.awaits)
+            self._screen.tick()
+            self._observer.tick(now)
+            ended = self._clock()
+            # with a thousand tasks a look takes its time, and output must not wait for one after the other
+            rest_until = ended + min(_TURN_S, ended - now)
+            look_at = ended + _TURN_S if decision.wake_at is None else min(ended + _TURN_S, decision.wake_at)
+
+    def _hear(self, numbers: list[signal.Signals], now: float) -> None:
+        for number in numbers:
+            if number == signal.SIGCHLD:
+                continue
+            again = bool(self._standing.asked)
+            self._note(Asked(now, number))
+            if not again:
+                ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
+                training = self._rules.needs_finish and self._standing.training_at is not None
+                what = "stopping after the current step" if training and not self._told_waiting else "stopping"
+                self._observer.note(what + ctrl_c)
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._lookout.hear()
+            self._progress.add(event)
+            for fact in facts_of(event, self._clock()):
+                if isinstance(fact, Training):
+                    self._note_training(fact)
+                else:
+                    self._note(fact)
+            if not self._rules.needs_finish and self._progress.hosts.keys() >= self._tasks.keys():
+                self._note_training(Training(self._clock()))
+            if self._follower.is_for_show(event):
+                self._observer.event(event)
+
+    def _note_training(self, fact: Training) -> None:
+        if self._standing.training_at is None:
+            self._note(fact)
+            self._on_training()
+
+    def _reap(self) -> None:
+        """Notes which processes have ended; their last words are read before their end counts."""
+        left = [(name, child) for name, child in self._children.items() if child.code is None]
+        ended = [(name, child) for name, child in left if child.poll() is not None]
+        for name, _ in ended:
+            self._pump.finish(name)
+        if ended:
+            self._take(self._follower.read())
+        for name, child in ended:
+            assert child.code is not None
+            self._traces.codes[name] = child.code
+            standing, files = self._standing, self._tasks[name].files
+            by_us = name in standing.killed or (name in standing.termed and child.code == -signal.SIGTERM)
+            well = by_us or child.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
+            if not well and not files.error_json.exists():
+                step, host = read_signs(files.pulse).step, self._host_of(name)
+                with contextlib.suppress(OSError):  # a full disk
+                    if child.code < 0:
+                        write_signal(files, child.code, step, host, oom=self._out_of_memory())
+                    else:
+                        write_exit(files, child.code, step, host)
+            self._note(Exited(self._clock(), name, child.code))
+
+    def _out_of_memory(self) -> bool | None:
+        """Whether the kernel has killed for memory in this attempt; None: not known."""
+        now = oom_kills()
+        return None if self._oom_before is None or now is None else now > self._oom_before
+
+    def _send(self, number: signal.Signals, to: tuple[str, ...], why: Why) -> None:
+        alive = {name: child for name, child in self._children.items() if child.code is None and (not to or name in to)}
+        self._traces.states.update(
+            {name: child.state() for name, child in alive.items() if name not in self._traces.states}
+        )
+        self._explain(number, why, list(alive))
+        for name, child in alive.items():
+            if number != DUMP_SIGNAL:
+                # a program that a script is may leave it to its children; ours answers itself, and needs its own
+                child.send(number, leader_only=number == signal.SIGTERM and not self._rules.scripts)
+            elif name in self._progress.hosts and not self._tasks[name].mute:
+                child.dump_stacks()
+        self._note(Sent(self._clock(), number, to))
+
+    def _tell_stall(self, stall: Stalled) -> None:
+        limit = f"for {self._plan.stall_timeout_s:g} s"
+        if stall.frozen:
+            self._observer.note(f"{stall.task} has shown no sign of life {limit}")
+        else:
+            others = self._plan.elsewhere or self._tasks.keys() - self._rules.auxiliary - {stall.task}
+            waited = f", and the others wait for {stall.task}" if stall.task and others else ""
+            self._observer.note(f"training has made no step {limit}{waited}")
+
+    def _explain(self, number: signal.Signals, why: Why, alive: list[str]) -> None:
+        names = ", ".join(alive[:8]) + (f" and {len(alive) - 8:,} more" if len(alive) > 8 else "")
+        if number == signal.SIGKILL:
+            # after a failure, or before the first step, nobody expects a clean end
+            if why is Why.STALLED and set(alive) <= self._rules.replaceable:
+                self._observer.note(f"{names} killed, to be started again")
+            elif why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
+                self._observer.note(f"killing {names}")
+        elif why is Why.FAILURE:
+            culprit = conclude(self._history, self._clock(), self._rules).culprit
+            self._observer.note(f"{culprit} failed; stopping {names}" if culprit else f"stopping {names}")
+        elif why is Why.LINGERING and not set(alive) <= self._rules.servers:
+            self._observer.note(f"the run is done; ending {names}")
+
+    def _finish(self) -> Outcome:
+        verdict = conclude(self._history, self._clock(), self._rules)
+        self._traces.hosts, self._traces.steps = self._progress.hosts, self._lookout.steps
+        problems = config_problems(self._plan, verdict) if verdict.culprit else ()
+        failure = (
+            find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
+        )
+        if verdict.why is Why.STALLED and verdict.culprit:
+            self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
+        self._write_end(verdict.status, failure)
+        self._take(self._follower.read())
+        asked = bool(self._standing.asked)
+        return Outcome(
+            verdict.status,
+            ExitCode.USAGE if problems else verdict.exit_code,
+            failure,
+            problems,
+            warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._lookout.shares()),
+            retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
+            mark=mark_of(self._plan, verdict, self._traces),
+            lost=is_lost(self._plan, verdict, self._traces),
+        )
+
+    def _tell_culprit(self, name: str, *, frozen: bool) -> None:
+        files = self._tasks[name].files
+        if not files.error_json.exists():
+            with contextlib.suppress(OSError):  # a full disk
+                write_stall(files, self._lookout.steps.get(name), self._host_of(name), frozen=frozen)
+
+    def _host_of(self, name: str) -> str:
+        return self._progress.hosts.get(name, socket.gethostname())
+
+    def _write_end(self, status: str, failure: Failure | None) -> None:
+        """Appends what the tasks could not tell any more."""
+        seconds = self._clock() - self._began
+        at = self._progress
+        events: list[Event] = []
+        if failure is not None:
+            log = str(failure.log or "")
+            events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
+        # after Ctrl-C the task only knows that it was stopped
+        untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
+        if self._plan.is_run and untold and not self._plan.is_beside:
+            # events tell steps now and then, the pulse tells each
+            step = max(at.step, read_signs(self._tasks[str(self._plan.lead)].files.pulse).step or 0)
+            events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
+        elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
+            events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
+        self._write(events)
+
+    def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
+        """Appends what the launcher itself has to tell, or has in the place of a mute task, to the run's events."""
+        with contextlib.suppress(OSError):  # a full disk; the screen still tells
+            run = RunDir(self._plan.run_dir)
+            path = self._plan.tasks[0].files.events if self._plan.is_beside else run.events
+            writer = EventWriter(path, attempt=self._plan.attempt, task=task)
+            for event in events:
+                writer.write(event)
+            writer.close()

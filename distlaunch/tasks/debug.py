@@ -1,0 +1,163 @@
+"""`python -m distlaunch.tasks.debug CONFIG`: trains in this process, on one device, without graphs, with the terminal.
+
+For `distlaunch train --debug`, which becomes this process: a debugger has its input, its output and Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import _thread
+import argparse
+import bdb
+import contextlib
+import os
+import pdb
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from distlaunch.base.backend import choose_backend
+from distlaunch.base.code_origins import format_exception
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.read.load import LoadedConfig, load_config
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.notebook import train_here
+from distlaunch.tasks.no_terminal import asks_in_terminal
+from distlaunch.tasks.process_end import end_process
+
+
+def main() -> None:
+    end_process(_main())
+
+
+def _main() -> int:
+    arguments = _parse()
+    try:
+        loaded = load_config(
+            Path(arguments.target), tuple(arguments.overrides), environ=os.environ, num_gpus=len(find_gpus(os.environ))
+        )
+        return _debug(loaded, arguments.name or loaded.config.name or Path(arguments.target).stem)
+    except (KeyboardInterrupt, bdb.BdbQuit):  # Ctrl-C, or `q` at a prompt
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except DistlaunchError as error:
+        print(f"error: {error}" if "\n" not in str(error) else error, file=sys.stderr)
+        return error.exit_code
+    except Exception as error:  # the user's code may raise anything
+        print(format_exception(error), end="", file=sys.stderr)
+        return ExitCode.FAILED
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m distlaunch.tasks.debug", description=__doc__)
+    parser.add_argument("target", metavar="CONFIG")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--name")
+    return parser.parse_args()
+
+
+def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
+    config = for_debugging(loaded.config)
+    choose_backend(config.strategy.kind)
+    _run_eagerly(on_jax=config.strategy.kind == "jax")
+    run = RunDir.claim(config.runs_dir, f"{name}-debug")
+    print(f"debugging {run.path}: one device, without graphs and without export", flush=True)
+    try:
+        with run.lock():
+            train_here(config, run, _never_asked())
+    except ConfigError as error:
+        raise ConfigError(
+            [Problem(p.key, p.message, p.source or loaded.source(p.key)) for p in error.problems]
+        ) from None
+    print(f"done: {run.path}", flush=True)
+    return ExitCode.DONE
+
+
+def for_debugging(config: RunConfig) -> RunConfig:
+    """The same training, at the same global batch, on one device and in one process.
+
+    A config for JAX stays on JAX, on a mesh of one device: its model and its step may be written for it.
+    """
+    strategy: Any = OneDevice(kind="one_device")
+    if config.strategy.kind == "jax":
+        strategy = config.strategy.model_copy(update={"mesh": dict.fromkeys(config.strategy.mesh, 1)})
+    return config.model_copy(
+        update={
+            "strategy": strategy,
+            "cluster": Cluster(),
+            "train": config.train.model_copy(update={"steps_per_call": 1}),
+            "compile": config.compile and config.compile.model_copy(update={"jit_compile": False}),
+            "resume": "never",
+            "export": [],  # it needs graphs
+        }
+    )
+
+
+def _run_eagerly(*, on_jax: bool) -> None:
+    import tensorflow as tf
+
+    from distlaunch.strategies import generated_code
+
+    tf.config.run_functions_eagerly(True)
+    tf.data.experimental.enable_debug_mode()
+    if on_jax:
+        import jax
+
+        jax.config.update("jax_disable_jit", True)
+    generated_code.keep_in_memory()
+    sys.breakpointhook = pdb.set_trace = _stop_at_values
+
+
+def _stop_at_values(*args: Any, **kwargs: Any) -> Any:
+    """A prompt; not where code is only traced, to learn shapes: there are no values to look at."""
+    frame = sys._getframe(1)
+    if _is_traced(frame):
+        return None
+    if asks_in_terminal():
+        return _Debugger(skip=_NEVER_ENTERED).set_trace(frame)
+    return sys.__breakpointhook__(*args, **kwargs)
+
+
+_NEVER_ENTERED = ("jax._src.lib",)
+"""Modules whose code runs at any moment: JAX has Python call it at each garbage collection."""
+
+
+def _is_traced(frame: FrameType) -> bool:
+    import tensorflow as tf
+
+    if "jax" not in sys.modules:
+        return not tf.executing_eagerly()
+    import jax
+
+    try:  # a gradient is traced too, with values
+        for value in jax.tree.leaves(list(frame.f_locals.values())):
+            if isinstance(value, jax.core.Tracer):
+                bool(jax.numpy.any(value))
+    except jax.errors.ConcretizationTypeError:
+        return True
+    return not tf.executing_eagerly()
+
+
+class _Debugger(pdb.Pdb):
+    def do_quit(self, arg: str) -> bool | None:
+        """`data.map` runs in a thread of TensorFlow's, whose exceptions it turns into its own."""
+        if threading.current_thread() is not threading.main_thread():
+            _thread.interrupt_main()
+        return super().do_quit(arg)
+
+    do_q = do_exit = do_quit
+
+
+@contextlib.contextmanager
+def _never_asked() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C is the debugger's, and else ends the run."""
+    yield lambda: False
+
+
+if __name__ == "__main__":
+    main()

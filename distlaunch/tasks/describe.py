@@ -1,0 +1,69 @@
+"""`python -m distlaunch.tasks.describe CONFIG`: builds the model of a config and prints where its variables go.
+
+For `distlaunch plan`. Prints one JSON object: `variables` and `mesh`, as the event VariablesPlaced has them, or
+`problems`.
+Servers run inside this process and nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+from distlaunch.base.backend import choose_backend
+from distlaunch.base.errors import ConfigError, ExitCode
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.config.read.load import load_resolved
+from distlaunch.tasks.no_terminal import refuse_input
+from distlaunch.tasks.process_end import end_process
+
+
+def main() -> None:
+    refuse_input()
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the user's code prints is no part of the answer
+    code, told = _describe(sys.argv[1])
+    if told is not None:
+        answer.write(json.dumps(told) + "\n")
+    answer.close()
+    end_process(code)  # servers in this process cannot be stopped
+
+
+def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    try:
+        config = load_resolved(path)
+        choose_backend(config.strategy.kind)
+        if config.strategy.kind == "parameter_server":
+            in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
+            config = config.model_copy(update={"cluster": in_process})
+        from distlaunch.strategies import generated_code
+        from distlaunch.training.session import Session
+
+        end_process.skip_earlier_hooks()
+        generated_code.keep_in_memory()
+        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+            session = Session(
+                config,
+                RunDir(folder),
+                Task("chief", 0),
+                emit=lambda event: None,
+                should_stop=lambda: False,
+            )
+            return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
+    except ConfigError as error:
+        return ExitCode.USAGE, {
+            "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
+        }
+    except Exception:  # the user's model may raise anything; the last line is what is shown
+        traceback.print_exc()
+        return ExitCode.FAILED, None
+
+
+if __name__ == "__main__":
+    main()

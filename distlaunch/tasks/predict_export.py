@@ -1,0 +1,212 @@
+"""`python -m distlaunch.tasks.predict_export`: what an exported model predicts for a file or a dataset.
+
+For `distlaunch predict EXPORT`. Needs neither the run nor its config. Tells how it ended as JSON in the file `--told`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from distlaunch.base.backend import choose_backend
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.serving.exported import ExportedModel, NotAnExportError, first_line, open_export
+from distlaunch.serving.fit import Arrays, fitted, takes
+from distlaunch.serving.input_files import read_inputs
+from distlaunch.tasks.no_terminal import refuse_input
+from distlaunch.tasks.process_end import end_process
+
+_TFDS = "tfds:"
+
+
+def main() -> None:
+    arguments = _parse()
+    refuse_input()
+    # what libraries and data functions print must not come between the predictions
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    code, told = ExitCode.DONE, {}
+    try:
+        told = {"shapes": _predict(arguments, lines)}
+    except BrokenPipeError:
+        pass  # nobody reads any more, as in `distlaunch predict ... --output - | head`
+    except DistlaunchError as error:
+        code, told = error.exit_code, {"message": str(error)}
+    Path(arguments.told).write_text(json.dumps(told), encoding="utf-8")
+    end_process(code)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m distlaunch.tasks.predict_export", description=__doc__)
+    parser.add_argument("--export", type=Path, required=True)
+    parser.add_argument("--input", type=Path)
+    parser.add_argument("--data")
+    parser.add_argument("--split")
+    parser.add_argument("--output", required=True, help="a file, or - for JSON lines")
+    parser.add_argument("--batch-size", type=int, required=True)
+    parser.add_argument("--told", required=True)
+    return parser.parse_args()
+
+
+def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int]]:
+    """The shapes of what was predicted, by name."""
+    choose_backend("one_device")
+    from distlaunch.strategies.generated_code import keep_in_memory
+
+    keep_in_memory()
+    model = _open(arguments.export)
+    assert model.inputs is not None
+    if arguments.input is not None:
+        batches = _slices(read_inputs(arguments.input, model.inputs), arguments.batch_size)
+    else:
+        batches = _dataset_batches(arguments.data, arguments.split, model, arguments.batch_size)
+    outputs = (_call(model, batch, arguments.export) for batch in batches)
+    if arguments.output == "-":
+        return _print(outputs, lines)
+    from distlaunch.training.predictions import write_arrays
+
+    arrays = _joined(list(outputs))
+    write_arrays(Path(arguments.output), arrays)
+    return {name: list(array.shape) for name, array in arrays.items()}
+
+
+def _open(path: Path) -> ExportedModel:
+    try:
+        model = open_export(path)
+    except NotAnExportError as error:
+        raise UsageError(f"{path}: {error}") from error
+    if model.inputs is None:
+        raise UsageError(f"{path}: the file does not tell what the model takes; export it as saved_model")
+    return model
+
+
+def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
+    """Predictions for some rows; a single output is called `predictions`, as in a run's."""
+    try:
+        outputs = model(batch)
+    except Exception as error:  # whatever the model's operations raise
+        message = f"{path}: the model fails on these inputs: {first_line(error)}; {takes(model.inputs or ())}"
+        raise UsageError(message) from error
+    rows = len(next(iter(batch.values())))
+    for name, array in outputs.items():
+        if array.shape[:1] != (rows,):
+            raise UsageError(
+                f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value a row"
+            )
+    return {"predictions": outputs["output_0"]} if list(outputs) == ["output_0"] else outputs
+
+
+def _slices(arrays: Arrays, size: int) -> Iterator[Arrays]:
+    rows = len(next(iter(arrays.values())))
+    for start in range(0, rows, size):
+        yield {name: array[start : start + size] for name, array in arrays.items()}
+
+
+def _joined(batches: list[Arrays]) -> Arrays:
+    names = list(batches[0])
+    for name in names:
+        shapes = sorted({batch[name].shape[1:] for batch in batches})
+        if len(shapes) > 1:
+            message = f"{name} differs in shape from batch to batch: {shapes[0]} and {shapes[1]} for one row"
+            raise UsageError(f"{message}; use --output - for lines of JSON")
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
+
+
+def _print(batches: Iterator[Arrays], lines: TextIO) -> dict[str, list[int]]:
+    """One JSON object a row."""
+    shapes: dict[str, list[int]] = {}
+    for batch in batches:
+        rows = {name: _plain(array) for name, array in batch.items()}
+        for values in zip(*rows.values(), strict=True):
+            lines.write(json.dumps(dict(zip(rows, values, strict=True))) + "\n")
+        lines.flush()
+        for name, array in batch.items():
+            before = shapes.get(name, [0])[0]
+            shapes[name] = [before + len(array), *array.shape[1:]]
+    return shapes
+
+
+def _plain(array: np.ndarray) -> list[Any]:
+    """As JSON has it: texts as such, numbers in the digits that tell them from their neighbours, no infinities."""
+    if array.dtype.kind in "biu":
+        return array.tolist()
+    if array.dtype.kind in "OS":
+        flat: list[Any] = [value.decode(errors="replace") for value in array.reshape(-1)]
+    else:
+        flat = [float(str(value)) if np.isfinite(value) else None for value in array.reshape(-1)]
+    values = np.empty(len(flat), object)
+    values[:] = flat
+    return values.reshape(array.shape).tolist()
+
+
+def _dataset_batches(reference: str, split: str | None, model: ExportedModel, size: int) -> Iterator[Arrays]:
+    import tensorflow as tf
+
+    data, where = _read_split(reference, split)
+    if isinstance(data, tf.data.Dataset):
+        yield from _pipeline_batches(data, where, model, size)
+        return
+    yield from _slices(_of_structure(data, where, model), size)
+
+
+def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
+    """The split asked for; else that for validation, else the only one there is."""
+    from distlaunch.config.run import Data, TfdsSource
+    from distlaunch.data.splits import read_splits
+
+    is_tfds = reference.startswith(_TFDS)
+    tfds = TfdsSource(name=reference.removeprefix(_TFDS)) if is_tfds else None
+    config = Data(global_batch=1, args={}, function=None if is_tfds else reference, tfds=tfds)
+    try:
+        splits = read_splits(config)
+    except ConfigError as error:
+        raise UsageError("\n".join(f"--data {reference}: {problem.message}" for problem in error.problems)) from error
+    except Exception as error:
+        raise UsageError(f"--data {reference}: it failed: {type(error).__name__}: {first_line(error)}") from error
+    name = split or ("validation" if splits.validation is not None else "train")
+    data = splits.validation if name == "validation" else splits.train
+    if data is None:
+        raise UsageError(f"--data {reference}: there is no {name} split in what it gives; use --split train")
+    return data, f"--data {reference} ({name})"
+
+
+def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
+    """Arrays by input, from `(x, y)` or the like."""
+    from distlaunch.serving.exported import by_name
+
+    x = data[0] if isinstance(data, (tuple, list)) else data
+    try:
+        return fitted(by_name(x, model.structure), model.inputs or (), where)
+    except ValueError as error:
+        raise error if isinstance(error, UsageError) else UsageError(f"{where}: got {error}") from error
+
+
+def _pipeline_batches(dataset: Any, where: str, model: ExportedModel, size: int) -> Iterator[Arrays]:
+    """Examples are put into batches; batches, which have a dimension more, stay as they are."""
+    import keras
+    import tensorflow as tf
+
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise UsageError(f"{where}: it repeats for ever")
+    spec = keras.tree.flatten(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[0])[0]
+    inputs = model.inputs
+    assert inputs is not None
+    rank = None if inputs[0].shape is None else len(inputs[0].shape)
+    is_batch = rank is not None and spec.shape.rank is not None and spec.shape.rank >= rank
+    empty = True
+    for element in dataset if is_batch else dataset.batch(size):
+        empty = False
+        x = keras.utils.unpack_x_y_sample_weight(element)[0]
+        yield _of_structure((tf.nest.map_structure(lambda tensor: tensor.numpy(), x),), where, model)
+    if empty:
+        raise UsageError(f"{where}: there are no rows in it")
+
+
+if __name__ == "__main__":
+    main()

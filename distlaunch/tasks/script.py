@@ -1,0 +1,142 @@
+"""`python -m distlaunch.tasks.script ... -- SCRIPT ARGS`: runs somebody's script as a task, as Python itself would.
+
+Adds what the launcher lives on: the lifeline, signs of life, stacks on request, and `error.json`. The script sees its
+own argv, path and `__main__`, gets signals as without it, and decides the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib.util
+import io
+import os
+import sys
+import types
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, TracebackType
+
+from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.lifeline import hold_lifeline
+from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.base.run_dir import TaskDir
+
+_Program = tuple[CodeType, types.ModuleType]
+
+
+def main() -> None:
+    """Runs the script; returns or raises SystemExit as the script does, so that Python ends as it would."""
+    split = sys.argv.index("--")
+    arguments, program = _parse(sys.argv[1:split]), sys.argv[split + 1]
+    files = TaskDir(arguments.task_dir)
+    hold_lifeline()
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+    Pulse(files.pulse)
+    _tell_start(files, arguments.attempt, arguments.task)
+    if arguments.jax:
+        from distlaunch.base import jax_cluster
+
+        jax_cluster.install()
+    sys.argv = sys.argv[split + 1 :]
+    error = None
+    try:
+        code, module = _load_module(program) if arguments.module else _load_script(program)
+        _KEPT.append(sys.modules["__main__"])
+        sys.modules["__main__"] = module
+        exec(code, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as raised:  # KeyboardInterrupt too: nobody but the script can have raised it
+        error = raised
+    if error is not None:
+        _end_with(error, files)
+
+
+_KEPT: list[types.ModuleType] = []
+"""The module `__main__` of this file, which is still running while the script has that name."""
+
+
+def _parse(own: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m distlaunch.tasks.script", description=__doc__)
+    parser.add_argument("--task-dir", type=Path, required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--task", required=True, help="JOB:INDEX")
+    parser.add_argument("--jax", action="store_true", help="jax.distributed.initialize() knows the processes")
+    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
+    return parser.parse_args(own)
+
+
+def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
+    import socket
+
+    from distlaunch.base.events import EventWriter, TaskStarted
+
+    try:
+        writer = EventWriter(files.events, attempt=attempt, task=task)
+        writer.write(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+        told = not writer.behind
+        writer.close()
+    except OSError:
+        told = False
+    if not told:  # a full disk; the launcher takes it for a task that does not come
+        print(f"{files.events} cannot be written", file=sys.stderr)
+
+
+def _load_script(path: str) -> _Program:
+    """As `python PATH`."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    absolute = os.path.abspath(path)
+    with io.open_code(absolute) as file:
+        code = compile(file.read(), absolute, "exec", dont_inherit=True)
+    return code, _main_module(absolute, SourceFileLoader("__main__", absolute), None)
+
+
+def _load_module(name: str) -> _Program:
+    """As `python -m NAME`, whose sys.path begins with the current directory, as ours does."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+    code = getattr(spec.loader, "get_code", lambda _: None)(spec.name) if spec is not None else None
+    if spec is None or code is None:
+        raise SystemExit(f"{sys.executable}: No module named {name}")
+    sys.argv[0] = spec.origin or name
+    return code, _main_module(spec.origin, spec.loader, spec)
+
+
+def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    package = spec.parent if spec is not None else None
+    vars(module).update(
+        __file__=path, __loader__=loader, __spec__=spec, __package__=package, __cached__=spec.cached if spec else None
+    )
+    vars(module)["__builtins__"] = sys.modules["builtins"]
+    return module
+
+
+def _end_with(error: BaseException, files: TaskDir) -> None:
+    """Tells the launcher and the log of an exception, and ends as Python does after one."""
+    from distlaunch.base.task_error import write_exception
+
+    error.__traceback__ = _without_own_frames(error.__traceback__)
+    write_exception(files, error)
+    sys.excepthook(type(error), error, error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        import signal
+
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    sys.exit(1)
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A syntax error in the script has no other frames: it is told by its own line."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

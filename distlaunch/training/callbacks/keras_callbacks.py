@@ -1,0 +1,173 @@
+"""Keras callbacks from the config: which run on which task, and what of them a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.references.keras_names import canonical
+from distlaunch.config.run import Callback as CallbackConfig
+from distlaunch.data.function_references import load_function
+from distlaunch.training.callbacks.paths import arguments_in
+
+_WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
+_TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+
+
+_NOT_RESTORED = ("min_delta", "append_header")
+"""Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more; and CSVLogger looks
+into its file for a header when training begins."""
+
+
+def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
+    """The callbacks that run on this task, in the config's order.
+
+    Args:
+        run: where their relative paths start.
+
+    Raises:
+        ConfigError: a name does not exist, or arguments do not fit.
+    """
+    return [
+        _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
+    ]
+
+
+def _only_on_chief(config: CallbackConfig) -> bool:
+    return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
+
+
+def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.Callback:
+    key = ("train", "callbacks", index)
+    if ":" in config.name:
+        factory = load_function(config.name, (*key, "name"))
+    else:
+        factory = getattr(keras.callbacks, canonical("callbacks", config.name) or config.name, None)
+        if factory is None:
+            raise ConfigError(Problem((*key, "name"), f"got '{config.name}', which keras.callbacks does not have"))
+    args = arguments_in(run, factory, config.args)
+    try:
+        callback = factory(**args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(Problem((*key, "args"), f"{config.name}: {error}")) from error
+    if not isinstance(callback, keras.callbacks.Callback):
+        message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
+        raise ConfigError(Problem((*key, "name"), message))
+    callback._place = index
+    callback._made_with = _plain(callback)
+    return callback
+
+
+def place_of(callback: keras.callbacks.Callback, default: int) -> int:
+    """Which of the config's callbacks it is: not every task has all of them."""
+    return getattr(callback, "_place", default)
+
+
+def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
+    """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
+    return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+
+
+def watch_test_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
+    """The same of the batches of validation."""
+    return any(_watches(callback, hook) for callback in callbacks for hook in _TEST_HOOKS)
+
+
+def _watches(callback: keras.callbacks.Callback, hook: str) -> bool:
+    if hook in vars(callback):  # LambdaCallback
+        return True
+    return not _is_keras(callback) and getattr(type(callback), hook) is not getattr(keras.callbacks.Callback, hook)
+
+
+def _is_keras(callback: keras.callbacks.Callback) -> bool:
+    return type(callback).__module__.startswith("keras.")
+
+
+def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """What a checkpoint keeps of a callback's attributes that are plain numbers or strings.
+
+    Returns:
+        `class`; `changed`: values that are not those it was made with, such as EarlyStopping's `wait` and `best`;
+        `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
+    """
+    made_with, now = getattr(callback, "_made_with", {}), _plain(callback)
+    # repr: False is not the 0 that it was made with
+    unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
+    changed = {name: value for name, value in now.items() if name not in unchanged}
+    return {"class": type(callback).__name__, "changed": changed, "unchanged": unchanged}
+
+
+def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    state = {}
+    for name, value in vars(callback).items():
+        plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+        if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
+            state[name] = plain
+    return state
+
+
+def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
+    """Lets a CSVLogger go on with its file, less the rows of epochs that are trained again. To be called before
+    training begins.
+
+    Args:
+        epoch: the first to come, from 0.
+    """
+    if not isinstance(callback, keras.callbacks.CSVLogger) or not os.path.exists(callback.filename):
+        return
+    callback.append = True
+    with open(callback.filename, "rb+") as file:
+        lines = file.readlines()
+        end, last = len(lines), math.inf
+        while end > 0 and epoch <= (number := _epoch_of(lines[end - 1], callback.sep)) < last:
+            end, last = end - 1, number
+        if end < len(lines):
+            file.truncate(sum(map(len, lines[:end])))
+
+
+def _epoch_of(line: bytes, separator: str) -> float:
+    """-1: it has none."""
+    first = line.partition(separator.encode())[0].strip(b' "')
+    return float(first) if first.isdigit() else -1.0
+
+
+def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
+    """Attributes of a callback that are arrays, or lists of arrays such as EarlyStopping's `best_weights`."""
+    state = {}
+    for name, value in vars(callback).items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        if not name.startswith("_") and parts and all(isinstance(part, np.ndarray) for part in parts):
+            is_list = isinstance(value, (list, tuple))
+            state.update({f"{name}/{index}" if is_list else name: part for index, part in enumerate(parts)})
+    return state
+
+
+def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:
+    """The inverse of `array_state`."""
+    lists: dict[str, list[np.ndarray]] = {}
+    for name, value in state.items():
+        attribute, is_part, _ = name.partition("/")
+        if is_part:
+            lists.setdefault(attribute, []).append(value)
+        else:
+            setattr(callback, attribute, value)
+    for attribute, values in lists.items():
+        setattr(callback, attribute, values)
+
+
+def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
+    """The inverse of `plain_state`; attributes that are gone, or are no number now, are passed over."""
+    made_with = getattr(callback, "_made_with", {})
+    found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
+    now = _plain(callback)
+    for name, value in found.items():
+        if name in now and name not in _NOT_RESTORED:
+            setattr(callback, name, value)

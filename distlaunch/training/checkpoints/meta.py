@@ -1,0 +1,140 @@
+"""`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of both its files.
+
+Format 2 (since 0.2) says so under `format`. Its own checksum is that of the data as JSON reads them back, and numbers
+that JSON does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the
+Python data, in which mappings with numbers as keys have another order than the text that is read back. A later format
+is refused, and not called damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distlaunch.base import strict_json
+
+FORMAT = 2
+_NUMBER = "$float"
+
+
+class NewerFormatError(ValueError):
+    """The checkpoint was written by a later version."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands.
+
+    Attributes:
+        step: global batches done since the run began.
+        epoch: the epoch in progress, or the next one if `step_in_epoch` is 0.
+        step_in_epoch: batches of that epoch done.
+        history: values of the finished epochs, by name.
+        callbacks: plain attributes of the callbacks, by position.
+        finished: a callback ended training early.
+        stop_training: a callback of the chief wishes that, within an epoch.
+        pending_logs: training values of an epoch whose steps are done but whose validation is not.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    history: dict[str, list[float]] = field(default_factory=dict)
+    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    finished: bool = False
+    stop_training: bool = False
+    pending_logs: dict[str, float] | None = None
+
+    def to_plain(self) -> dict[str, Any]:
+        """Data that JSON can hold without a loss."""
+        return _tagged(asdict(self))
+
+    @staticmethod
+    def from_plain(data: dict[str, Any]) -> Progress:
+        """The inverse of `to_plain`; reads format 1 too."""
+        return Progress(**_untagged(data))
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What `meta.json` says. `config` is as JSON holds it: with text for keys that are numbers."""
+
+    sha256: str
+    progress: Progress
+    config: dict[str, Any]
+
+
+def write_meta(sha256: str, saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
+    """The text of the file.
+
+    Args:
+        sha256: of `state.npz`.
+        saved_at: seconds since the epoch.
+    """
+    told = {"format": FORMAT, "sha256": sha256, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
+    read_back = json.loads(strict_json.dumps(told))
+    return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
+
+
+def read_meta(text: str) -> Meta | None:
+    """What the text says; None if it is not what was written.
+
+    Raises:
+        NewerFormatError: a later version wrote it.
+    """
+    try:
+        meta = json.loads(text)
+        own = meta.pop("meta_sha256")
+        version = meta.get("format", 1)
+        if version > FORMAT:
+            raise NewerFormatError(f"format {version}; this version of distlaunch reads formats up to {FORMAT}")
+        candidates = [meta] if version == FORMAT else _of_format_1(meta)
+        if all(own != _digest(candidate) for candidate in candidates):
+            return None
+        return Meta(meta["sha256"], Progress.from_plain(meta["progress"]), meta["config"])
+    except NewerFormatError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+
+
+def _of_format_1(meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the checksum may have been computed from: keys that look like numbers may have been numbers."""
+    yield meta
+    data = meta["config"]["data"]
+    weights = {**data, "class_weight": _with_numbers(data.get("class_weight"))}
+    yield {**meta, "config": {**meta["config"], "data": weights}}
+    yield {**meta, "config": _with_numbers(meta["config"])}
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_numbers(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    numbers = bool(value) and all(key.removeprefix("-").isdecimal() for key in value)
+    return {int(key) if numbers else key: _with_numbers(inner) for key, inner in value.items()}
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tagged(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_tagged(inner) for inner in value]
+    return {_NUMBER: str(float(value))} if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_NUMBER}:
+            return float(value[_NUMBER])
+        return {key: _untagged(inner) for key, inner in value.items()}
+    return [_untagged(inner) for inner in value] if isinstance(value, list) else value

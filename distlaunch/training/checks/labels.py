@@ -1,0 +1,132 @@
+"""Labels outside the model's outputs: an error everywhere, where TensorFlow raises on CPU alone and JAX nowhere.
+
+Labels in arrays are looked at before the first step. Those that come from pipelines are looked at as they come, in the
+input pipeline, before a step is made with them.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.data.source import Split
+from distlaunch.strategies.protocol import Batch
+from distlaunch.training.checks.loss_fit import SPARSE, Place, fitted_losses
+
+_MARK = "distlaunch: label outside"
+_FOUND = re.compile(rf"\[{_MARK} (.*?)\] \[(\S+?)\]")
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """Class numbers that one loss takes: 0 to `num_classes` - 1, and `ignored`.
+
+    Attributes:
+        place: of the labels in their structure.
+        text: the rule in words.
+    """
+
+    place: Place
+    num_classes: int
+    ignored: int | None
+    text: str
+
+
+def label_rules(model: keras.Model, y: Any, predictions: Any) -> list[LabelRule]:
+    """The rules of a compiled model.
+
+    Args:
+        y, predictions: of some rows.
+    """
+    rules = []
+    for fitted in fitted_losses(model, y, predictions):
+        if fitted.loss.kind == SPARSE:
+            number, ignored = fitted.num_classes, fitted.loss.ignore_class
+            where = f" of output '{fitted.output}'" if fitted.output else ""
+            besides = "" if ignored is None else f", and {ignored} for what is ignored"
+            text = (
+                f"{fitted.loss.name}{where} takes class numbers from 0 to {number - 1}{besides}, since the model has "
+            )
+            rules.append(LabelRule(fitted.place, number, ignored, f"{text}{number} output{'s' * (number != 1)}"))
+    return rules
+
+
+def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
+    """Looks at all labels of a split.
+
+    Raises:
+        ConfigError: one is outside a rule.
+    """
+    problems = []
+    for rule in rules:
+        values = np.asarray(rule.place.of(labels))
+        good = (values >= 0) & (values < rule.num_classes) & (values == np.floor(values))
+        good |= False if rule.ignored is None else values == rule.ignored
+        if not good.all():
+            where = tuple(int(index) for index in np.argwhere(~good)[0])
+            problems.append(
+                Problem(("data",), _told(values[where], f"in row {where[0]} of the {split} data", rule.text))
+            )
+    if problems:
+        raise ConfigError(problems)
+
+
+def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
+    """The split, whose labels keep the rules, or will stop training: see `told_plainly`.
+
+    Raises:
+        ConfigError: a label in arrays is outside a rule.
+    """
+    if not rules:
+        return split
+    if split.labels is None:
+        return replace(split, load=_checking(split.load, rules))
+    check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
+    return split
+
+
+def _checking(load: Callable[[Any], Batch], rules: Sequence[LabelRule]) -> Callable[[Any], Batch]:
+    """A `load` that fails, in the input pipeline, with a label outside a rule."""
+
+    def checked(rows: Any) -> Batch:
+        batch = load(rows)
+        for rule in rules:
+            _assert_within(rule.place.of(keras.utils.unpack_x_y_sample_weight(batch)[1]), rule)
+        return batch
+
+    return checked
+
+
+def _assert_within(labels: Any, rule: LabelRule) -> None:
+    values = labels.flat_values if isinstance(labels, tf.RaggedTensor) else labels
+    good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
+    if rule.ignored is not None:
+        good |= values == tf.cast(rule.ignored, values.dtype)
+    first = tf.boolean_mask(values, ~good)[:1]
+    tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
+
+
+@contextlib.contextmanager
+def told_plainly() -> Iterator[None]:
+    """Turns the failure of a pipeline that a label has stopped into a DataError."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        found = _FOUND.search(str(error).replace("\n", " "))
+        if found is None:
+            raise
+        raise DataError(f"data: {_told(found[2].strip(chr(39) + chr(34)), 'in a batch', found[1])}") from None
+
+
+def _told(label: Any, where: str, rule: str) -> str:
+    return f"got the label {label} {where}, but {rule}; correct the labels, or give the last layer more units"

@@ -1,0 +1,246 @@
+"""Whether a model's outputs and the labels are what its loss expects: found before the first step, in plain words.
+
+Keras trains without a word where a loss for probabilities gets anything else, and on JAX where a label is outside the
+model's outputs. What must be wrong is an error; what may be meant so is a warning.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.models.functional import Functional
+
+from distlaunch.base.errors import ConfigError, Problem
+
+Key = tuple[str | int, ...]
+_SLACK = 1e-3
+"""Probabilities of 16 bits may be outside 0 to 1 by that much."""
+SPARSE, CATEGORICAL, BINARY, DIFFERENCE = "sparse", "categorical", "binary", "difference"
+_KINDS = {
+    "sparse_categorical_crossentropy": SPARSE,
+    "categorical_crossentropy": CATEGORICAL,
+    "categorical_focal_crossentropy": CATEGORICAL,
+    "binary_crossentropy": BINARY,
+    "binary_focal_crossentropy": BINARY,
+    "mean_squared_error": DIFFERENCE,
+    "mean_absolute_error": DIFFERENCE,
+    "huber": DIFFERENCE,
+    "log_cosh": DIFFERENCE,
+}
+_WITH_ACTIVATION = (
+    *(keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Activation),
+    *(keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D),
+)
+_PASSED_THROUGH = (keras.layers.Reshape, keras.layers.Flatten, keras.layers.Dropout, keras.layers.Permute)
+
+
+_PROBABILITIES = (keras.activations.softmax, keras.activations.sigmoid)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the structure of the labels an array is; None: it is all there is."""
+
+    key: str | int | None
+
+    def of(self, y: Any) -> Any:
+        return y if self.key is None else y[self.key]
+
+
+@dataclass(frozen=True)
+class KnownLoss:
+    """One of Keras's losses, by the name of its function."""
+
+    name: str
+    from_logits: bool = False
+    ignore_class: int | None = None
+
+    @property
+    def kind(self) -> str:
+        return _KINDS[self.name]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A loss with the labels and predictions that it compares.
+
+    Attributes:
+        output: name of the model's output; empty if it has one only.
+        place: of the labels.
+        labels, predictions: of some rows, as host arrays.
+    """
+
+    output: str
+    loss: KnownLoss
+    place: Place
+    labels: np.ndarray
+    predictions: np.ndarray
+
+    @property
+    def num_classes(self) -> int:
+        return self.predictions.shape[-1]
+
+
+def check_loss(model: keras.Model, y: Any, predictions: Any, key: Key, warn: Callable[[str], None]) -> None:
+    """Looks at what the compiled losses get.
+
+    Args:
+        y, predictions: of some rows.
+        key: where the config names the loss.
+        warn: gets what may be wrong.
+
+    Raises:
+        ConfigError: what must be wrong.
+    """
+    problems = []
+    for fitted in fitted_losses(model, y, predictions):
+        where = f"output '{fitted.output}': " if fitted.output else ""
+        if wrong := _wrong_shape(fitted) or _no_probabilities(fitted, model):
+            problems.append(Problem(key, f"{where}{wrong}"))
+        elif doubtful := _doubtful(fitted, model):
+            warn(f"{'.'.join(map(str, key))}: {where}{doubtful}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def fitted_losses(model: keras.Model, y: Any, predictions: Any) -> Iterator[Fitted]:
+    """Each of Keras's own losses with what it compares, as far as the structures show which is whose."""
+    names = list(getattr(model, "output_names", None) or [])
+    for output, loss, at, tensor in _paired(getattr(model, "loss", None), places_of(y), predictions, names):
+        labels, known = at.of(y), known_loss(loss)
+        if known is None or isinstance(labels, (tf.RaggedTensor, tf.SparseTensor)):
+            continue
+        if hasattr(labels, "shape") and hasattr(tensor, "shape") and len(tensor.shape) > 1:
+            values = np.asarray(keras.ops.convert_to_numpy(tensor), np.float32)
+            yield Fitted(output, known, at, np.asarray(labels), values)
+
+
+def places_of(y: Any) -> Any:
+    """The structure of the labels with places instead of arrays; None if it is nested more deeply."""
+    if isinstance(y, Mapping):
+        made: Any = {name: Place(name) for name in y}
+    elif isinstance(y, (list, tuple)):
+        made = [Place(index) for index in range(len(y))]
+    else:
+        return Place(None)
+    parts = y.values() if isinstance(y, Mapping) else y
+    return None if any(isinstance(part, (Mapping, list, tuple)) for part in parts) else made
+
+
+def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple[str, Any, Place, Any]]:
+    """Output, loss, place of the labels, and predictions that belong together; empty where that is not plain."""
+    if isinstance(predictions, (list, tuple)):
+        if len(predictions) != len(names) or not isinstance(y, (list, dict)):
+            return []
+        losses = dict(zip(names, loss, strict=False)) if isinstance(loss, (list, tuple)) else loss
+        labels = y if isinstance(y, dict) else dict(zip(names, y, strict=False))
+        return _paired(losses, labels, dict(zip(names, predictions, strict=True)), names)
+    if isinstance(predictions, Mapping):
+        if not isinstance(y, dict) or isinstance(loss, (list, tuple)):
+            return []
+        losses = loss if isinstance(loss, Mapping) else dict.fromkeys(predictions, loss)
+        common = [name for name in predictions if name in y and losses.get(name) is not None]
+        return [(name, losses[name], y[name], predictions[name]) for name in common]
+    if isinstance(loss, Mapping) and len(loss) == 1:
+        loss = next(iter(loss.values()))
+    plain = isinstance(y, Place) and loss is not None and not isinstance(loss, (Mapping, list, tuple))
+    return [("", loss, y, predictions)] if plain else []
+
+
+def known_loss(loss: Any) -> KnownLoss | None:
+    """What a compiled loss is, if it is one of Keras's that are looked at."""
+    options: Mapping[str, Any] = {}
+    if isinstance(loss, str):
+        loss = keras.losses.get(loss)
+    if isinstance(loss, functools.partial):
+        loss, options = loss.func, loss.keywords
+    if isinstance(loss, keras.losses.Loss) and type(loss).__module__.startswith("keras."):
+        options, loss = loss.get_config(), getattr(loss, "fn", None)
+    name = getattr(loss, "__name__", "")
+    if name not in _KINDS or not getattr(loss, "__module__", "").startswith("keras."):
+        return None
+    return KnownLoss(name, bool(options.get("from_logits", False)), options.get("ignore_class"))
+
+
+def _wrong_shape(fitted: Fitted) -> str:
+    labels, predictions, name = fitted.labels, fitted.predictions, fitted.loss.name
+    one_a_row = labels.ndim == predictions.ndim - 1 or (labels.ndim == predictions.ndim and labels.shape[-1] == 1)
+    shapes = f"the labels have shape {shape_text(labels)}, the model's outputs {shape_text(predictions)}"
+    many = fitted.num_classes > 1
+    match fitted.loss.kind:
+        case "sparse" if many and labels.shape == predictions.shape:
+            return f"{name} takes class numbers, but {shapes} (one-hot); use categorical_crossentropy"
+        case "sparse" if not one_a_row:
+            return f"{name} takes one class number for each prediction, but {shapes}"
+        case "categorical" if not many:
+            return f"{name} of one output is always 0; use binary_crossentropy, or an output for each class"
+        case "categorical" if one_a_row:
+            return f"{name} takes one-hot labels, but {shapes}; use sparse_categorical_crossentropy"
+        case "categorical" if labels.shape != predictions.shape:
+            return f"{name} takes one-hot labels of the outputs' shape, but {shapes}"
+        case "binary" if many and one_a_row:
+            return f"{name} takes a label for each output, but {shapes}; use sparse_categorical_crossentropy"
+        case "difference" if many and labels.ndim == predictions.ndim - 1:
+            return f"{name} compares values of the same shape, but {shapes}; end the model with one unit"
+    return ""
+
+
+def _no_probabilities(fitted: Fitted, model: keras.Model) -> str:
+    loss, values = fitted.loss, fitted.predictions
+    if loss.kind == DIFFERENCE or loss.from_logits:
+        return ""
+    activation = "sigmoid" if loss.kind == BINARY else "softmax"
+    hint = f"end the model with activation='{activation}', or use a loss with {{from_logits: true}}"
+    if (layer := _last_layer(model, fitted)) is not None and layer.activation is keras.activations.linear:
+        return f"{loss.name} takes probabilities, but the last layer, '{layer.name}', has no activation; {hint}"
+    low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    # Keras divides the outputs by their sum for one-hot labels only
+    if low < -_SLACK or (high > 1 + _SLACK and loss.kind != CATEGORICAL):
+        return f"{loss.name} takes probabilities, but the model's outputs go from {low:.3g} to {high:.3g}; {hint}"
+    return ""
+
+
+def _doubtful(fitted: Fitted, model: keras.Model) -> str:
+    loss, labels = fitted.loss, fitted.labels
+    if loss.kind == BINARY and (float(labels.min(initial=0)) < 0 or float(labels.max(initial=0)) > 1):
+        return f"{loss.name} takes labels from 0 to 1, but there are others, such as {_outside(labels)}"
+    layer = _last_layer(model, fitted)
+    if loss.from_logits and layer is not None and layer.activation in _PROBABILITIES:
+        what = f"the last layer, '{layer.name}', gives probabilities ({layer.activation.__name__})"
+        return f"{loss.name} with from_logits=true takes logits, but {what}; leave one of the two out"
+    return ""
+
+
+def _outside(labels: np.ndarray) -> Any:
+    return labels[(labels < 0) | (labels > 1)].flat[0]
+
+
+def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
+    """The layer whose activation gives the predictions; None if that is not plain."""
+    if fitted.output:
+        return None
+    layer: Any = model.layers[-1] if isinstance(model, keras.Sequential) and model.layers else None
+    if layer is None and isinstance(model, Functional):
+        layer = _origin(model.outputs[0])
+    while layer is not None and type(layer) in _PASSED_THROUGH:
+        layer = _origin(layer.input)
+    return layer if type(layer) in _WITH_ACTIVATION else None
+
+
+def _origin(tensor: Any) -> Any:
+    return getattr(getattr(tensor, "_keras_history", None), "operation", None)
+
+
+def shape_text(value: Any) -> str:
+    """`[rows, 10]`, of each array by name if there are several; the number of rows is that of a probe."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {shape_text(part)}" for name, part in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(shape_text, value))})"
+    return f"[{', '.join(['rows', *map(str, np.shape(value)[1:])])}]"

@@ -1,0 +1,85 @@
+"""What happens when a value of training is not finite: the loss of a step, a weight that is to be saved, a metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, Literal
+
+import numpy as np
+
+from distlaunch.base.errors import NonFiniteError
+from distlaunch.base.events import Event, Notice
+from distlaunch.strategies.protocol import CallResult, Logs, State
+from distlaunch.strategies.variables import state_variables
+from distlaunch.training.checkpoints.meta import Progress
+
+_HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` goes on all the same"
+
+
+class NonFinite:
+    """Fails, or warns once of each kind.
+
+    Args:
+        policy: as `train.on_nonfinite`.
+    """
+
+    def __init__(self, policy: Literal["fail", "warn"], emit: Callable[[Event], None]) -> None:
+        self._policy, self._emit = policy, emit
+        self._warned: set[str] = set()
+
+    def step(self, result: CallResult, before: Progress) -> None:
+        """The loss of a step, or a weight after it, is not finite.
+
+        Args:
+            before: where training stood before the call.
+
+        Raises:
+            NonFiniteError: the policy is to fail.
+        """
+        assert result.nonfinite is not None
+        step = before.step + result.nonfinite
+        found = [f"{name} is {value}" for name, value in _nonfinite(result.logs).items() if "loss" in name]
+        what = ", ".join(found) or "weights are not finite"
+        self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}")
+
+    def state(self, state: State, trained: Collection[str], step: int) -> None:
+        """A checkpoint is about to be written. A bad update is in the weights before it is in a loss.
+
+        Args:
+            trained: names of the values that must be finite.
+
+        Raises:
+            NonFiniteError: the policy is to fail.
+        """
+        for name, value in state.items():
+            if name in trained and "float" in value.dtype.name and not np.isfinite(value).all():
+                self._fail_or_warn("state", f"'{name}' is not finite after step {step:,}")
+                return
+
+    def metrics(self, logs: Logs, epoch: int) -> None:
+        """Values at the end of an epoch, which counts from 0: they only warn."""
+        for name, value in _nonfinite(logs).items():
+            if name not in self._warned and not (name == "loss" and "loss" in self._warned):
+                self._warned.add(name)
+                self._emit(Notice(level="warning", message=f"{name} is {value} in epoch {epoch + 1}"))
+
+    def _fail_or_warn(self, kind: str, message: str) -> None:
+        if self._policy == "fail":
+            raise NonFiniteError(f"{message}; {_HINT}")
+        if kind not in self._warned:
+            self._warned.add(kind)
+            self._emit(Notice(level="warning", message=f"{message}; training goes on (train.on_nonfinite: warn)"))
+
+
+def trained_names(model: Any) -> set[str]:
+    """Names in a snapshot of the weights that are trained and of what the optimizers keep for them.
+
+    Others may hold infinities by design, such as the smallest value seen so far.
+    """
+    named = state_variables(model).items()
+    return {name for name, variable in named if name.startswith("optimizer") or getattr(variable, "trainable", True)}
+
+
+def _nonfinite(logs: Logs) -> Logs:
+    return {name: value for name, value in logs.items() if np.size(value) == 1 and not math.isfinite(float(value))}

@@ -1,0 +1,128 @@
+"""Converts to TFLite and checks new exports in a clean process: `distlaunch/serving/clean_check.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distlaunch import serving
+from distlaunch.base.errors import DistlaunchError
+
+_SCRIPT = Path(serving.__file__).with_name("clean_check.py")
+_LAST_LINES = 20
+_LIMIT_S = 1800.0
+_LEFT_OUT = ("TF_CONFIG", "XLA_FLAGS")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the clean process found about one format.
+
+    Attributes:
+        signature: `serve(x: float32[?,28,28]) -> float32[?,10]`.
+        problem: why the export is of no use; None if it is good.
+        notes: what a user of the export should know.
+    """
+
+    signature: str
+    problem: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the trained model gives for a few rows.
+
+    Attributes:
+        rows: inputs by format, as NumPy arrays in the structure of the run's inputs; None if they are no plain arrays.
+        expected: outputs by name; None: not comparable, so exports are loaded and not called.
+        tolerance: how far an export may be off, relative to the largest value of an output.
+    """
+
+    rows: Mapping[str, Any]
+    expected: Mapping[str, Any] | None
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Code:
+    """The model's function, for formats that need code of the user's, with its arguments."""
+
+    function: str
+    args: Mapping[str, Any]
+
+
+def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: Code, backend: str,
+          folder: Path) -> dict[str, Finding]:  # fmt: skip
+    """Waits for the clean process.
+
+    Args:
+        files: the new exports by format; that of `tflite` is made now.
+        to_convert: the SavedModel that a TFLite file is made of.
+        backend: what Keras runs on in the run. A Keras file that does not load there may do on TensorFlow.
+        folder: for files of this function's own.
+
+    Raises:
+        DistlaunchError: the process died.
+    """
+    findings = _run(files, to_convert, sample, code, backend, folder)
+    failed = {name: path for name, path in files.items() if findings[name].problem and name in ("keras", "weights")}
+    if failed and backend != "tensorflow":
+        for name, finding in _run(failed, None, sample, code, "tensorflow", folder).items():
+            if finding.problem is None:
+                note = f"{failed[name].name} works with Keras on TensorFlow, but not on {backend}: "
+                notes = (*finding.notes, note + str(findings[name].problem))
+                findings[name] = Finding(finding.signature, None, notes)
+    return findings
+
+
+def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: Code, backend: str,
+         folder: Path) -> dict[str, Finding]:  # fmt: skip
+    parcel, told = folder / "parcel.pickle", folder / "findings.json"
+    content = {
+        "files": {name: str(path) for name, path in files.items()},
+        "to_convert": str(to_convert),
+        "rows": dict(sample.rows),
+        "expected": sample.expected,
+        "tolerance": sample.tolerance,
+        "function": code.function,
+        "args": dict(code.args),
+        "sys_path": [entry or os.getcwd() for entry in sys.path],
+    }
+    parcel.write_bytes(pickle.dumps(content))
+    told.unlink(missing_ok=True)
+    # -P: neither this folder nor that of the script is on the path
+    command = [sys.executable, "-P", str(_SCRIPT), str(parcel), str(told)]
+    kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+    try:
+        done = subprocess.run(
+            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
+    if done.returncode != 0 or not told.exists():
+        said = "".join(f"\n{line}" for line in done.stdout.splitlines()[-_LAST_LINES:])
+        raise DistlaunchError(
+            f"the process that loads the exports to check them {_ended(done.returncode)}; nothing was replaced"
+            + (f":{said}" if said.strip() else "")
+        )
+    found = json.loads(told.read_text())
+    return {name: Finding(entry["signature"], entry["problem"], tuple(entry["notes"])) for name, entry in found.items()}
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    if -code == signal.SIGKILL:
+        return "was ended by SIGKILL (perhaps since memory had run out)"
+    return f"was ended by {signal.Signals(-code).name}"

@@ -1,0 +1,70 @@
+"""Writes SavedModels of a model trained on JAX: rebuilt on TensorFlow from its values, in a process of its own.
+
+Keras on JAX can export too, but what it writes holds compiled XLA instead of TensorFlow operations, only for the
+platforms it was compiled for. The same model function on TensorFlow gives the SavedModel of every other strategy.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import DistlaunchError
+from distlaunch.config.run import RunConfig
+from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.strategies.protocol import Batch, State
+
+_LAST_LINES = 20
+
+
+def export_on_tensorflow(
+    config: RunConfig, state: State, rows: Batch, folder: Path, wanted: Mapping[str, Preprocessing | None]
+) -> None:
+    """Waits until the SavedModels are complete.
+
+    Args:
+        folder: where they are made.
+        wanted: name of each SavedModel -> the preprocessing that is part of it.
+
+    Raises:
+        DistlaunchError: the model's function does not work on TensorFlow; tells what it said.
+    """
+    plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
+    before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
+    parcel = folder / "model.pickle"
+    parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
+    command = [sys.executable, "-m", "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
+    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    parcel.unlink()
+    if done.returncode != 0:
+        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+        message = "the SavedModel could not be written: the model was rebuilt on TensorFlow for it, which failed"
+        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):\n{said}")
+
+
+def main() -> None:
+    from distlaunch.data.preprocessing import restore
+    from distlaunch.training.export.writers import rebuild, save_saved_model
+
+    parcel, folder = map(Path, sys.argv[1:])
+    # written by the process that waits for this one
+    plain, state, rows, wanted = pickle.loads(parcel.read_bytes())
+    config = RunConfig.model_validate(plain)
+    model = rebuild(config, state, rows)
+    section = config.data.preprocessing
+    for name, before in wanted.items():
+        preprocessing = None if before is None or section is None else restore(section, Path(before[0]), before[1])
+        save_saved_model(model, folder / name, rows, preprocessing)
+
+
+if __name__ == "__main__":
+    main()

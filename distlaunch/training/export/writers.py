@@ -1,0 +1,149 @@
+"""Writes a trained model for use elsewhere, free of any strategy: SavedModels, Keras files, weights."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.config.run import RunConfig
+from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.strategies.protocol import Batch, State
+from distlaunch.strategies.replica.one_device import OneDevice
+from distlaunch.strategies.variables import state_variables
+from distlaunch.training.build import build_model
+
+_STAGING = ".new_"
+
+
+def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
+    """The model on one device with the values of a snapshot; what was built before keeps working."""
+    with _building():
+        model = build_model(config, OneDevice(), rows)
+    for name, variable in state_variables(model).items():
+        variable.assign(state[name])
+    return model
+
+
+def _building() -> contextlib.AbstractContextManager[None]:
+    if keras.backend.backend() != "jax":
+        return contextlib.nullcontext()
+    from distlaunch.strategies.jax.keras_backend import building
+
+    return building()
+
+
+@contextlib.contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """A folder beside the exports for new ones, away afterwards; what a killed process left goes first."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.glob(f"{_STAGING}*"):
+        remove(left)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_STAGING) as folder:
+        yield Path(folder)
+
+
+def put_in_place(new: Path, final: Path) -> None:
+    """Replaces an export by one that is complete and good."""
+    old = final.with_name(f"{_STAGING}old_{final.name}")
+    remove(old)
+    if final.exists():
+        final.rename(old)  # a folder cannot be replaced at once
+    new.rename(final)
+    remove(old)
+
+
+def save_keras(model: keras.Model, path: Path) -> None:
+    model.save(path)
+
+
+def save_weights(model: keras.Model, path: Path) -> None:
+    model.save_weights(path)
+
+
+def save_saved_model(model: Any, path: Path, rows: Batch, preprocessing: Preprocessing | None) -> None:
+    """A folder with the signature `serve`.
+
+    Args:
+        rows: a few examples as the model takes them.
+        preprocessing: what the inputs go through before the model, if that is to be part of it.
+    """
+    if preprocessing is not None:
+        _export_with(preprocessing, model, path)
+    elif getattr(model, "inputs", None):
+        model.export(path, verbose=False)
+    else:
+        # Keras remembers shapes of other models, but no types: whole numbers would become floats
+        x = keras.utils.unpack_x_y_sample_weight(rows)[0]
+        model.export(path, verbose=False, input_signature=[_specs(x)])
+
+
+def takes_text(preprocessing: Preprocessing) -> bool:
+    return any(spec.dtype == tf.string for spec in tf.nest.flatten(preprocessing.raw))
+
+
+def _specs(x: Any) -> Any:
+    """What a model takes, in the structure of its inputs: any number of rows like these."""
+
+    def spec(path: tuple[Any, ...], leaf: Any) -> tf.TensorSpec:
+        shape, dtype = list(leaf.shape), tf.as_dtype(leaf.dtype)
+        name = "_".join(map(str, path)) or "inputs"
+        return tf.TensorSpec([None, *shape[1:]], keras.config.floatx() if dtype.is_floating else dtype, name=name)
+
+    return keras.tree.map_structure_up_to(x, spec, _paths(x), x)
+
+
+def _paths(x: Any, path: tuple[Any, ...] = ()) -> Any:
+    """The keys and indices that lead to each leaf, in its place."""
+    if isinstance(x, dict):
+        return {key: _paths(value, (*path, key)) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(_paths(value, (*path, index)) for index, value in enumerate(x))
+    return path
+
+
+def _named(raw: Any) -> Any:
+    """Columns are called in a signature what they are called in the data."""
+    if not isinstance(raw, dict):
+        return raw
+
+    def named(path: tuple[Any, ...], spec: Any) -> Any:
+        is_plain = isinstance(spec, tf.TensorSpec)
+        return tf.TensorSpec(spec.shape, spec.dtype, name="_".join(map(str, path))) if is_plain else spec
+
+    return keras.tree.map_structure_up_to(raw, named, _paths(raw), raw)
+
+
+def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    archive.track(preprocessing.layer)
+    for layer in preprocessing.layer._flatten_layers():
+        for value in vars(layer).values():  # Keras tracks lookup tables, but no plain variables of TensorFlow
+            if isinstance(value, tf.Variable):
+                archive.track(value)
+    archive.add_endpoint(
+        "serve",
+        lambda inputs: model(preprocessing.layer(inputs), training=False),
+        input_signature=[_named(preprocessing.raw)],
+    )
+    archive.write_out(path, verbose=False)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def on_host(values: Any) -> Any:
+    """The tensors of a structure as arrays of NumPy."""
+    return keras.tree.map_structure(lambda value: np.asarray(keras.ops.convert_to_numpy(value)), values)

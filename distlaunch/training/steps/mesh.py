@@ -1,0 +1,137 @@
+"""Steps for meshes, state in, new state out: Keras's, the reference one, the model's own, or the user's.
+
+A step function of the user's has one of two forms. `step(context, batch)`, as for all other strategies, works where
+Keras runs on TensorFlow: what it assigns is collected, and assigned at its end. `step(context, state, batch) ->
+(logs, state)` is the form of Keras on JAX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import RunConfig
+from distlaunch.data.function_references import load_function
+from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
+from distlaunch.strategies.protocol import Batch, StepFunction, Steps
+from distlaunch.strategies.variables import slot_variables
+from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
+
+_STEP = ("train", "step")
+
+
+class FunctionalContext:
+    """What a step function of the form `step(context, state, batch) -> (logs, state)` works with.
+
+    Attributes:
+        model: the Keras model; `model.stateless_call` computes.
+        optimizer: its optimizer; `optimizer.stateless_apply` updates.
+        per_example_loss: the config's loss, not reduced: (y, predictions) -> shape [rows].
+        average: (per_example, sample_weight=None) -> the mean over the rows of the global batch.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model: Any = model
+        self.optimizer: Any = model.optimizer
+        self.per_example_loss = StepContext(model, per_example(model)).per_example_loss
+        self.average = average
+
+
+class _DenseGradients(StepContext):
+    """DTensor cannot place the updates of single rows."""
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> list[Any]:
+        found = super().gradients(tape, loss, variables)
+        return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
+
+
+def mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
+    """The step functions that the config's loop asks for.
+
+    Raises:
+        ConfigError: the model, or the step, is none for a mesh.
+    """
+    if not model.compiled:
+        message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
+        raise ConfigError(Problem(("compile",), message))
+    if config.train.loop == "fit":
+        step = FunctionalStep(model)
+        return Steps(model, _own(model, "train_step") or step.train_step, _own(model, "test_step") or step.test_step)
+    if config.train.step is not None:
+        return Steps(model, _users_step(config.train.step, model), FunctionalStep(model).test_step, logs="mean")
+    context = StepContext(model, per_example(model))
+    check_reference(context)
+    step = FunctionalStep(model, reference_loss(model, context.per_example_loss))
+    return Steps(model, step.train_step, step.test_step, logs="mean")
+
+
+def _users_step(reference: str, model: keras.Model) -> StepFunction:
+    function = load_function(reference, _STEP)
+    if num_arguments(function) == 3:
+        functional = FunctionalContext(model)
+        return lambda state, batch: function(functional, state, batch)
+    if keras.backend.backend() != "tensorflow":
+        message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
+        raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
+    context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
+    return _collecting(model, lambda batch: step(context, batch))
+
+
+def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> StepFunction:
+    """A step that assigns as one that returns the new state. It reads the model's variables by itself."""
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
+        with _Collected() as scope:
+            logs = step(batch)
+        slots = slot_variables(model)
+        groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
+        new = [values and scope.values(group, values) for group, values in zip(groups, state, strict=True)]
+        return logs, (new[0], new[1], new[2], new[3])
+
+    return train_step
+
+
+class _Collected(keras.StatelessScope):
+    """Assignments within it are collected; a variable that was not assigned is read where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__(collect_losses=True)
+
+    def get_current_value(self, variable: Any) -> Any:
+        assigned = super().get_current_value(variable)
+        return variable._value if assigned is None else assigned  # with the handle that a tape knows
+
+    def values(self, variables: list[Any], before: list[Any]) -> list[Any]:
+        """Values at the end; those that were not assigned have the value from before."""
+        assigned = [super(_Collected, self).get_current_value(variable) for variable in variables]
+        return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
+
+
+def _own(model: keras.Model, name: str) -> StepFunction | None:
+    """The model's own `train_step` or `test_step`; None if it has Keras's."""
+    if getattr(type(model), name) is getattr(keras.Model, name):
+        return None
+    own = getattr(model, name)
+    if num_arguments(own) == 2:
+        return own
+    if keras.backend.backend() != "tensorflow":
+        what = f"{type(model).__name__}.{name}(self, data)"
+        message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
+        raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))
+    collecting = _collecting(model, own)
+    return collecting if name == "train_step" else _without_slots(collecting)
+
+
+def _without_slots(step: StepFunction) -> StepFunction:
+    """An evaluation step has the state without the optimizer's."""
+
+    def test_step(state: TestState, batch: Batch) -> tuple[dict[str, Any], TestState]:
+        trainable, others, metrics = state
+        logs, (trainable, others, _, metrics) = step((trainable, others, None, metrics), batch)
+        return logs, (trainable, others, metrics)
+
+    return test_step

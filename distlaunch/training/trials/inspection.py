@@ -1,0 +1,176 @@
+"""Finds what in a model and its data may make a strategy's numbers differ from those of one device."""
+
+# pyright: reportArgumentType=false
+# (what pyright infers of Keras's functions is often wrong)
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.trial_records import ModelFacts
+from distlaunch.config.run import RunConfig
+from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.protocol import Source, State
+from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
+from distlaunch.training.trials.layer_facts import between
+
+_RANDOM_OPS = frozenset(
+    {
+        *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
+        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
+        *("RandomCrop", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    }
+)
+"""TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
+
+_SHARDING_OP = "ShardDataset"
+_RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
+_MIXED = 1e-3
+"""Halves of a batch that deviate by more than this, relative to 1 and to the value, are not rounded otherwise."""
+
+
+def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
+    """What to know of a model on one device, which has its first weights, and of its training data."""
+    return ModelFacts(
+        batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
+        own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
+        embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
+        random=[layer.name for layer in model._flatten_layers() if draws(layer)],
+        own_step=_own_step(config, model),
+        random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
+        own_losses=float(sum(float(loss) for loss in model.losses)),
+        mixes_rows=_mixes_rows(model, source),
+    )
+
+
+def own_state(model: keras.Model, before: State, after: State) -> list[str]:
+    """Numbers beside the weights that layers of the user's have changed: names of variables."""
+    found = []
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) or _seems_batch_norm(layer):
+            continue
+        for variable in layer._non_trainable_variables:
+            name = f"model/{variable.path}"
+            kept = name not in after or np.array_equal(before[name], after[name])
+            if not kept and np.issubdtype(after[name].dtype, np.floating):
+                found.append(variable.path)
+    return found
+
+
+def checksum(source: Source, batches: int) -> str:
+    """Of the content of the first batches."""
+    digest = hashlib.sha256()
+    for batch in _batches(source).take(batches):
+        for leaf in tf.nest.flatten(batch, expand_composites=True):
+            digest.update(leaf.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def takes_shards(source: Source) -> bool:
+    """Whether a pipeline takes a part of the examples by itself."""
+    return _SHARDING_OP in _pipeline_ops(source)
+
+
+def _batches(source: Source) -> Any:
+    """What a source loads, whole."""
+    return source.elements.map(lambda *element: source.load(pack(element)))
+
+
+def synchronize_batch_norm(model: keras.Model) -> None:
+    """Lets BatchNormalization take the statistics of the whole batch; to be called before a step is traced."""
+    for layer in filter(_normalises_alone, model._flatten_layers()):
+        layer.synchronized = True
+
+
+def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
+    """Lets layers compute as if not in training; to be called before a step is traced.
+
+    Args:
+        names: of layers, of classes, or paths of variables that a layer holds.
+    """
+    for part in parts_of(model):
+        held = [variable.path for variable in vars(part).get("_non_trainable_variables", ())]
+        named = not {type(part).__name__, getattr(part, "name", None), *held}.isdisjoint(names)
+        if named and callable(part) and "training" in inspect.signature(getattr(part, "call", part)).parameters:
+            between(part, _NotInTraining)
+
+
+class _NotInTraining:
+    """Between a layer and its class."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        compute = getattr(self, "call", super().__call__)  # pyright: ignore[reportAttributeAccessIssue]
+        at = list(inspect.signature(compute).parameters).index("training")
+        return super().__call__(*args[:at], *args[at + 1 :], **{**kwargs, "training": False})  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _normalises_alone(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized and layer.trainable
+
+
+def _is_embedding(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.Embedding) and layer.trainable
+
+
+def _seems_batch_norm(part: Any) -> bool:
+    cls = type(part)
+    return "batchnorm" in cls.__name__.lower().replace("_", "") and not cls.__module__.startswith("keras.")
+
+
+def draws(layer: Any) -> bool:
+    """Whether it draws random numbers in training; a Dropout of rate 0, or a GRU without dropout, does not."""
+    own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
+    rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
+    return bool(own or getattr(layer, "_seed_generators", None)) and (any(rates) or not rates)
+
+
+def _mixes_rows(model: keras.Model, source: Source) -> str:
+    """Whether what one device computes for a batch is not the mean of what it computes for the halves."""
+    batch = next(iter(_batches(source)))
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    rows = int(num_rows(x))
+    try:
+        whole = model(x, training=False)
+        halves = [model(slice_rows(x, *span), training=False) for span in _halves(rows)]
+    except Exception:  # no forward pass, or one of other inputs: a model with a step of its own
+        return ""
+    for own, *parts in zip(tf.nest.flatten(whole), *map(tf.nest.flatten, halves), strict=True):
+        if not np.allclose(own, np.concatenate(parts), rtol=_MIXED, atol=_MIXED):
+            return "model"
+    if not model.compiled or y is None or weights is not None:  # weights are divided by their sum
+        return ""
+    own = sum(float(loss) for loss in model.losses)
+
+    def loss_of(start: int, stop: int) -> float:
+        target, predictions = (slice_rows(each, start, stop) for each in (y, whole))
+        return float(model.compute_loss(None, target, predictions, training=False)) - own
+
+    try:
+        parts = sum((stop - start) / rows * loss_of(start, stop) for start, stop in _halves(rows))
+        return "" if np.isclose(loss_of(0, rows), parts, rtol=_MIXED, atol=_MIXED) else "loss"
+    except Exception:  # a step of its own has losses of its own
+        return ""
+
+
+def _halves(rows: int) -> list[tuple[int, int]]:
+    return [(0, rows // 2), (rows // 2, rows)] if rows > 1 else [(0, rows)]
+
+
+def _own_step(config: RunConfig, model: keras.Model) -> str:
+    if config.train.step is not None:
+        return str(config.train.step)
+    own = config.train.loop == "fit" and type(model).train_step is not keras.Model.train_step
+    return f"{type(model).__name__}.train_step" if own else ""
+
+
+def _pipeline_ops(source: Source) -> set[str]:
+    """Names of the operations in the pipeline's graph."""
+    graph = tf.compat.v1.GraphDef.FromString(_batches(source)._as_serialized_graph().numpy())
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    return {node.op for node in nodes}

@@ -1,0 +1,269 @@
+"""A trial of `distlaunch verify`: some steps from given weights, every step recorded; the reference measures noise.
+
+The strategy's program is driven without the training loop: each step's values are wanted alone, and what the loop adds
+(epochs, validation, callbacks, checkpoints) is the same for all strategies.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import CheckpointError
+from distlaunch.base.events import Event, StepsDone
+from distlaunch.base.trial_records import ModelFacts, Record, Series, TrialOrder
+from distlaunch.config.run import RunConfig
+from distlaunch.strategies.protocol import Program, Source, State, Vote
+from distlaunch.strategies.replica.input import num_rows, pack
+from distlaunch.strategies.replica.row_random import Order, numbers_for
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.loop import scalars
+from distlaunch.training.session import Session
+from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.trials.gradient_norm import (
+    dense_gradients,
+    given_sparse,
+    gradient_norms,
+    norms_by_variable,
+    watch_gradients,
+)
+from distlaunch.training.trials.inspection import (
+    checksum,
+    facts_of,
+    own_state,
+    stop_training_of,
+    synchronize_batch_norm,
+    takes_shards,
+)
+from distlaunch.training.trials.layer_facts import LayerFacts
+
+_BATCHES_COMPARED = 3
+NOISE_RUNS = 4
+"""Of each kind: an activation crosses a kink in some runs only, and where one can, a trial may too."""
+_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
+_SANE = {"float32": 1e-3, "float64": 1e-6}
+_SANE_IF_MIXED = 0.1
+"""What rounding can do to the loss of the first step, at most."""
+_SANE_ORDER = 1e-4
+"""What another order of the examples can do to it where layers draw random numbers. More, and the numbers of some layer
+do not follow the order."""
+
+
+class Stopped(Exception):  # noqa: N818 (no error)
+    """The trial was asked to stop."""
+
+
+class Trial:
+    """One trial in one task."""
+
+    def __init__(self, order: TrialOrder, config: RunConfig, emit: Callable[[Event], None],
+                 should_stop: Callable[[], bool]) -> None:  # fmt: skip
+        self._order, self._config, self._emit, self._should_stop = order, config, emit, should_stop
+        self._rows: list[int] = []  # of each step's batch
+        self._layers: LayerFacts | None = None
+        self._places: tf.Variable | None = None
+        """Where each row of a step's batch is in the usual order; the reference's."""
+
+    def prepare(self, model: keras.Model) -> None:
+        """To be called when the model is built, before its steps are made."""
+        watch_gradients(model)
+        if self._order.synchronized:
+            synchronize_batch_norm(model)
+        stop_training_of(model, self._order.without)
+        self._layers = LayerFacts(model) if self._order.layers else None
+        if self._order.reference:
+            self._places = tf.Variable(tf.zeros([0], tf.int64), shape=[None], trainable=False)
+
+    def run(self, session: Session, path: Path) -> None:
+        """Runs the trial and writes its record; every task calls it.
+
+        Raises:
+            Stopped: on request.
+        """
+        store, is_chief = session.store, session.strategy.is_chief
+        if self._order.reference:
+            assert self._places is not None, "the model is built"
+            with numbers_for(Order(self._places)):
+                record = self._reference(session, store)
+        else:
+            source = _source(session)
+            series, final = self._train(session, store.load(0).state if is_chief else None, source)
+            if not is_chief:
+                return
+            steps = self._order.steps
+            dense = _compared(series, final, store.load(steps + 1).state) if self._order.dense else None
+            series = _compared(series, final, store.load(steps).state)
+            record = Record(
+                session.strategy.num_replicas,
+                series,
+                shards=takes_shards(source),
+                dense=dense,
+                examples=checksum(source, _BATCHES_COMPARED),
+            )
+        record.write(path)
+
+    def _reference(self, session: Session, store: CheckpointStore) -> Record:
+        source, plain = _source(session), self._config.to_plain()
+        initial = session.program.snapshot()
+        store.save(initial, Progress(), plain)
+        facts = facts_of(self._config, session.model, source)
+        self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
+        series, final = self._train(session, initial, source)
+        store.save(final, Progress(step=self._order.steps), plain)
+        examples = checksum(source, _BATCHES_COMPARED)
+        other = examples != checksum(source, _BATCHES_COMPARED)
+        facts = replace(facts, own_state=own_state(session.model, initial, final), other_examples=other)
+        noise, origin = self._noise(session, initial, source, (series, final), facts)
+        dense = None
+        if given_sparse(session.model):
+            with dense_gradients(session.model):
+                program = session.strategy.program(make_steps(self._config, session.model))
+                dense, final = self._train(session, initial, source, program=program)
+            store.save(final, Progress(step=self._order.steps + 1), plain)  # beside the other end
+        return Record(1, series, facts, self._rows, noise, origin, dense=dense, examples=examples)
+
+    def _noise(self, session: Session, initial: State, source: Source, reference: tuple[Series, State],
+               facts: ModelFacts) -> tuple[list[Series], str]:  # fmt: skip
+        """Runs that differ from the reference in rounding only, and how they were made; none if there are none such.
+
+        Permuting changes sums over the batch only: each example's own values stay bit-equal, so that it does not show
+        what happens where rounding moves an activation over the kink of a ReLU. Rounding the weights does.
+        """
+        series, final = reference
+        if facts.random_ops or facts.other_examples:  # each run reads other data
+            return [], "none"
+        limit = _SANE.get(session.model.dtype_policy.name, _SANE_IF_MIXED)
+        limit_of_order = min(limit, _SANE_ORDER) if facts.random else limit
+        seeds = range(1, NOISE_RUNS + 1)
+        moved = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
+        kinds = {"rounded": (moved, limit)}
+        if not _is_sparse(source):
+            other = [_compared(*self._train(session, initial, source, seed), final) for seed in seeds]
+            kinds = {"permuted": (other, limit_of_order), **kinds}
+        kept = {name: runs for name, (runs, allowed) in kinds.items() if _is_rounding(runs, series, allowed)}
+        return [run for runs in kept.values() for run in runs], " and ".join(kept) or "none"
+
+    def _train(
+        self,
+        session: Session,
+        state: State | None,
+        source: Source,
+        order: int | None = None,
+        program: Program | None = None,
+    ) -> tuple[Series, State]:
+        """The steps from a state; the chief's counts.
+
+        Args:
+            order: a seed by which the examples of each batch are permuted; None: they stay as they are.
+            program: another than the session's.
+        """
+        program, series = program or session.program, Series([])
+        program.set_train_data(source if order is None else permuted(source, order))
+        program.restore(state)
+        for step in range(1, self._order.steps + 1):
+            program.reset_metrics()
+            if self._places is not None:
+                rows = self._rows[step - 1]
+                self._places.assign(tf.range(rows, dtype=tf.int64) if order is None else _order(rows, order, step - 1))
+            began = time.monotonic()
+            result = program.run_steps(1, Vote(stop=self._should_stop()))
+            if result.vote.stop or (self._order.reference and self._should_stop()):
+                raise Stopped
+            if not result.steps:
+                raise CheckpointError(f"the training data ended before step {step}; it must be readable again")
+            series.logs.append(scalars(result.logs))
+            series.gradients.append(gradient_norms(session.model))
+            if self._layers is not None:
+                series.outputs.append(self._layers.read(program.snapshot()))
+                series.variables.append(norms_by_variable(session.model))
+            seconds = time.monotonic() - began
+            self._emit(
+                StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=series.logs[-1])
+            )
+        return series, program.snapshot()
+
+
+def _source(session: Session) -> Source:
+    return session.train.training_source(0, 0, ends_visible=False)
+
+
+def permuted(source: Source, seed: int) -> Source:
+    """The same batches, none of them sparse, with the examples of each in another order."""
+
+    def shuffle(number: tf.Tensor, element: Any) -> Any:
+        order = _order(num_rows(element), seed, number)
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, order), element)
+
+    packed = source.elements.map(lambda *element: (pack(element),)) if _is_tuple(source) else source.elements
+    numbered = packed.enumerate()
+    return replace(source, elements=numbered.map(lambda number, element: shuffle(number, _unwrapped(element, source))))
+
+
+def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
+    """Where each row of a permuted batch was; int64 of shape [rows]."""
+    seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
+    return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
+
+
+def _is_sparse(source: Source) -> bool:
+    return any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(source.elements.element_spec))
+
+
+def _is_tuple(source: Source) -> bool:
+    return isinstance(source.elements.element_spec, tuple)
+
+
+def _unwrapped(element: Any, source: Source) -> Any:
+    return element[0] if _is_tuple(source) else element
+
+
+def rounded(state: State, seed: int) -> State:
+    """The same state with each weight moved to the next number above or below it, at random."""
+    random = np.random.default_rng(seed)
+
+    def moved(name: str, value: np.ndarray) -> np.ndarray:
+        if not name.startswith("model/") or value.dtype not in (np.float32, np.float64):
+            return value
+        towards = np.where(random.random(value.shape) < 0.5, -np.inf, np.inf).astype(value.dtype)
+        # zeros stay: the number beside zero is far below any rounding error
+        return np.where(value == 0, value, np.nextafter(value, towards)).astype(value.dtype)
+
+    return {name: moved(name, value) for name, value in state.items()}
+
+
+def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
+    """Whether the first step, in which nothing has grown yet, deviates no more than rounding can make it."""
+    names = [name for name in series.logs[0] if "loss" in name]
+    pairs = [(run.logs[0].get(name, math.nan), series.logs[0][name], limit) for run in noise for name in names]
+    for run in noise:
+        # a norm is as near to zero as the model to its optimum, so rounding shows more
+        pairs += [(own, norm, 10 * limit) for own, norm in zip(run.gradients[0], series.gradients[0], strict=True)]
+    known = [pair for pair in pairs if math.isfinite(pair[1])]
+    return all(abs(own - expected) <= allowed * max(abs(expected), 1e-6) for own, expected, allowed in known)
+
+
+def _compared(series: Series, final: State, reference: State) -> Series:
+    """The series with the largest deviation of its final weights from the reference's."""
+    worst, worst_name = 0.0, ""
+    for name, expected in reference.items():
+        if not name.startswith("model/") or "float" not in expected.dtype.name:
+            continue
+        got = np.asarray(final[name], np.float64)
+        wide = np.asarray(expected, np.float64)
+        scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
+        deviation = float(np.abs(got - wide).max(initial=0.0)) / scale
+        deviation = deviation if math.isfinite(deviation) else math.inf
+        if deviation > worst:
+            worst, worst_name = deviation, name.removeprefix("model/")
+    return replace(series, weights=worst, worst_weight=worst_name)

@@ -1,0 +1,104 @@
+"""The lines that stay on the screen, one for each event worth one. The same for terminals and for files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.text import Text
+
+from distlaunch.base.events import (
+    CheckpointFailed,
+    DataResolved,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Exported,
+    Notice,
+    Predicted,
+    Restored,
+    TaskRestarted,
+    TrainingStarted,
+)
+from distlaunch.runs.paths import shown
+from distlaunch.ui import words
+
+STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
+_TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
+
+
+def event_line(event: Event, epochs: int) -> Text | None:
+    """What an event has to say; None if it only moves the progress bar."""
+    match event:
+        case DataResolved():
+            return _pair("data", data_source(event))
+        case TrainingStarted():
+            return _pair("training", training_start(event))
+        case Restored():
+            return _pair("restored", f"step {event.step:,} from {shown(event.path)}")
+        case EpochEnded():
+            head = f"epoch {event.epoch + 1:>{len(str(epochs))}}/{epochs}"
+            return Text.assemble((head, "bold"), f"  {words.duration(event.seconds):>6}  {words.metrics(event.logs)}")
+        case Evaluated() if event.of_evaluator:
+            return _pair("evaluator ", f"step {event.step:,}  {words.metrics(event.logs)}")
+        case TaskRestarted():
+            return note_line(f"{event.restarted_task} {event.reason}; started again")
+        case Exported():
+            signature = f"   {event.signature}" if event.signature else ""
+            return _pair("exported", f"{event.format}  {shown(event.path)}{signature}")
+        case Predicted():
+            arrays = ", ".join(f"{name} {words.shape(shape)}" for name, shape in event.shapes.items())
+            at = "" if event.step is None else f" at step {event.step:,}"
+            return _pair("predicted", f"{event.split}{at} to {shown(event.path)}: {arrays}")
+        case CheckpointFailed():
+            return _warning(f"checkpoint of step {event.step:,}: {event.reason}")
+        case Notice(level="warning"):
+            return _warning(event.message)
+        case Notice():
+            return Text(event.message)
+    return None
+
+
+def task_line(task: str, text: str, *, alone: bool) -> Text:
+    """A line that a task printed, after its name if there are several tasks."""
+    if alone:
+        return Text.from_ansi(text) if "\x1b" in text else Text(text)
+    index = int(task.rpartition(":")[2] or 0)
+    head = Text(f"[{task}] ", style=_TASK_STYLES[index % len(_TASK_STYLES)])
+    return head + (Text.from_ansi(text) if "\x1b" in text else Text(text))
+
+
+def note_line(text: str) -> Text:
+    """Something that the launcher itself says."""
+    return Text(text, style="bold")
+
+
+def data_source(event: DataResolved) -> str:
+    counts = [f"{number:,} {split}" for split, number in event.examples.items() if number is not None]
+    name = event.name.rpartition(":")[2]
+    return f"{name} from {shown(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def training_start(event: TrainingStarted) -> str:
+    parts = [event.strategy.replace("_", " ")]
+    if event.tasks > 1:
+        parts.append(words.count(event.tasks, "task"))
+    if event.replicas > 1:
+        parts.append(words.count(event.replicas, "replica"))
+    parts.append(f"global batch {event.global_batch}")
+    steps = f" of {words.count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
+    parts.append(f"{words.count(event.epochs, 'epoch')}{steps}")
+    return ", ".join(parts)
+
+
+def restarts(tasks: Mapping[str, int], jobs: int) -> str:
+    """`the job once, worker:1 twice`."""
+    parts = [f"the job {words.times(jobs)}"] if jobs else []
+    return ", ".join(parts + [f"{task} {words.times(count)}" for task, count in sorted(tasks.items())])
+
+
+def _pair(name: str, value: str) -> Text:
+    return Text.assemble((f"{name:<9} ", "dim"), value)
+
+
+def _warning(message: str) -> Text:
+    return Text.assemble(("warning: ", "yellow bold"), message)

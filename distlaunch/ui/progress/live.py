@@ -1,0 +1,125 @@
+"""Progress on a terminal: a bar that moves, and everything else printed above it."""
+
+from __future__ import annotations
+
+import itertools
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from distlaunch.base.events import Event
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.ui import words
+from distlaunch.ui.progress.lines import event_line, note_line, task_line
+from distlaunch.ui.progress.state import RunState
+
+REFRESH_S = 0.1
+
+
+class LiveView:
+    """Draws on a terminal, a few times a second, when it is called: no thread of its own."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.state = RunState()
+        self._live: Live | None = None
+        self._above: list[tuple[Text, bool]] = []
+        self._began: float | None = None
+        self._drawn_at = float("-inf")
+        self._stopping = ""
+        self._script = False
+
+    def started(self, plan: LaunchPlan) -> None:
+        self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
+        self._began, self._stopping, self._script = None, "", plan.mode == "run"
+        live = Live(
+            console=self._console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+        )
+        live.start()
+        self._live = live
+
+    def event(self, event: Event) -> None:
+        self.state.add(event)
+        line = event_line(event, self.state.training.epochs if self.state.training else 1)
+        if line is not None:
+            self._above.append((line, False))
+
+    def line(self, task: str, text: str) -> None:
+        self._above.append((task_line(task, text, alone=len(self.state.tasks) == 1), True))
+
+    def note(self, text: str) -> None:
+        self._above.append((note_line(text), False))
+        if self._live is None:
+            self._flush()
+        elif text.startswith("stopping"):
+            self._stopping = "stopping: waiting for the tasks to end"
+
+    def tick(self, now: float) -> None:
+        self._began = now if self._began is None else self._began
+        if self._live is None or now < self._drawn_at + REFRESH_S:
+            return
+        self._drawn_at = now
+        self._flush()
+        self._live.update(self._bar(now - self._began), refresh=True)
+
+    def ended(self) -> None:
+        if self._live is not None:
+            self._live.update(Text(""))
+            self._flush()
+            self._live.stop()
+            self._live = None
+
+    def _flush(self) -> None:
+        """Prints what has gathered: lines of tasks as they are, our own broken at words."""
+        above, self._above = self._above, []
+        for as_is, group in itertools.groupby(above, key=lambda entry: entry[1]):
+            lines = Text("\n").join([line for line, _ in group])
+            self._console.print(lines, soft_wrap=as_is, highlight=False, markup=False)
+
+    def _bar(self, elapsed_s: float) -> RenderableType:
+        if self._stopping:
+            return Text(f"{self._stopping} ({words.clock(elapsed_s)})", style="yellow")
+        if self.state.training is None or self.state.is_past_last_epoch:
+            return Text(self._waiting(elapsed_s), style="dim", no_wrap=True, overflow="ellipsis")
+        metrics = Text(words.metrics(self.state.logs), style="dim", no_wrap=True, overflow="ellipsis")
+        return (
+            Group(progress_line(self.state), metrics)
+            if self.state.logs and self.state.epoch_open
+            else progress_line(self.state)
+        )
+
+    def _waiting(self, elapsed_s: float) -> str:
+        clock = words.clock(elapsed_s)
+        if self.state.training is not None:
+            return f"finishing ({clock})"
+        missing, num_tasks = self.state.missing, len(self.state.tasks)
+        if self._script and (not missing or num_tasks == 1):
+            return f"running, {words.count(num_tasks, 'task')} ({clock})"
+        if missing:
+            who = f"waiting for {', '.join(missing)}" if num_tasks > 1 else "loading the framework"
+            return f"starting, {who} ({clock})"
+        return f"building the model ({clock})"
+
+
+def progress_line(state: RunState) -> Table:
+    """`epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
+    start = state.training
+    assert start is not None
+    between = not state.epoch_open and state.last_epoch is not None
+    epoch, done = (state.epoch + 1, 0) if between else (state.epoch, state.step_in_epoch)
+    total = start.steps_per_epoch
+    table = Table.grid(padding=(0, 1), expand=True)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.columns[1].ratio = 1
+    head = f"epoch {min(epoch + 1, start.epochs)}/{start.epochs}"
+    steps = f"{done:,}/{total:,}" if total else words.count(done, "step")
+    speed = words.rate(state.steps_per_s) if state.steps_per_s else ""
+    eta = f"eta {words.clock(state.eta_s)}" if state.eta_s is not None else ""
+    bar = ProgressBar(total=total or 1, completed=done if total else 0)
+    validating = total is not None and done >= total and state.epoch_open
+    table.add_row(Text(head, style="bold"), bar, steps, Text("validating" if validating else f"{speed}  {eta}".strip()))
+    return table

@@ -1,0 +1,70 @@
+"""Progress where there is no terminal: whole lines, no control codes, one an epoch and a few between."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from distlaunch.base.events import Event, StepsDone, TrainingStarted
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.ui import words
+from distlaunch.ui.progress.lines import event_line, note_line, task_line
+from distlaunch.ui.progress.state import RunState
+
+EVERY_S = 10.0
+
+
+class PlainView:
+    """Prints lines to a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.state = RunState()
+        self._now = 0.0
+        self._told_at: float | None = None
+
+    def started(self, plan: LaunchPlan) -> None:
+        self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
+        self._told_at = None
+
+    def event(self, event: Event) -> None:
+        self.state.add(event)
+        training = self.state.training
+        line = event_line(event, training.epochs if training else 1)
+        if line is not None:
+            self._print(line)
+        if isinstance(event, TrainingStarted) or (line is not None and self._told_at is not None):
+            self._told_at = self._now
+        if isinstance(event, StepsDone) and self._told_at is not None and self._now >= self._told_at + EVERY_S:
+            self._told_at = self._now
+            self._print(_progress(self.state))
+
+    def line(self, task: str, text: str) -> None:
+        self._print(task_line(task, text, alone=len(self.state.tasks) == 1))
+
+    def note(self, text: str) -> None:
+        self._print(note_line(text))
+
+    def tick(self, now: float) -> None:
+        self._now = now
+        waiting = self.state.training is None and bool(self.state.missing)
+        if self._told_at is None:
+            self._told_at = now
+        elif waiting and now >= self._told_at + EVERY_S:
+            self._told_at = now
+            self._print(f"waiting for {', '.join(self.state.missing)}")
+
+    def ended(self) -> None: ...
+
+    def _print(self, text: object) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _progress(state: RunState) -> str:
+    start = state.training
+    of = f"/{start.steps_per_epoch:,}" if start and start.steps_per_epoch else ""
+    parts = [f"epoch {state.epoch + 1}/{start.epochs if start else 1}  {state.step_in_epoch:,}{of} steps"]
+    if state.steps_per_s:
+        parts.append(words.rate(state.steps_per_s))
+    if state.eta_s is not None:
+        parts.append(f"eta {words.clock(state.eta_s)}")
+    return "  ".join([*parts, words.metrics(state.logs)])

@@ -1,0 +1,100 @@
+"""Which view a command gets: a moving bar, plain lines, JSON lines, or nothing but errors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Protocol
+
+from rich.console import Console
+
+from distlaunch.base.events import Event
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.supervise.observer import Observer, Silent
+from distlaunch.ui import report
+from distlaunch.ui.console import JobConsole
+from distlaunch.ui.progress.live import LiveView
+from distlaunch.ui.progress.plain import PlainView
+from distlaunch.ui.progress.state import RunState
+
+
+class View(Observer, Protocol):
+    """An observer that can also tell how it ended."""
+
+    state: RunState
+
+    def report(self, result: AttemptResult) -> None:
+        """Prints what is to be known at the end of a training."""
+
+
+class _Reporting:
+    """Adds the report to a view that prints."""
+
+    state: RunState
+    _console: Console
+
+    def report(self, result: AttemptResult) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
+            if result.plan.is_run:
+                report.print_summary(self._console, self.state, result)
+            elif self.state.evaluated is not None:
+                report.print_metrics(self._console, self.state.evaluated.logs, self.state.evaluated.split)
+        _report_errors(self.state, result)
+
+
+class TerminalView(_Reporting, LiveView):
+    """For a terminal."""
+
+
+class TextView(_Reporting, PlainView):
+    """For a file or a pipe."""
+
+
+class QuietView(Silent):
+    """Nothing but errors."""
+
+    def __init__(self) -> None:
+        self.state = RunState()
+
+    def event(self, event: Event) -> None:
+        self.state.add(event)
+
+    def report(self, result: AttemptResult) -> None:
+        _report_errors(self.state, result)
+
+
+class JsonView(QuietView):
+    """Events as JSON lines on standard output, and nothing else there."""
+
+    def event(self, event: Event) -> None:
+        super().event(event)
+        print(event.to_json(), flush=True)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def make_view(*, as_json: bool = False, quiet: bool = False) -> View:
+    """The view for what the user asked for and where the output goes."""
+    if as_json:
+        return JsonView()
+    if quiet:
+        return QuietView()
+    console = JobConsole()
+    return TerminalView(console) if console.is_terminal and not console.is_dumb_terminal else TextView(console)
+
+
+def finish_output() -> None:
+    """To be called last: an output that nobody reads any more must not change the exit code."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report_errors(state: RunState, result: AttemptResult) -> None:
+    with contextlib.suppress(OSError):
+        console = JobConsole(stderr=True)
+        report.print_warnings(console, result)
+        report.print_failure(console, state, result)

@@ -1,0 +1,168 @@
+"""`distlaunch verify`: trains a config for a few steps under each strategy, and compares with one device."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.trial_records import Record, TrialOrder
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.jobs.job import Request, choose
+from distlaunch.plan.train import REMOVED_ENV
+from distlaunch.supervise.signals import SignalPipe
+from distlaunch.verify.counter_trials import causes
+from distlaunch.verify.explain import dense_embeddings
+from distlaunch.verify.judge import Judgement, first_not_a_number
+from distlaunch.verify.run_trials import Bench, Compared, Ended
+from distlaunch.verify.trials import KINDS, REPLICAS, PlannedTrial, plan_trials
+
+EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented", "failed"
+NOT_COMPARED, CANNOT_RUN = "not compared", "cannot run"
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """What the user asks for.
+
+    Attributes:
+        keep: a new directory for everything that the trials leave; None: it is deleted.
+    """
+
+    target: str
+    overrides: tuple[str, ...] = ()
+    steps: int = 30
+    kinds: Sequence[str] = KINDS
+    replicas: Sequence[int] = REPLICAS
+    keep: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial and what came of it; `reasons` are sentences."""
+
+    planned: PlannedTrial
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    judgement: Judgement | None = None
+    seconds: float | None = None
+
+    @property
+    def proven(self) -> bool:
+        """Whether it was compared and gives one device's numbers."""
+        return self.verdict in (EQUAL, DOCUMENTED) and self.judgement is not None and self.judgement.equal
+
+
+@dataclass
+class VerifyResult:
+    """All rows.
+
+    Attributes:
+        reference: None if it was not trained to its end; then `failed` holds its attempt.
+        interrupted: the exit code, if the user ended it.
+    """
+
+    steps: int
+    rows: list[Row] = field(default_factory=list)
+    reference: Record | None = None
+    failed: AttemptResult | None = None
+    interrupted: ExitCode | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.interrupted is not None:
+            return self.interrupted
+        if self.failed is not None:
+            return self.failed.outcome.exit_code
+        bad = any(row.verdict in (DIFFERS, FAILED) for row in self.rows)
+        return ExitCode.DONE if any(row.proven for row in self.rows) and not bad else ExitCode.DIFFERS
+
+
+def verify(
+    request: VerifyRequest, environ: Mapping[str, str], tell: Callable[[Row], None], note: Callable[[str], None]
+) -> VerifyResult:
+    """Makes all trials, one after the other.
+
+    Args:
+        tell: gets each row as soon as it is known.
+
+    Raises:
+        ConfigError: the config is wrong, be it that the reference found out.
+        UsageError: the request cannot be fulfilled.
+    """
+    environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+    if Path(request.target).is_dir():
+        raise UsageError(f"{request.target} is a directory; expected a config file")
+    choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
+    planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
+    result = VerifyResult(request.steps)
+    with _folder(request.keep) as folder, SignalPipe() as signals:
+        try:
+            note(f"one device, {request.steps} steps: the reference and its rounding noise")
+            order = TrialOrder(request.steps)
+            bench = Bench(choice, order, environ, folder, signals)
+            result.reference = bench.reference
+            for each in planned:
+                row = _try_out(bench, each, order, keeps=request.keep is not None)
+                result.rows.append(row)
+                tell(row)
+        except Ended as ended:
+            result.failed, result.interrupted = ended.result, ended.code
+    return result
+
+
+@contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="distlaunch-verify-") as name:
+            yield Path(name)
+        return
+    folder = Path(keep)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--keep: got {keep}, which is there already; name a directory that is new or empty")
+    yield folder
+
+
+def _try_out(bench: Bench, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
+    """Runs one trial, judges it, and looks for the cause if it deviates."""
+    if planned.verdict:
+        return Row(planned, planned.verdict, (planned.reason,))
+    began = time.monotonic()
+    try:
+        found = bench.compare(planned, order)
+    except DistlaunchError as error:  # too few GPUs, no ports
+        return Row(planned, CANNOT_RUN, (str(error),))
+    row = (
+        _failed(planned, found, keeps=keeps) if isinstance(found, AttemptResult) else _row(bench, planned, order, found)
+    )
+    return dataclasses.replace(row, seconds=time.monotonic() - began)
+
+
+def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row:
+    if result.outcome.problems:
+        return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
+    failure = result.outcome.failure
+    assert failure is not None, "what is not done has problems or a failure"
+    where = f" (its log: {failure.log})" if failure.log and keeps else ""
+    last = failure.detail[-1].strip() if failure.detail else ""
+    reason = failure.reason if not last or last in failure.reason else f"{failure.reason}: {last}"
+    return Row(planned, FAILED, (f"{failure.task} {reason}{where}",))
+
+
+def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
+    planned = dataclasses.replace(planned, replicas=found.record.replicas)
+    reference = found.reference
+    if (step := first_not_a_number(reference.series)) is not None:
+        reason = f"one device itself comes to a loss or gradients that are no number in step {step}"
+        return Row(planned, DIFFERS, (reason,), found.judgement)
+    if found.judgement.equal:
+        return Row(planned, EQUAL, (), found.judgement)
+    if found.dense is not None and found.dense.equal:
+        return Row(planned, DOCUMENTED, (dense_embeddings(reference.facts.embeddings),), found.dense)
+    return Row(planned, DIFFERS, causes(bench, planned, order, found), found.judgement)

@@ -1,0 +1,163 @@
+"""Why a trial deviates, and what helps, as far as the numbers, the step and the data show it without another trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from distlaunch.base.trial_records import ModelFacts, Record, Series
+from distlaunch.verify.judge import Judgement, is_loss
+from distlaunch.verify.trials import PlannedTrial
+
+_CLOSE = 0.02
+_REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
+
+
+def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
+    """The causes of a deviation that the numbers or the data show, each with its remedy; empty if none is known."""
+    facts = reference.facts
+    causes = []
+    if trial.shards and planned.processes > 1:
+        causes.append(
+            "the data pipeline takes a shard of the examples for each worker by itself, so that each batch is another "
+            "one, and shards may differ in length; leave it out: every worker gets its rows of the same global batches"
+        )
+    elif on_replicas(planned):
+        causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
+    if random := random_data(facts):
+        causes.append(random)
+    elif not trial.shards and trial.examples != reference.examples:
+        causes = [
+            "the data function returned other examples in this process than in the reference's: seed what it draws, "
+            "for example np.random.default_rng(0)"
+        ]
+    elif reference.noise_source == "none":
+        causes.append(
+            "one device does not repeat its own numbers either: the model or its step draws random numbers that no "
+            "seed of Keras's governs; use keras.random with a keras.random.SeedGenerator that the model holds"
+        )
+    return tuple(causes)
+
+
+def random_data(facts: ModelFacts) -> str:
+    """What to say of a data pipeline that does not repeat itself; empty if it does."""
+    if facts.random_ops:
+        return (
+            f"the data pipeline draws other random numbers in each run ({', '.join(facts.random_ops)}): "
+            "use tf.random.stateless_* operations with a seed made of the example's number"
+        )
+    if facts.other_examples:
+        return (
+            "the data pipeline gives other examples each time it is read: let it draw from a generator with a seed "
+            "that is made anew for each pass, for example np.random.default_rng(0)"
+        )
+    return ""
+
+
+def dense_embeddings(layers: Sequence[str]) -> str:
+    """What to say where a mesh gives the numbers of one device whose gradients are dense.
+
+    Args:
+        layers: Embedding layers; there may be none, but rows that are taken from a variable otherwise.
+    """
+    what = named("Embedding", layers) if layers else "rows that are looked up"
+    return (
+        f"{what}: gradients are dense on a mesh, while Keras's optimizers on one TensorFlow device update only the "
+        "rows that occur, as documented; compared with one device whose gradients are dense, which is equal"
+    )
+
+
+def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
+    causes = []
+    if judgement.metrics and not (judgement.losses_differ or judgement.gradients_differ or judgement.weights_differ):
+        return [_wrong_metric(judgement, replicas, trial, reference)]
+    if facts.own_step and (what := _scaled(replicas, trial, reference)):
+        causes.append(
+            f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
+            f"are summed; {_remedy(facts.own_step)}"
+        )
+    elif facts.own_step and _adds_own_losses(replicas, trial, reference, facts):
+        causes.append(
+            f"{facts.own_step}: the first step's loss is too large by {replicas - 1} times the model's own losses "
+            "(regularisation): each replica adds them whole, and they are summed; "
+            f"{_remedy(facts.own_step)}"
+        )
+    if facts.mixes_rows:
+        causes.append(
+            f"the {facts.mixes_rows} looks at several examples together: what it gives for a batch is not what it "
+            "gives for the parts, of which each replica has one; train on a mesh, where it sees the whole batch"
+        )
+    return causes
+
+
+def _remedy(step: str) -> str:
+    if step.endswith(".train_step"):
+        return "take the loss from self.compute_loss(...), or divide a mean by the number of replicas"
+    return (
+        "use context.average(...), the sum over the rows / the global batch, for means, and context.regularization() "
+        "for the model's own losses"
+    )
+
+
+def _scaled(replicas: int, trial: Series, reference: Series) -> str:
+    """What is too large by the number of replicas in the first step, where the weights are still equal."""
+    found = []
+    pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
+    if any(_is_multiple(own, expected, replicas) for own, expected in pairs):
+        found.append("gradients")
+    losses = [name for name in reference.logs[0] if is_loss(name)]
+    if any(_is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0][name], replicas) for name in losses):
+        found.append("loss")
+    return f"{' and '.join(found)} {'are' if found != ['loss'] else 'is'} {replicas} times too large" if found else ""
+
+
+def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> bool:
+    losses = [name for name in reference.logs[0] if is_loss(name)]
+    surplus = [trial.logs[0].get(name, math.nan) - reference.logs[0][name] for name in losses]
+    return any(_is_multiple(value + facts.own_losses, facts.own_losses, replicas) for value in surplus)
+
+
+def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference: Series) -> str:
+    names = [name for name, _ in judgement.metrics]
+    summed = any(
+        _is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0].get(name, math.nan), replicas)
+        for name in names
+    )
+    how = f"{replicas} times too large" if summed else "not that of the whole batch"
+    return (
+        f"{named('metric', names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
+        "computes of its own rows cannot be added up or averaged; use a keras.metrics.Metric that adds up sums and "
+        "counts, or return context.average(...) from the step"
+    )
+
+
+def _is_multiple(own: float, expected: float, factor: int) -> bool:
+    return factor > 1 and expected != 0 and abs(own / expected - factor) < _CLOSE * factor
+
+
+def on_replicas(planned: PlannedTrial) -> bool:
+    """Whether several replicas compute with a part of the batch each."""
+    return planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1
+
+
+def unexplained(judgement: Judgement, trial: Series, first: str) -> str:
+    """What is known of a deviation without a cause.
+
+    Args:
+        first: a clause on the first layer that leaves the reference; empty if that is not known.
+    """
+    parts = {"the loss": judgement.losses_differ, "the gradients": judgement.gradients_differ}
+    found = [name for name, differs in parts.items() if differs]
+    found += [named("metric", [name for name, _ in judgement.metrics])] if judgement.metrics else []
+    what = " and ".join(found) or "the final weights"
+    verb = "deviates" if len(found) == 1 and (found[0] == "the loss" or len(judgement.metrics) == 1) else "deviate"
+    since = "" if judgement.first_step is None else f" from step {judgement.first_step} on"
+    weight = f"the weight that deviates most is {trial.worst_weight}" if trial.worst_weight else ""
+    return "; ".join(filter(None, (f"unexplained: {what} {verb}{since}", first, weight)))
+
+
+def named(what: str, names: Sequence[str]) -> str:
+    """`layer a`, `layers a, b`."""
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    plural = {"metric": "metrics", "random layer": "random layers", "class": "classes", "variable": "variables"}
+    return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

@@ -1,0 +1,195 @@
+"""Judges a trial against the reference: a deviation is a fault unless the model's own rounding noise explains it.
+
+A step may deviate by ten times the noise that had grown up to it, or by 1e-5. So the first steps, in which noise is
+small, are judged sharply, however large noise becomes later. What is no number is always a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from distlaunch.base.trial_records import Series
+
+TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
+SHARP = 1e-2
+"""Where more than this is allowed, being equal shows nothing."""
+_SMALLEST_SHARE = 1e-2
+"""Values below this part of their series' largest are compared with that part: a loss that has come to zero."""
+_FLIPS = 10
+"""A metric that counts examples may have one more or less in one of so many steps: it lay on the threshold."""
+
+Values = list[float]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a comparison; steps count from 1, deviations are relative.
+
+    Attributes:
+        first_step: the first that deviates by more than noise; None: none does.
+        loss, gradients: the largest deviation of any step; None: there is nothing to compare.
+        weights: the largest deviation of a final weight.
+        losses_differ, gradients_differ, weights_differ: more than noise explains.
+        metrics: those that differ by more, with their largest deviation.
+        sharp_to: the last step of which the comparison shows anything: up to there a deviation of 1 % would be a
+            fault in the loss or in the gradients. Later noise hides it.
+    """
+
+    first_step: int | None
+    loss: float | None
+    gradients: float | None
+    weights: float | None
+    losses_differ: bool = False
+    gradients_differ: bool = False
+    weights_differ: bool = False
+    metrics: tuple[tuple[str, float], ...] = ()
+    sharp_to: int = 0
+
+    @property
+    def equal(self) -> bool:
+        return not (self.losses_differ or self.gradients_differ or self.weights_differ or self.metrics)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Deviations of one kind of values, step by step, the first step at which they are a fault, and the last at which
+    one of 1 % would be."""
+
+    deviations: Values
+    first: int | None
+    sharp_to: int = 0
+
+    @property
+    def largest(self) -> float | None:
+        return max(self.deviations, default=None)
+
+
+def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Sequence[int] = ()) -> Judgement:
+    """Compares every step's values and the final weights.
+
+    Args:
+        noise: runs on one device that differ from the reference in rounding only.
+        rows: examples of each step's batch.
+    """
+    names = list(reference.logs[0]) if reference.logs else []
+    losses = [name for name in names if is_loss(name)]
+    loss = _compare(trial, reference, noise, [_log(name) for name in losses])
+    optimizers = range(len(reference.gradients[0]) if reference.gradients and trial.gradients else 0)
+    gradients = _compare(trial, reference, noise, [_gradient(index) for index in optimizers])
+    metrics = {}
+    for name in names:
+        if name not in losses:
+            compared = _compare(trial, reference, noise, [_log(name)])
+            if compared.first is not None and not _only_flips(name, trial, reference, compared, noise, rows):
+                metrics[name] = compared
+    firsts = [each.first for each in (loss, gradients, *metrics.values()) if each.first is not None]
+    noise_of_weights = [run.weights for run in noise if run.weights is not None and math.isfinite(run.weights)]
+    allowed = max(TOLERANCE, NOISE_FACTOR * max(noise_of_weights, default=0.0))
+    weights = _or_inf(trial.weights)
+    return Judgement(
+        first_step=min(firsts, default=None),
+        loss=loss.largest,
+        gradients=gradients.largest,
+        weights=weights,
+        losses_differ=loss.first is not None,
+        gradients_differ=gradients.first is not None,
+        weights_differ=not weights <= allowed,
+        metrics=tuple((name, each.largest or 0.0) for name, each in metrics.items()),
+        sharp_to=max(loss.sharp_to, gradients.sharp_to),
+    )
+
+
+def is_loss(name: str) -> bool:
+    return "loss" in name
+
+
+def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
+    """The noise of the loss (of the gradients without one): of the first step, and the largest of all."""
+    names = [name for name in reference.logs[0] if is_loss(name)] if reference.logs else []
+    parts = [_log(name) for name in names] or [_gradient(0)]
+    steps = _spread(reference, noise, parts)
+    return steps[0], max(steps)
+
+
+def first_not_a_number(reference: Series) -> int | None:
+    """The first step of which some value is no number."""
+    for step, logs in enumerate(reference.logs, 1):
+        norms = reference.gradients[step - 1] if reference.gradients else []
+        if not all(math.isfinite(value) for value in (*logs.values(), *norms)):
+            return step
+    return None
+
+
+Pick = Callable[[Series], Values]
+
+
+def _log(name: str) -> Pick:
+    return lambda series: [logs.get(name, math.nan) for logs in series.logs]
+
+
+def _gradient(index: int) -> Pick:
+    return lambda series: [norms[index] if index < len(norms) else math.nan for norms in series.gradients]
+
+
+def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> _Compared:
+    """Values of several names together: the largest deviation of any of them at each step."""
+    if not picks:
+        return _Compared([], None)
+    deviations = _largest(trial, reference, picks)
+    grown, first, sharp_to = 0.0, None, 0
+    for step, (deviation, own_noise) in enumerate(zip(deviations, _spread(reference, noise, picks), strict=True), 1):
+        grown = max(grown, own_noise)
+        if NOISE_FACTOR * grown <= SHARP:
+            sharp_to = step
+        if first is None and not deviation <= max(TOLERANCE, NOISE_FACTOR * grown):
+            first = step
+    return _Compared(deviations, first, sharp_to)
+
+
+def _spread(reference: Series, noise: Sequence[Series], picks: Sequence[Pick]) -> Values:
+    """The largest noise of each step; a noise run that has come to no number allows nothing."""
+    steps = [0.0] * len(reference.logs)
+    for run in noise:
+        found = _largest(run, reference, picks)
+        steps = [max(old, new) if math.isfinite(new) else old for old, new in zip(steps, found, strict=True)]
+    return steps
+
+
+def _largest(series: Series, reference: Series, picks: Sequence[Pick]) -> Values:
+    steps = [0.0] * len(reference.logs)
+    for pick in picks:
+        found = _deviations(pick(series), pick(reference))
+        steps = [max(old, new) for old, new in zip(steps, found, strict=True)]
+    return steps
+
+
+def _deviations(own: Values, expected: Values) -> Values:
+    scale = max((abs(value) for value in expected if math.isfinite(value)), default=0.0)
+    floor = scale * _SMALLEST_SHARE or TOLERANCE
+    own = [*own, *[math.nan] * (len(expected) - len(own))][: len(expected)]
+    return [_or_inf(abs(a - b) / max(abs(b), floor)) for a, b in zip(own, expected, strict=True)]
+
+
+def _or_inf(value: float | None) -> float:
+    """What is no number deviates without end: it would pass every comparison otherwise."""
+    return value if value is not None and math.isfinite(value) else math.inf
+
+
+def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared, noise: Sequence[Series],
+                rows: Sequence[int]) -> bool:  # fmt: skip
+    """Whether a metric that counts examples differs by single examples, in few steps."""
+    expected, own = _log(name)(reference), _log(name)(trial)
+    if len(rows) != len(expected):
+        return False
+    if not all(_whole(value * number) for value, number in zip(expected, rows, strict=True)):
+        return False
+    allowed = max(TOLERANCE, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
+    off = [step for step, deviation in enumerate(compared.deviations) if not deviation <= allowed]
+    single = all(abs(abs(own[step] - expected[step]) * rows[step] - 1) < 0.01 for step in off)
+    return single and len(off) <= max(1, len(expected) // _FLIPS)
+
+
+def _whole(value: float) -> bool:
+    return math.isfinite(value) and abs(value - round(value)) < 0.01

@@ -1,0 +1,121 @@
+"""Runs the trials of `distlaunch verify`, each beside a reference that was made in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.trial_records import Record, TrialOrder
+from distlaunch.config.run import RunConfig
+from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.jobs.job import Choice, checked
+from distlaunch.supervise.observer import Silent
+from distlaunch.supervise.signals import SignalPipe
+from distlaunch.verify.judge import Judgement, judge
+from distlaunch.verify.trials import PlannedTrial, reference_config
+
+_MESH_KINDS = ("dtensor", "jax")
+"""Gradients are dense there."""
+
+
+class Ended(Exception):  # noqa: N818 (no error)
+    """The user has ended the command, or the reference has failed."""
+
+    def __init__(self, result: AttemptResult | None, code: ExitCode | None) -> None:
+        self.result, self.code = result, code
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A trial that came to its end, and its reference.
+
+    Attributes:
+        dense: the judgement by the reference whose gradients are dense, where that is another.
+    """
+
+    record: Record
+    reference: Record
+    judgement: Judgement
+    dense: Judgement | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.judgement.equal or (self.dense is not None and self.dense.equal)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    run: RunDir
+    record: Record
+
+
+class Bench:
+    """Makes trials: attempts in the run directory of their reference, which is trained when it is first needed.
+
+    Args:
+        folder: where the run directories are made.
+
+    Attributes:
+        reference: that of the model as it is.
+    """
+
+    def __init__(
+        self, choice: Choice, order: TrialOrder, environ: Mapping[str, str], folder: Path, signals: SignalPipe
+    ) -> None:
+        self._choice, self._environ, self._folder, self._signals = choice, environ, folder, signals
+        self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
+        found = self._reference(order)
+        if isinstance(found, AttemptResult):
+            checked(found, choice.locate)
+            raise Ended(found, None)
+        self.reference = found.record
+
+    def compare(self, planned: PlannedTrial, order: TrialOrder) -> Compared | AttemptResult:
+        """A trial and its judgement; the attempt, if it or that of the reference has failed.
+
+        Raises:
+            DistlaunchError: it cannot be started.
+        """
+        reference = self._reference(order)
+        if isinstance(reference, AttemptResult):
+            return reference
+        dense = reference.record.dense is not None and planned.kind in _MESH_KINDS
+        result = self._attempt(planned.config, reference.run, dataclasses.replace(order, dense=dense))
+        if result.outcome.failure is not None or result.outcome.problems:
+            return result
+        record = Record.read(reference.run.record(result.plan.attempt))
+        expected = reference.record
+        of_dense = None
+        if record.dense is not None and expected.dense is not None:
+            of_dense = judge(record.dense, expected.dense, expected.noise, expected.rows)
+        judgement = judge(record.series, expected.series, expected.noise, expected.rows)
+        return Compared(record, expected, judgement, of_dense)
+
+    def _reference(self, order: TrialOrder) -> _Reference | AttemptResult:
+        order = dataclasses.replace(order, synchronized=False)  # one device has the whole batch
+        if order not in self._references:
+            run = RunDir.claim(self._folder, "verify")
+            config = reference_config(self._choice.config)
+            result = self._attempt(config, run, dataclasses.replace(order, reference=True))
+            done = result.outcome.status == "done"
+            self._references[order] = _Reference(run, Record.read(run.record(result.plan.attempt))) if done else result
+        return self._references[order]
+
+    def _attempt(self, config: RunConfig, run: RunDir, order: TrialOrder) -> AttemptResult:
+        self._stop_if_asked()
+        extra = ("--trial", order.to_json())
+        with run.lock():
+            result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+        if result.outcome.status in ("interrupted", "stopped"):
+            raise Ended(None, result.outcome.exit_code)
+        return result
+
+    def _stop_if_asked(self) -> None:
+        asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
+        if asked:
+            raise Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)
