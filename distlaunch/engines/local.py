@@ -12,7 +12,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, pick_ports
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
-from distlaunch.plan.train import LaunchPlan, can_join, local_cluster, local_tasks
+from distlaunch.plan.train import LaunchPlan, can_join, local_cluster, processes
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.signals import SignalPipe
@@ -51,7 +51,7 @@ class LocalEngine:
         given = given_cluster(config, environ)
         if given is not None:
             return LocalPlace(*given, gpus=gpus)
-        count, ports = sum(local_tasks(config).values()), config.cluster.ports
+        count, ports = sum(processes(config).values()), config.cluster.ports
         if not count:
             return LocalPlace(ClusterSpec({}), gpus=gpus)
         if not dry:

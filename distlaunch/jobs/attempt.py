@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from distlaunch.base.events import StepsDone, read_events
 from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.config.checks.replicas import with_workers
+from distlaunch.config.cluster import Span
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Span
 from distlaunch.engines import ENGINES
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, plan_launch
@@ -55,7 +54,7 @@ def run_attempt(
 
     before: str | None = None
     end = last_end(run) if run.finished() else None
-    whole, config = config, with_workers(config, workers or config.cluster.num_workers)
+    whole, config = config, config.with_workers(workers or config.cluster.num_workers)
     place = ENGINES[engine].find(config, environ)
     try:
         config = fit_config(config, place.cluster)

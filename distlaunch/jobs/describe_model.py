@@ -17,9 +17,6 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
 from distlaunch.plan.train import REMOVED_ENV
 
-PLACING = ("parameter_server", "dtensor", "jax")
-"""Strategies under which tasks, or devices of a mesh, hold different variables."""
-
 _LIMIT_S = 600.0
 
 
@@ -32,7 +29,7 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
     """
     from distlaunch.config.read.load import dump_config
 
-    if config.strategy.kind not in PLACING:
+    if not config.strategy.places_variables:
         return None
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         path = Path(folder) / "config.yaml"

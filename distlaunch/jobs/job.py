@@ -9,8 +9,8 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice, ParameterServer
 from distlaunch.engines.local import given_cluster
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.restarts import run_job
@@ -194,8 +194,8 @@ def use_run(
             raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate = _load_run(run, overrides, environ)
-    if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
-        config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
+    if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
+        config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     with Sturdy.of(observer) as told, run.lock():
         return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
 

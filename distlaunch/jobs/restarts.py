@@ -13,10 +13,9 @@ from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import cross_check
-from distlaunch.config.checks.replicas import with_workers
+from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Span
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.event_facts import tell_end
@@ -113,7 +112,7 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
         return span.max
     fewer = range(workers - 1, span.min - 1, -1)
     # those that can share the batch, or the mesh
-    return next((number for number in fewer if not cross_check(with_workers(config, number), num_gpus)), workers)
+    return next((number for number in fewer if not cross_check(config.with_workers(number), num_gpus)), workers)
 
 
 def _workers(number: int) -> str:

@@ -57,8 +57,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
     # every model can be a SavedModel, a tf.Module nothing else; on JAX it would take a process of TensorFlow
-    usual = "keras" if config.strategy.kind == "jax" else "saved_model"
-    export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{usual}]",)
+    export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{config.strategy.quick_export}]",)
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 

@@ -38,8 +38,8 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
-        choose_backend(config.strategy.kind)
-        if config.strategy.kind == "parameter_server":
+        choose_backend(config.strategy.backend)
+        if config.strategy.has_coordinator:
             in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
             config = config.model_copy(update={"cluster": in_process})
         from distlaunch.strategies import generated_code

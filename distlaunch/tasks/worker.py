@@ -91,9 +91,8 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
-        choose_backend("one_device" if task.job == "evaluator" else config.strategy.kind)
-        if config.strategy.kind == "parameter_server":
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
+        alone = task.job == "evaluator"
+        choose_backend("tensorflow" if alone else config.strategy.backend, quiet=config.strategy.has_coordinator)
         from distlaunch.strategies import generated_code
         from distlaunch.training.evaluator import Evaluator, evaluator_config
         from distlaunch.training.server import is_server, serve

@@ -263,9 +263,7 @@ class Session:
         )
 
     def _num_tasks(self) -> int:
-        cluster = self._config.cluster
-        coordinator = self._config.strategy.kind == "parameter_server"
-        return cluster.num_workers + cluster.ps + coordinator
+        return sum(self._config.strategy.jobs(self._config.cluster).values()) or 1
 
     # checkpoints
 

@@ -13,7 +13,7 @@ from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_fo
 from distlaunch.base.events import Evaluated, read_events
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.load import load_config
-from distlaunch.config.strategy_switch import KINDS
+from distlaunch.config.strategies import KINDS
 from tests.documents import commands, snippet, snippets
 
 HERE = Path(__file__).parent

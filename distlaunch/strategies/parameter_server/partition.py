@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.strategy import Partitioner
+from distlaunch.config.strategies.parameter_server import Partitioner
 from distlaunch.strategies.stand_in import StandIn
 
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")

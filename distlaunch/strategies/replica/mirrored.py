@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.spec import Task
-from distlaunch.config.checks.replicas import CPU_REPLICAS
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import Mirrored as MirroredConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.base import CPU_DEVICES
+from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
@@ -49,7 +49,7 @@ def _with_own_keys(devices: list[str]) -> tf.distribute.MirroredStrategy:
 def _devices(replicas: int | str) -> list[str]:
     gpus = len(tf.config.list_physical_devices("GPU"))
     if not gpus:
-        return virtual_cpus(CPU_REPLICAS if replicas == "auto" else int(replicas))
+        return virtual_cpus(CPU_DEVICES if replicas == "auto" else int(replicas))
     if replicas == "auto":
         return [f"GPU:{index}" for index in range(gpus)]
     if int(replicas) > gpus:

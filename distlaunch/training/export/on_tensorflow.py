@@ -17,8 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.config.strategies.base import OneDevice
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.protocol import Batch, State
 
