@@ -8,6 +8,7 @@ from pydantic import Field
 
 from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, PositiveSeconds, Section, Words
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.engine import Engine
 from distlaunch.config.strategies import Strategy
 from distlaunch.config.strategies.base import OneDevice
 
@@ -193,6 +194,7 @@ class RunConfig(Section):
     validation: Validation | None = Field(default_factory=Validation)
     strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
+    engine: Engine = Field(default_factory=Engine)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)

@@ -11,7 +11,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.engines.local import given_cluster
+from distlaunch.engines.given_cluster import given_cluster
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.restarts import run_job
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
@@ -168,7 +168,7 @@ def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choi
     choice = choose(request, environ)
     run = choice.would_be
     attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
-    return plan_attempt(choice.config, run, attempt, environ, "local"), choice
+    return plan_attempt(choice.config, run, attempt, environ), choice
 
 
 def use_run(

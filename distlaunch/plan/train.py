@@ -127,16 +127,10 @@ def can_join(config: RunConfig) -> bool:
     return config.strategy.in_lockstep or bool(processes(config))
 
 
-def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
-    """The cluster of a run whose tasks all run here, on these ports."""
-    left = iter(ports)
-    return ClusterSpec(
-        {
-            job: tuple(f"127.0.0.1:{next(left)}" for _ in range(count))
-            for job, count in processes(config).items()
-            if count
-        }
-    )
+def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
+    """The cluster of so many tasks of each job, which have these addresses in their order."""
+    left = iter(addresses)
+    return ClusterSpec({job: tuple(next(left) for _ in range(count)) for job, count in jobs.items() if count})
 
 
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:

@@ -7,6 +7,7 @@ import functools
 import signal
 from dataclasses import dataclass
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 
 PREEMPTION_CODE = 42
@@ -125,13 +126,13 @@ class Asked(Fact):
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The launcher has signalled tasks; of SIGUSR2, those that can answer.
+    """The controller has sent an order to tasks; stacks are asked only of those that can answer.
 
     Attributes:
         to: whom; empty: all that were left.
     """
 
-    number: signal.Signals
+    order: Order
     to: tuple[str, ...] = ()
 
 

@@ -6,8 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.supervise.facts import Exited, Rules
 from distlaunch.supervise.state import (
     Reason,
@@ -42,7 +42,7 @@ class Decision:
     """What to do now.
 
     Attributes:
-        send: signal to send.
+        send: order to send.
         to: whom to send it; empty: every task that is left.
         respawn: tasks to start again.
         give_up: tasks not to start again, and to go on without.
@@ -52,7 +52,7 @@ class Decision:
     """
 
     why: Why
-    send: signal.Signals | None = None
+    send: Order | None = None
     to: tuple[str, ...] = ()
     respawn: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ def decide(standing: Standing, now: float, rules: Rules) -> Decision:
     if not due and (decision := _replace(standing, rules)) is not None:
         return decision
     if not due and (frozen := [task for task in standing.stalled if task not in {*standing.exits, *standing.killed}]):
-        return Decision(Why.STALLED, send=signal.SIGKILL, to=tuple(frozen))
+        return Decision(Why.STALLED, send=Order.KILL, to=tuple(frozen))
     if not standing.alive:
         return Decision(due[0][1] if due else Why.NOTHING, over=True)
     awaits = _awaited(standing, rules) if not standing.asked else ()
@@ -115,12 +115,12 @@ def _stop(standing: Standing, now: float, why: Why, times: dict[str, _Times], aw
     killed, termed = standing.killed, standing.termed
     kill = [task for task, at in times.items() if task not in killed and now >= at.kill_at]
     if kill:
-        return Decision(why, send=signal.SIGKILL, to=_whom(kill, standing))
+        return Decision(why, send=Order.KILL, to=_whom(kill, standing))
     term = [task for task, at in times.items() if task not in termed and task not in killed and now >= at.term_at]
     if term:
-        return Decision(why, send=signal.SIGTERM, to=_whom(term, standing))
+        return Decision(why, send=Order.STOP, to=_whom(term, standing))
     if why in (Why.OVERDUE, Why.STALLED) and standing.dumped_at is None:
-        return Decision(why, send=DUMP_SIGNAL)
+        return Decision(why, send=Order.DUMP)
     wakes = [
         killed[task] + GIVE_UP_S if task in killed else at.kill_at if task in termed else min(at.term_at, at.kill_at)
         for task, at in times.items()

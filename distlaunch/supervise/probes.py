@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.heartbeat import BEAT_S, read_signs
+from distlaunch.base.heartbeat import BEAT_S, Signs
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.absence import find_absent
 from distlaunch.supervise.diagnose.exit_reason import read_error
 from distlaunch.supervise.facts import Absent, Blamed, Fact, Rules, Saving, Stalled
 from distlaunch.supervise.heartbeats import Vitality
@@ -19,13 +18,22 @@ class Lookout:
 
     Args:
         now: when the attempt begins.
+        signs_of: the last signs of life of a task that has been started.
+        listening: those of some addresses that somebody listens on.
 
     Attributes:
         steps: where each task was when the last stall was found.
     """
 
-    def __init__(self, plan: LaunchPlan, rules: Rules, now: float) -> None:
-        self._plan, self._rules = plan, rules
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        rules: Rules,
+        now: float,
+        signs_of: Callable[[str], Signs],
+        listening: Callable[[Collection[str]], set[str]],
+    ) -> None:
+        self._plan, self._rules, self._signs_of, self._listening = plan, rules, signs_of, listening
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._vitality = Vitality(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
@@ -47,7 +55,7 @@ class Lookout:
             facts += self._stalls(now, standing)
         if now >= self._absent_from:
             self._absent_from = float("inf")
-            facts += [Absent(now, name) for name in find_absent(self._plan, standing)] if not standing.asked else []
+            facts += [Absent(now, name) for name in self._absent(standing)] if not standing.asked else []
         return facts
 
     def shares(self) -> dict[str, float]:
@@ -84,16 +92,26 @@ class Lookout:
         if self._rules.scripts or not (standing.exits or standing.stalled):
             return
         for name in standing.alive:
-            saves = read_signs(self._tasks[name].files.pulse).saving
+            saves = self._signs_of(name).saving
             if saves != (name in standing.saving):
                 yield Saving(now, name, over=not saves)
+
+    def _absent(self, standing: Standing) -> list[str]:
+        """Which tasks of a script have not opened their ports, while others have and wait for them.
+
+        Nobody, if nobody has: the script needs none. Only TensorFlow's tasks open ports that are known.
+        """
+        has_servers = any(task.serves for task in self._plan.tasks)
+        # a task that was started again may be about to open its port; a coordinator opens none
+        here = {name: self._tasks[name] for name in standing.alive if name not in standing.restarted}
+        expected = {name: task.address for name, task in here.items() if task.address and task.serves == has_servers}
+        absent = set(expected.values()) - self._listening(expected.values())
+        return [name for name, address in expected.items() if address in absent] if len(absent) < len(expected) else []
 
     def _stalls(self, now: float, standing: Standing) -> list[Stalled]:
         """Who shows nothing any more, once for each process."""
         alive = standing.came - standing.exits.keys()
-        signs = {
-            name: read_signs(task.files.pulse) for name, task in self._tasks.items() if name in alive and not task.mute
-        }
+        signs = {name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.mute}
         training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
         stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
         self._heard = False

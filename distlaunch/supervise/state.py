@@ -7,8 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.supervise.facts import (
     Absent,
     Asked,
@@ -65,7 +65,7 @@ class Standing:
         saving: tasks that write something by themselves just now.
         closed: when each task told the end of its part, planned or not; `finished`: those that were done.
         dumped_at: when tasks were asked for their stacks first.
-        termed: when SIGTERM was sent to each task first; `killed`: SIGKILL.
+        termed: when each task was asked to stop first; `killed`: when it was killed.
     """
 
     spawned: dict[str, float] = field(default_factory=dict)
@@ -130,8 +130,8 @@ class Standing:
                 self.given_up.add(task)
             case Asked():
                 self.asked.append(fact)
-            case Sent(at, number, to):
-                self._signal(at, number, to)
+            case Sent(at, order, to):
+                self._order(at, order, to)
 
     def _start(self, at: float, task: str) -> None:
         if task in self.spawned:
@@ -143,10 +143,10 @@ class Standing:
         for told in (self.blames, self.stalled, self.termed, self.killed):
             told.pop(task, None)
 
-    def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
-        if number == DUMP_SIGNAL and self.dumped_at is None:
+    def _order(self, at: float, order: Order, to: tuple[str, ...]) -> None:
+        if order is Order.DUMP and self.dumped_at is None:
             self.dumped_at = at
-        told = {signal.SIGTERM: self.termed, signal.SIGKILL: self.killed}.get(number, {})
+        told = {Order.STOP: self.termed, Order.KILL: self.killed}.get(order, {})
         for task in to or self.alive:
             told.setdefault(task, at)
 

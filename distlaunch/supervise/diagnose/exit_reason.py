@@ -247,17 +247,6 @@ def _lines_of(path: Path) -> list[str]:
     return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
 
 
-def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in this process's cgroup; None if it cannot be told."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        text = Path(f"/sys/fs/cgroup{group.rstrip('/')}/memory.events").read_text()
-    except OSError:
-        return None
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else None
-
-
 def headline(message: str) -> str:
     """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
     lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
