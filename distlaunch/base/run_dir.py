@@ -84,6 +84,7 @@ class RunDir:
         self.launcher_log = self.path / "launcher.log"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
+        self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
         """The layer before the model that was made for the run; `key` says by what."""

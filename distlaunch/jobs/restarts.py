@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.run_dir import RunDir
@@ -21,7 +22,7 @@ from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.event_facts import tell_end
 from distlaunch.supervise.observer import Observer, Sturdy
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.signals import ENDING, SignalPipe
 
 _LONGEST_BACKOFF_S = 300.0
 
@@ -49,26 +50,28 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
         return f", with {_workers(workers)} instead of {before}" if workers != before else ""
 
     policy = config.restarts
-    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, change)
+    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, run.control, change)
 
 
 def repeat(
     start: Callable[[SignalPipe], AttemptResult],
     limits: Limits,
     observer: Observer,
+    control: Path,
     change: Callable[[Outcome], str] = lambda outcome: "",
 ) -> AttemptResult:
     """Starts a job, and starts it again after failures that need not come again.
 
     Args:
         start: runs an attempt.
+        control: the run's socket for requests.
         change: decides what is different in the next attempt, and says it.
     """
     starts: list[float] = []  # when it was started again
     mark = ""
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
-    with Sturdy.of(observer) as told, SignalPipe() as signals:
+    with Sturdy.of(observer) as told, SignalPipe(control) as signals:
         while True:
             try:
                 result = start(signals)
@@ -123,7 +126,7 @@ def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
     """The signal that asked the job to end since the last attempt, or does within so many seconds."""
     until = time.monotonic() + seconds
     while True:
-        asked = [number for number in signals.read() if number != signal.SIGCHLD]
+        asked = [number for number in signals.read() if number in ENDING]
         if asked:
             return signal.SIGINT if signal.SIGINT in asked else asked[0]
         if (left := until - time.monotonic()) <= 0:

@@ -47,7 +47,7 @@ def run_script(request: Request, observer: Observer, environ: Mapping[str, str])
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     with Sturdy.of(observer) as told, run.lock():
         try:
-            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told)
+            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told, run.control)
         except UsageError:
             run.discard()
             raise

@@ -11,6 +11,7 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import Signs
+from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.task_error import write_exit, write_signal, write_stall
 from distlaunch.plan.train import LaunchPlan, TaskPlan
@@ -31,7 +32,7 @@ from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Lookout
 from distlaunch.supervise.shown_lines import Screen
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.signals import ENDING, SignalPipe
 from distlaunch.supervise.state import Standing, Why
 from distlaunch.supervise.verdict import conclude
 
@@ -75,7 +76,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
         self._observer.started(self._plan)
-        taken = SignalPipe() if self._signals is None else contextlib.nullcontext(self._signals)
+        taken = self._own_signals() if self._signals is None else contextlib.nullcontext(self._signals)
         with self._observer, taken as signals:
             try:
                 with self._allocation.starting(self._screen.line, self._clock) as starter:
@@ -90,6 +91,10 @@ class Supervisor:
                 return self._finish()
             finally:
                 self._observer.ended()
+
+    def _own_signals(self) -> SignalPipe:
+        # an evaluator beside a run has no say in it
+        return SignalPipe(None if self._plan.is_beside else RunDir(self._plan.run_dir).control)
 
     def _note(self, fact: Fact) -> None:
         self._history.append(fact)
@@ -180,7 +185,10 @@ class Supervisor:
 
     def _hear(self, numbers: list[signal.Signals], now: float) -> None:
         for number in numbers:
-            if number == signal.SIGCHLD:
+            if number == DUMP_SIGNAL:
+                self._observer.note("the tasks write their stacks to their error logs")
+                self._order(Order.DUMP, self._running(()))
+            if number not in ENDING:
                 continue
             again = bool(self._standing.asked)
             self._note(Asked(now, number))
@@ -232,20 +240,24 @@ class Supervisor:
             self._note(Exited(self._clock(), name, end.code))
 
     def _send(self, order: Order, to: tuple[str, ...], why: Why) -> None:
-        alive = {
-            name: self._handles[name]
-            for name in self._standing.alive
-            if name in self._handles and (not to or name in to)
-        }
+        alive = self._running(to)
         self._traces.suspended.update(
             {name: handle.is_suspended() for name, handle in alive.items() if name not in self._traces.suspended}
         )
         self._explain(order, why, list(alive))
-        for name, handle in alive.items():
+        self._order(order, alive)
+        self._note(Sent(self._clock(), order, to))
+
+    def _running(self, names: tuple[str, ...]) -> dict[str, TaskHandle]:
+        """Those of these tasks that have not ended; of all, if none is named."""
+        alive = (name for name in self._standing.alive if not names or name in names)
+        return {name: self._handles[name] for name in alive if name in self._handles}
+
+    def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
+        for name, handle in tasks.items():
             if order is not Order.DUMP or (name in self._progress.hosts and not self._tasks[name].mute):
                 # a program that a script is may leave it to its children; ours answers itself, and needs its own
                 handle.send(order, whole_group=self._rules.scripts)
-        self._note(Sent(self._clock(), order, to))
 
     def _tell_stall(self, stall: Stalled) -> None:
         limit = f"for {self._plan.stall_timeout_s:g} s"

@@ -20,7 +20,7 @@ WORKERS = Rules(A, False, 100, 30, scripts=True)
 SERVERS = Rules(CHIEF, False, 100, 30, frozenset({A, PS}), frozenset({A}), scripts=True)
 BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), aside=frozenset({EVALUATOR}), scripts=True)
 STOP, KILL, DUMP = Order
-TERM, KILL, DONE = signal.SIGTERM, signal.SIGKILL, ExitCode.DONE
+TERM, DONE = signal.SIGTERM, ExitCode.DONE
 
 
 def up(*tasks: str) -> list[Fact]:
@@ -117,7 +117,7 @@ def test_many_servers_are_decided_on_at_once() -> None:
     finally:
         sys.setprofile(None)
     assert len(calls) < 50 * len(servers)  # and not by each with each
-    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, TERM, ())
+    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, STOP, ())
 
 
 ASKED = [Asked(10, TERM), Sent(10, STOP)]

@@ -53,7 +53,7 @@ TRAINING: list[Fact] = [*START, *(Came(1, task) for task in (CHIEF, W0, W1, PS, 
 DONE: list[Fact] = [*TRAINING, Finished(9, CHIEF), Exited(10, CHIEF, 0)]
 SERVERS_GONE: list[Fact] = [
     *DONE,
-    Sent(10, signal.SIGTERM, (W0, W1, PS)),
+    Sent(10, Order.STOP, (W0, W1, PS)),
     *(Exited(10.1, task, 0) for task in (W0, W1, PS)),
 ]
 ALONE: list[Fact] = [Spawned(0, W0), Came(1, W0), Training(1)]
