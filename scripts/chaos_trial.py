@@ -104,7 +104,7 @@ class Disturbance:
         self.result = Result(trial)
         self._at = 0.0
 
-    def carry_out(self) -> Result:
+    def execute(self) -> Result:
         write_config(self.work)
         launch: Launch | None = None
         try:

@@ -55,9 +55,9 @@ class TaskDir:
         self.stderr_log = path / "stderr.log"
         self.error_json = path / "error.json"
         self.events = path / "events.jsonl"
-        self.pulse = path / "pulse"
+        self.heartbeat = path / "heartbeat"
 
-    def set_error_aside(self) -> None:
+    def archive_error(self) -> None:
         """Renames error.json to error-N.json: what the task's next process writes is about that process."""
         if self.error_json.exists():
             number = len(list(self.path.glob("error-*.json"))) + 1

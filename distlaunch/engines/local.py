@@ -58,7 +58,7 @@ class _Starter:
     def start(self, task: TaskPlan) -> HostTask:
         files = task.files
         env = {**self._environ, **task.env}
-        spec = TaskSpec(str(task.task), task.argv, env, files.stdout_log, files.stderr_log, files.pulse)
+        spec = TaskSpec(str(task.task), task.argv, env, files.stdout_log, files.stderr_log, files.heartbeat)
         return self._tasks.start(spec)
 
 

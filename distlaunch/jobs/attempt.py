@@ -119,5 +119,5 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, gpus=allocation.gpus)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
-        task.files.set_error_aside()
+        task.files.archive_error()
     return AttemptResult(plan, Supervisor(plan, allocation, observer).run())

@@ -20,7 +20,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.event_facts import tell_end
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.signals import ENDING, SignalPipe
 
@@ -71,7 +71,7 @@ def repeat(
     mark = ""
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
-    with Sturdy.of(observer) as told, SignalPipe(control) as signals:
+    with ThreadedObserver.of(observer) as told, SignalPipe(control) as signals:
         while True:
             try:
                 result = start(signals)
@@ -134,7 +134,7 @@ def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
         select.select([signals.fd], [], [], left)
 
 
-def _stopped(result: AttemptResult, number: signal.Signals, told: Sturdy) -> AttemptResult:
+def _stopped(result: AttemptResult, number: signal.Signals, told: ThreadedObserver) -> AttemptResult:
     """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
     told.note(f"stopping ({number.name})")
     interrupted = number == signal.SIGINT

@@ -20,7 +20,7 @@ from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.signals import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
 
@@ -45,7 +45,7 @@ def run_script(request: Request, observer: Observer, environ: Mapping[str, str])
     if "TF_CONFIG" in environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with Sturdy.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock():
         try:
             return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told, run.control)
         except UsageError:

@@ -21,7 +21,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Request, checked, choose
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
 
@@ -66,7 +66,7 @@ def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> S
     config = choose(replace(request, resume=False), environ).config
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with Sturdy.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock():
         told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, told, environ)
         if result.outcome.status == "done":

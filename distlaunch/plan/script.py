@@ -86,7 +86,7 @@ def plan_script(
         }
         address = cluster.address(task) if task in cluster.tasks else None
         argv = _argv(job, task, attempt, files)
-        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, mute=job.kind == "program"))
+        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=job.kind == "program"))
     return LaunchPlan(
         *(run.path, attempt, "run", tuple(plans)),
         start_timeout_s=job.start_timeout_s,

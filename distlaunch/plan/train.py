@@ -35,7 +35,7 @@ class TaskPlan:
 
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
-        mute: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
+        unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
     """
 
     task: Task
@@ -44,7 +44,7 @@ class TaskPlan:
     files: TaskDir
     address: str | None = None
     serves: bool = False
-    mute: bool = False
+    unsupervised: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""

@@ -39,7 +39,7 @@ class EventFollower:
         self._lead = str(plan.lead)
         self._readers = [
             EventReader(RunDir(plan.run_dir).events, from_end=from_now),
-            *(EventReader(task.files.events) for task in plan.tasks if not task.mute),
+            *(EventReader(task.files.events) for task in plan.tasks if not task.unsupervised),
         ]
 
     def read(self) -> Iterator[Event]:

@@ -27,13 +27,13 @@ from distlaunch.supervise.diagnose.first_failure import (
 )
 from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, Progress, facts_of
 from distlaunch.supervise.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
 from distlaunch.supervise.policy import Decision, decide
-from distlaunch.supervise.probes import Lookout
+from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.shown_lines import Screen
 from distlaunch.supervise.signals import ENDING, SignalPipe
-from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.state import RunState, Why
 from distlaunch.supervise.verdict import conclude
 
 _TURN_S = 0.1
@@ -59,18 +59,18 @@ class Supervisor:
         signals: SignalPipe | None = None,
     ) -> None:
         self._plan, self._allocation, self._clock, self._signals = plan, allocation, clock, signals
-        self._observer = Sturdy.of(observer)
+        self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._rules = rules_of(plan)
         self._history: list[Fact] = []
-        self._standing = Standing()
+        self._standing = RunState()
         self._handles: dict[str, TaskHandle] = {}
         self._traces = Traces()
         self._progress = Progress(str(plan.lead))
         self._follower = EventFollower(plan)
         self._screen = Screen(self._observer.line, clock)
         self._began = clock()
-        self._lookout = Lookout(plan, self._rules, self._began, self._signs_of, allocation.listening)
+        self._probes = Probes(plan, self._rules, self._began, self._signs_of, allocation.listening)
         self._told_waiting = False
 
     def run(self) -> Outcome:
@@ -113,7 +113,7 @@ class Supervisor:
             self._note(Exited(now, name, 127))
             return
         self._handles[name] = handle
-        if task.mute:
+        if task.unsupervised:
             self._write([TaskStarted(host=handle.host, pid=handle.pid)], task=name)
 
     def _respawn(self, decision: Decision, starter: Starter) -> None:
@@ -124,7 +124,7 @@ class Supervisor:
         for name in decision.respawn:
             how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk
-                self._tasks[name].files.set_error_aside()
+                self._tasks[name].files.archive_error()
             for told in (self._traces.suspended, self._traces.spawn_errors):
                 told.pop(name, None)
             self._spawn(self._tasks[name], starter)
@@ -162,7 +162,7 @@ class Supervisor:
             self._hear(heard, self._clock())
             heard = []
             self._reap()
-            for fact in self._lookout.look(self._clock(), self._standing):
+            for fact in self._probes.look(self._clock(), self._standing):
                 self._note(fact)
                 if isinstance(fact, Stalled):
                     self._tell_stall(fact)
@@ -200,7 +200,7 @@ class Supervisor:
 
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._lookout.hear()
+            self._probes.hear()
             self._progress.add(event)
             for fact in facts_of(event, self._clock()):
                 if isinstance(fact, Training):
@@ -227,8 +227,8 @@ class Supervisor:
             self._take(self._follower.read())
         for name, handle, end in ended:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
-            standing, files = self._standing, self._tasks[name].files
-            by_us = name in standing.killed or (name in standing.termed and end.code == -signal.SIGTERM)
+            state, files = self._standing, self._tasks[name].files
+            by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
             well = by_us or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
             if not well and not files.error_json.exists():
                 step, host = handle.signs().step, self._host_of(name)
@@ -255,7 +255,7 @@ class Supervisor:
 
     def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
         for name, handle in tasks.items():
-            if order is not Order.DUMP or (name in self._progress.hosts and not self._tasks[name].mute):
+            if order is not Order.DUMP or (name in self._progress.hosts and not self._tasks[name].unsupervised):
                 # a program that a script is may leave it to its children; ours answers itself, and needs its own
                 handle.send(order, whole_group=self._rules.scripts)
 
@@ -284,7 +284,7 @@ class Supervisor:
 
     def _finish(self) -> Outcome:
         verdict = conclude(self._history, self._clock(), self._rules)
-        self._traces.hosts, self._traces.steps = self._progress.hosts, self._lookout.steps
+        self._traces.hosts, self._traces.steps = self._progress.hosts, self._probes.steps
         self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
         problems = config_problems(self._plan, verdict) if verdict.culprit else ()
         failure = (
@@ -300,7 +300,7 @@ class Supervisor:
             ExitCode.USAGE if problems else verdict.exit_code,
             failure,
             problems,
-            warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._lookout.shares()),
+            warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._probes.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
             mark=mark_of(self._plan, verdict, self._traces),
             lost=is_lost(self._plan, verdict, self._traces),
@@ -310,7 +310,7 @@ class Supervisor:
         files = self._tasks[name].files
         if not files.error_json.exists():
             with contextlib.suppress(OSError):  # a full disk
-                write_stall(files, self._lookout.steps.get(name), self._host_of(name), frozen=frozen)
+                write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
         return self._progress.hosts.get(name) or self._handles[name].host
@@ -326,7 +326,7 @@ class Supervisor:
         # after Ctrl-C the task only knows that it was stopped
         untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
         if self._plan.is_run and untold and not self._plan.is_beside:
-            # events tell steps now and then, the pulse tells each
+            # events tell steps now and then, the heartbeat has each
             step = max(at.step, self._signs_of(str(self._plan.lead)).step or 0)
             events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
         elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
@@ -334,7 +334,7 @@ class Supervisor:
         self._write(events)
 
     def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
-        """Appends what the launcher itself has to tell, or has in the place of a mute task, to the run's events."""
+        """Appends events of the controller itself, or of a task that writes none, to the run's events."""
         with contextlib.suppress(OSError):  # a full disk; the screen still tells
             run = RunDir(self._plan.run_dir)
             path = self._plan.tasks[0].files.events if self._plan.is_beside else run.events

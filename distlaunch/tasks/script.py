@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, TracebackType
 
-from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.lifeline import hold_lifeline
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import TaskDir
@@ -33,7 +33,7 @@ def main() -> None:
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    Pulse(files.pulse)
+    Heartbeat(files.heartbeat)
     _tell_start(files, arguments.attempt, arguments.task)
     if arguments.jax:
         from distlaunch.base import jax_cluster

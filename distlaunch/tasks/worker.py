@@ -21,7 +21,7 @@ from distlaunch.base.backend import choose_backend
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.base.events import Event, EventWriter, RunEnded, TaskStarted
-from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.lifeline import hold_lifeline
 from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.run_dir import RunDir
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
     session: Any = None
-    pulse = Pulse(files.pulse)
+    heartbeat = Heartbeat(files.heartbeat)
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
@@ -108,7 +108,7 @@ def _run(arguments: argparse.Namespace) -> int:
             if writer.behind and not was_behind:
                 print(f"{writer.path} cannot be written; what happens is told when there is room", file=sys.stderr)
 
-        stop = StopFlag(pulse.turn)
+        stop = StopFlag(heartbeat.turn)
         began = time.monotonic()
         if is_server(config, task):
 
@@ -126,8 +126,10 @@ def _run(arguments: argparse.Namespace) -> int:
             return ExitCode.DONE
         if arguments.mode == "verify":
             return _run_trial(arguments, config, run, emit, stop)
-        on_progress = {"on_step": pulse.at_step, "on_meeting": pulse.turn}
-        session = Session(config, run, task, emit, stop, on_connected=stop.install, saving=pulse.saving, **on_progress)
+        on_progress = {"on_step": heartbeat.at_step, "on_meeting": heartbeat.turn}
+        session = Session(
+            config, run, task, emit, stop, on_connected=stop.install, saving=heartbeat.saving, **on_progress
+        )
         if arguments.mode == "train":
             outcome = session.run_training(check_exports=not arguments.unchecked)
             at = outcome.progress
@@ -152,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
         if not user_error:
             print(format_exception(error), end="", file=sys.stderr)
-        write_exception(files, error, step=pulse.step, user_error=user_error)
+        write_exception(files, error, step=heartbeat.step, user_error=user_error)
         return ExitCode.FAILED
 
 

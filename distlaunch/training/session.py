@@ -96,7 +96,7 @@ class Session:
     def run_training(self, *, check_exports: bool = True) -> Outcome:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
-        saved = self._newest(set_aside=True) if is_chief else None
+        saved = self._newest(archive=True) if is_chief else None
         start = self._progress_of(saved)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
@@ -267,7 +267,7 @@ class Session:
 
     # checkpoints
 
-    def _newest(self, *, set_aside: bool = False) -> Saved | None:
+    def _newest(self, *, archive: bool = False) -> Saved | None:
         damaged: list[int] = []
 
         def pass_over(step: int, error: DamagedError) -> None:
@@ -277,8 +277,8 @@ class Session:
         saved = self.store.newest_good(pass_over)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
-        for step in damaged if set_aside else ():
-            self.store.set_aside(step)
+        for step in damaged if archive else ():
+            self.store.archive(step)
         return saved
 
     def _progress_of(self, saved: Saved | None) -> Progress:

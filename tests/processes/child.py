@@ -44,9 +44,9 @@ def train() -> None:
 
 
 def pulse(step: str) -> None:
-    from distlaunch.base.heartbeat import Pulse
+    from distlaunch.base.heartbeat import Heartbeat
 
-    Pulse(RUN.task(0, TASK).pulse).at_step(int(step))
+    Heartbeat(RUN.task(0, TASK).heartbeat).at_step(int(step))
 
 
 def finish(status: str = "done") -> None:

@@ -140,7 +140,7 @@ def test_what_is_being_written_when_a_peer_is_lost_is_written_whole(project: Pat
 def test_told_before_there_is_anything_to_save(project: Path) -> None:
     job = RunDir(project / "runs" / "job")
     process = start("train", "mine.yaml", cwd=project)
-    wait_until(lambda: (job.task(0, "worker:1").pulse).exists(), timeout_s=60)  # it runs, and loads TensorFlow
+    wait_until(lambda: (job.task(0, "worker:1").heartbeat).exists(), timeout_s=60)  # it runs, and loads TensorFlow
     worker = next(p for p in psutil.Process(process.pid).children(recursive=True) if "worker:1" in p.cmdline())
     worker.terminate()
     code, out, err = finish(process)

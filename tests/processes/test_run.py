@@ -545,8 +545,8 @@ hang()
 
 def test_tasks_that_open_no_ports_have_all_the_time(runner: Runner) -> None:
     process = runner.start("-q", "--workers", "2", "--start-timeout", "2", runner.script("wait_for('told')\n"))
-    pulse = runner.run_dir().task(0, "worker:1").pulse
-    wait_until(lambda: read_signs(pulse).beats * BEAT_S > 2.5)
+    heartbeat = runner.run_dir().task(0, "worker:1").heartbeat
+    wait_until(lambda: read_signs(heartbeat).beats * BEAT_S > 2.5)
     (runner.directory / "told").touch()
     assert end(process) == (0, "", "")
 

@@ -90,7 +90,7 @@ def test_too_few_gpus() -> None:
 
 def test_a_program_is_called_as_it_is() -> None:
     (task,) = plan_script(ScriptJob("program", "sh", ("-c", "true")), RunDir("/r"), 0, ADDRESSES).tasks
-    assert (task.argv, task.mute) == (("sh", "-c", "true"), True)
+    assert (task.argv, task.unsupervised) == (("sh", "-c", "true"), True)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import (
     Asked,
-    Blame,
-    Blamed,
     Came,
     Closed,
+    ErrorReported,
+    ErrorRole,
     Exited,
     Fact,
     Finished,
@@ -27,7 +27,7 @@ from distlaunch.supervise.facts import (
     Training,
 )
 from distlaunch.supervise.policy import FAILURE_STOP_S, LOCKSTEP_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.state import RunState, Why
 from distlaunch.supervise.verdict import conclude
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
@@ -35,6 +35,7 @@ LOCKSTEP = dataclasses.replace(RULES, lockstep=True)
 EVALUATION = Rules(chief="worker:0", needs_finish=False, start_timeout_s=100, stop_timeout_s=30)
 A, B = "worker:0", "worker:1"
 STOP, KILL, DUMP = Order
+CONFIG, CAUSE, CONSEQUENCE = ErrorRole
 START: list[Fact] = [Spawned(0, A), Spawned(0, B)]
 TRAINING: list[Fact] = [*START, Came(1, A), Came(1, B), Training(2)]
 DUMPED = Sent(100, DUMP)
@@ -131,7 +132,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
-    assert decide(Standing.of(history), now, RULES) == expected
+    assert decide(RunState.of(history), now, RULES) == expected
 
 
 LATE_LAUNCHER = {
@@ -150,7 +151,7 @@ LATE_LAUNCHER = {
 @pytest.mark.parametrize("case", LATE_LAUNCHER)
 def test_a_launcher_that_was_suspended_is_not_hasty(case: str) -> None:
     history, now, expected = LATE_LAUNCHER[case]
-    assert decide(Standing.of(history), now, RULES) == expected
+    assert decide(RunState.of(history), now, RULES) == expected
 
 
 KILLED: list[Fact] = [*TRAINING, Exited(10, B, -signal.SIGKILL)]
@@ -206,7 +207,7 @@ LOCKSTEP_DECISIONS = {
 @pytest.mark.parametrize("case", LOCKSTEP_DECISIONS)
 def test_nobody_waits_for_tasks_that_can_only_hang(case: str) -> None:
     history, now, expected = LOCKSTEP_DECISIONS[case]
-    assert decide(Standing.of(history), now, LOCKSTEP) == expected
+    assert decide(RunState.of(history), now, LOCKSTEP) == expected
 
 
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
@@ -214,13 +215,19 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "killed": ([*TRAINING, Exited(10, B, -9), Exited(10.2, A, 1)], "failed", ExitCode.FAILED, B),
     "first exit wins": ([*TRAINING, Exited(10, A, 1), Exited(10.2, B, 1)], "failed", ExitCode.FAILED, A),
     "a consequence comes first": (
-        [*TRAINING, Exited(10, A, 3), Blamed(10, A, Blame.CONSEQUENCE), Exited(10.5, B, -11)],
+        [*TRAINING, Exited(10, A, 3), ErrorReported(10, A, CONSEQUENCE), Exited(10.5, B, -11)],
         "failed",
         ExitCode.FAILED,
         B,
     ),
     "the cause has told but not ended": (
-        [*TRAINING, Exited(10, A, 3), Blamed(10, A, Blame.CONSEQUENCE), Blamed(10, B, Blame.CAUSE), Sent(10.7, STOP)],
+        [
+            *TRAINING,
+            Exited(10, A, 3),
+            ErrorReported(10, A, CONSEQUENCE),
+            ErrorReported(10, B, CAUSE),
+            Sent(10.7, STOP),
+        ],
         "failed",
         ExitCode.FAILED,
         B,
@@ -300,7 +307,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         None,
     ),
     "config": (
-        [*START, Exited(5, A, 1), Exited(5.1, B, 2), Blamed(5.1, B, Blame.CONFIG)],
+        [*START, Exited(5, A, 1), Exited(5.1, B, 2), ErrorReported(5.1, B, CONFIG)],
         "failed",
         ExitCode.FAILED,
         B,
@@ -316,7 +323,7 @@ def test_conclude(case: str) -> None:
 
 
 def test_an_evaluator_that_ended_early_is_not_when_all_were_asked_to_stop() -> None:
-    rules = dataclasses.replace(RULES, aside=frozenset({"evaluator:0"}))
+    rules = dataclasses.replace(RULES, optional=frozenset({"evaluator:0"}))
     early: list[Fact] = [Spawned(0, "evaluator:0"), Exited(1, "evaluator:0", 3), GivenUp(1, "evaluator:0")]
     history = [*early, *TRAINING, Exited(10, B, 4), Sent(10.7, STOP), Sent(40.7, KILL), Exited(40.8, A, -9)]
     verdict = conclude(history, 41, rules)
@@ -332,7 +339,7 @@ def test_silent_peers() -> None:
     history = [
         *TRAINING,
         Exited(10, A, 3),
-        Blamed(10, A, Blame.CONSEQUENCE),
+        ErrorReported(10, A, CONSEQUENCE),
         Sent(10.7, STOP),
         Sent(16, KILL),
         Exited(16, B, -9),
@@ -348,14 +355,14 @@ def test_who_did_not_come() -> None:
 
 def test_evaluation_ends_with_exit_code_0() -> None:
     history = [*TRAINING, Exited(10, B, 0), Exited(11, A, 0)]
-    assert decide(Standing.of(history), 11, EVALUATION) == Decision(Why.NOTHING, over=True)
+    assert decide(RunState.of(history), 11, EVALUATION) == Decision(Why.NOTHING, over=True)
     assert conclude(history, 11, EVALUATION).status == "done"
 
 
 def test_servers_end_with_the_chief() -> None:
     rules = Rules("chief:0", True, 100, 30, frozenset({"ps:0"}))
     history = [Spawned(0, "chief:0"), Spawned(0, "ps:0"), Training(1), Finished(9, "chief:0"), Exited(10, "chief:0", 0)]
-    assert decide(Standing.of(history), 10, rules) == Decision(Why.LINGERING, send=STOP)
+    assert decide(RunState.of(history), 10, rules) == Decision(Why.LINGERING, send=STOP)
     history += [Sent(10, STOP), Exited(10.1, "ps:0", -15)]
     assert conclude(history, 10.1, rules).status == "done"
     assert conclude(history, 10.1, rules).odd == ()
@@ -365,6 +372,6 @@ def test_servers_end_with_the_chief() -> None:
 def test_who_stalled_is_the_culprit(task: str, culprit: str | None) -> None:
     """Whatever the others say when they are stopped."""
     history: list[Fact] = [*TRAINING, Stalled(50, task, frozen=True), Sent(50, DUMP), Sent(50.5, STOP)]
-    history += [Blamed(51, A, Blame.CAUSE), Exited(51, A, 3), Sent(55.5, KILL), Exited(55.6, B, -9)]
+    history += [ErrorReported(51, A, CAUSE), Exited(51, A, 3), Sent(55.5, KILL), Exited(55.6, B, -9)]
     verdict = conclude(history, 56, RULES)
     assert (verdict.status, verdict.why, verdict.culprit, verdict.frozen) == ("failed", Why.STALLED, culprit, True)

@@ -9,17 +9,30 @@ import pytest
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.supervise.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
+from distlaunch.supervise.facts import (
+    Absent,
+    Asked,
+    Came,
+    ErrorReported,
+    ErrorRole,
+    Exited,
+    Fact,
+    GivenUp,
+    Rules,
+    Sent,
+    Spawned,
+)
 from distlaunch.supervise.facts import Training as Up
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import RAISED_S, Standing, Why
+from distlaunch.supervise.state import RAISED_S, RunState, Why
 from distlaunch.supervise.verdict import Verdict, conclude
 
 A, B, CHIEF, PS, EVALUATOR = "worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0"
 WORKERS = Rules(A, False, 100, 30, scripts=True)
 SERVERS = Rules(CHIEF, False, 100, 30, frozenset({A, PS}), frozenset({A}), scripts=True)
-BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), aside=frozenset({EVALUATOR}), scripts=True)
+BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), optional=frozenset({EVALUATOR}), scripts=True)
 STOP, KILL, DUMP = Order
+CONFIG, CAUSE, CONSEQUENCE = ErrorRole
 TERM, DONE = signal.SIGTERM, ExitCode.DONE
 
 
@@ -64,16 +77,21 @@ DECISIONS = {
         10,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
-    "one has raised": (WORKERS, [*TWO, Blamed(10, B, Blame.CAUSE)], 11, Decision(Why.NOTHING, wake_at=10 + RAISED_S)),
+    "one has raised": (
+        WORKERS,
+        [*TWO, ErrorReported(10, B, CAUSE)],
+        11,
+        Decision(Why.NOTHING, wake_at=10 + RAISED_S),
+    ),
     "one has raised, and does not end": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE)],
+        [*TWO, ErrorReported(10, B, CAUSE)],
         10 + RAISED_S + SETTLE_S,
         Decision(Why.FAILURE, send=STOP),
     ),
     "a server has noticed that the chief is gone": (
         SERVERS,
-        [*SERVED, Blamed(10, A, Blame.CONSEQUENCE)],
+        [*SERVED, ErrorReported(10, A, CONSEQUENCE)],
         50,
         Decision(Why.NOTHING),
     ),
@@ -102,7 +120,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     rules, history, now, expected = DECISIONS[case]
-    assert decide(Standing.of(history), now, rules) == expected
+    assert decide(RunState.of(history), now, rules) == expected
 
 
 def test_many_servers_are_decided_on_at_once() -> None:
@@ -110,10 +128,10 @@ def test_many_servers_are_decided_on_at_once() -> None:
     servers = [f"worker:{index}" for index in range(500)] + [f"ps:{index}" for index in range(500)]
     rules = Rules(CHIEF, False, 100, 30, frozenset(servers), scripts=True)
     history = [*up(CHIEF, *servers), Exited(5, CHIEF, 0)]
-    standing, calls = Standing.of(history), []
+    state, calls = RunState.of(history), []
     sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
     try:
-        decision = decide(standing, 5, rules)
+        decision = decide(state, 5, rules)
     finally:
         sys.setprofile(None)
     assert len(calls) < 50 * len(servers)  # and not by each with each
@@ -150,12 +168,12 @@ VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
     ),
     "who left": (
         WORKERS,
-        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CONSEQUENCE), Exited(10, A, 1)],
+        [*TWO, Exited(9, B, 0), ErrorReported(10, A, CONSEQUENCE), Exited(10, A, 1)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A, left=(B,)),
     ),
     "nobody left": (
         WORKERS,
-        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CAUSE), Exited(10, A, 1)],
+        [*TWO, Exited(9, B, 0), ErrorReported(10, A, CAUSE), Exited(10, A, 1)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A),
     ),
     "absent": (
@@ -166,13 +184,13 @@ VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
     ),
     "one had raised, and hung at its exit": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Sent(20.7, KILL),
+        [*TWO, ErrorReported(10, B, CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Sent(20.7, KILL),
          Exited(20.8, B, -signal.SIGKILL)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
     ),
     "one had raised, and was ended at its exit": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Exited(15.8, B, -TERM)],
+        [*TWO, ErrorReported(10, B, CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Exited(15.8, B, -TERM)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
     ),
     "an evaluator that was given up": (

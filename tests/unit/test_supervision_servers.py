@@ -11,10 +11,10 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import (
     Asked,
-    Blame,
-    Blamed,
     Came,
     Closed,
+    ErrorReported,
+    ErrorRole,
     Exited,
     Fact,
     Finished,
@@ -27,7 +27,7 @@ from distlaunch.supervise.facts import (
     Training,
 )
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.state import RunState, Why
 from distlaunch.supervise.verdict import conclude
 
 CHIEF, W0, W1, PS, EV = "chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"
@@ -38,7 +38,7 @@ RULES = Rules(
     stop_timeout_s=30,
     servers=frozenset({W0, W1, PS}),
     replaceable=frozenset({W0, W1, EV}),
-    aside=frozenset({EV}),
+    optional=frozenset({EV}),
 )
 LONE = dataclasses.replace(
     RULES,
@@ -46,7 +46,7 @@ LONE = dataclasses.replace(
     needs_finish=False,
     servers=frozenset({W0}),
     replaceable=frozenset({W0}),
-    aside=frozenset(),
+    optional=frozenset(),
 )
 START: list[Fact] = [Spawned(0, task) for task in (CHIEF, W0, W1, PS, EV)]
 TRAINING: list[Fact] = [*START, *(Came(1, task) for task in (CHIEF, W0, W1, PS, EV)), Training(2)]
@@ -58,6 +58,7 @@ SERVERS_GONE: list[Fact] = [
 ]
 ALONE: list[Fact] = [Spawned(0, W0), Came(1, W0), Training(1)]
 STOP, KILL, DUMP = Order
+CONFIG, CAUSE, CONSEQUENCE = ErrorRole
 INT, TERM = signal.SIGINT, signal.SIGTERM
 AGAIN = Decision(Why.NOTHING, respawn=(W1,))
 
@@ -74,7 +75,11 @@ DECISIONS = {
     "a worker is killed": ([*TRAINING, Exited(10, W1, -9)], 10, AGAIN),
     "a worker ends by itself": ([*TRAINING, Exited(10, W1, 0)], 10, AGAIN),
     "a worker ends for preemption": ([*TRAINING, Exited(10, W1, 4)], 10, AGAIN),
-    "a worker has lost a peer": ([*TRAINING, Exited(10, W1, 3), Blamed(10, W1, Blame.CONSEQUENCE)], 10, AGAIN),
+    "a worker has lost a peer": (
+        [*TRAINING, Exited(10, W1, 3), ErrorReported(10, W1, CONSEQUENCE)],
+        10,
+        AGAIN,
+    ),
     "two at once": (
         [*TRAINING, Exited(10, W0, -9), Exited(10, EV, -9)],
         10,
@@ -83,12 +88,12 @@ DECISIONS = {
     "a worker is back": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1)], 11, Decision(Why.NOTHING)),
     "a worker dies again": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1), Exited(11, W1, -9)], 11, AGAIN),
     "a worker raises": (
-        [*TRAINING, Exited(10, W1, 3), Blamed(10, W1, Blame.CAUSE)],
+        [*TRAINING, Exited(10, W1, 3), ErrorReported(10, W1, CAUSE)],
         10,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "a worker finds the config wrong": (
-        [*TRAINING, Exited(10, W1, 2), Blamed(10, W1, Blame.CONFIG)],
+        [*TRAINING, Exited(10, W1, 2), ErrorReported(10, W1, CONFIG)],
         10,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
@@ -96,7 +101,7 @@ DECISIONS = {
         [
             *TRAINING,
             Exited(10, W1, 3),
-            Blamed(10, W1, Blame.CONSEQUENCE),
+            ErrorReported(10, W1, CONSEQUENCE),
             Spawned(10, W1),
             Came(12, W1),
             Exited(13, W1, -9),
@@ -136,13 +141,13 @@ DECISIONS = {
     ),
     "an evaluator is killed": ([*TRAINING, Exited(10, EV, -9)], 10, Decision(Why.NOTHING, respawn=(EV,))),
     "an evaluator raises": (
-        [*TRAINING, Exited(10, EV, 3), Blamed(10, EV, Blame.CAUSE)],
+        [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE)],
         10,
         Decision(Why.NOTHING, give_up=(EV,)),
     ),
     "an evaluator in vain": ([*TRAINING, *deaths(EV, 3)], 13, Decision(Why.NOTHING, give_up=(EV,))),
     "an evaluator that is given up": (
-        [*TRAINING, Exited(10, EV, 3), Blamed(10, EV, Blame.CAUSE), GivenUp(10, EV)],
+        [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE), GivenUp(10, EV)],
         11,
         Decision(Why.NOTHING),
     ),
@@ -209,7 +214,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
-    assert decide(Standing.of(history), now, RULES) == expected
+    assert decide(RunState.of(history), now, RULES) == expected
 
 
 def test_twenty_kills_are_survived() -> None:
@@ -217,7 +222,7 @@ def test_twenty_kills_are_survived() -> None:
     for number in range(20):
         at = 10.0 * (number + 1)
         history.append(Exited(at, W1, -9))
-        assert decide(Standing.of(history), at, RULES) == AGAIN
+        assert decide(RunState.of(history), at, RULES) == AGAIN
         history += [Spawned(at, W1), Came(at + 1, W1)]
     history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, STOP, (W0, W1, PS))]
     history += [*(Exited(301, task, 0) for task in (W0, W1, PS)), Exited(310, EV, 0)]
@@ -228,19 +233,19 @@ def test_twenty_kills_are_survived() -> None:
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "in vain": ([*TRAINING, *deaths(W1, 3), Sent(13.7, STOP)], "failed", ExitCode.FAILED, W1),
     "a ps is killed, the chief notices": (
-        [*TRAINING, Exited(10, PS, -9), Exited(10.3, CHIEF, 3), Blamed(10.3, CHIEF, Blame.CONSEQUENCE)],
+        [*TRAINING, Exited(10, PS, -9), Exited(10.3, CHIEF, 3), ErrorReported(10.3, CHIEF, CONSEQUENCE)],
         "failed",
         ExitCode.FAILED,
         PS,
     ),
     "a worker that lost its ps is not to blame": (
-        [*TRAINING, Exited(9.9, W1, 3), Blamed(9.9, W1, Blame.CONSEQUENCE), Exited(10, PS, -9)],
+        [*TRAINING, Exited(9.9, W1, 3), ErrorReported(9.9, W1, CONSEQUENCE), Exited(10, PS, -9)],
         "failed",
         ExitCode.FAILED,
         PS,
     ),
     "nor is an evaluator": (
-        [*TRAINING, Exited(9, EV, 3), Blamed(9, EV, Blame.CAUSE), GivenUp(9, EV), Exited(10, CHIEF, -11)],
+        [*TRAINING, Exited(9, EV, 3), ErrorReported(9, EV, CAUSE), GivenUp(9, EV), Exited(10, CHIEF, -11)],
         "failed",
         ExitCode.FAILED,
         CHIEF,
@@ -292,7 +297,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "a worker fails, and the chief stops since it is told to": (
         [
             *TRAINING,
-            *[Exited(10, W1, 3), Blamed(10, W1, Blame.CAUSE), Sent(10.7, STOP), Closed(11, CHIEF)],
+            *[Exited(10, W1, 3), ErrorReported(10, W1, CAUSE), Sent(10.7, STOP), Closed(11, CHIEF)],
             *[Exited(11, CHIEF, 4), *(Exited(11, task, 0) for task in (W0, PS, EV))],
         ],
         "failed",
@@ -308,7 +313,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
             Spawned(50.2, W1),
             Came(55, W1),
             Exited(60, CHIEF, 3),
-            Blamed(60, CHIEF, Blame.CAUSE),
+            ErrorReported(60, CHIEF, CAUSE),
         ],
         "failed",
         ExitCode.FAILED,
@@ -344,14 +349,14 @@ def test_who_came_late_is_not_who_was_started_again() -> None:
     [
         ([Exited(10, W0, -9)], Decision(Why.NOTHING, respawn=(W0,))),
         ([Exited(10, W0, 0)], Decision(Why.NOTHING, over=True)),
-        ([Exited(10, W0, 3), Blamed(10, W0, Blame.CONSEQUENCE)], Decision(Why.FAILURE, over=True)),
+        ([Exited(10, W0, 3), ErrorReported(10, W0, CONSEQUENCE)], Decision(Why.FAILURE, over=True)),
         (deaths(W0, 3, since=7), Decision(Why.FAILURE, over=True)),
         ([Asked(5, TERM)], Decision(Why.TERMINATE, send=STOP)),
         ([Asked(5, TERM), Sent(5, STOP)], Decision(Why.TERMINATE, wake_at=5 + 30 + FAILURE_STOP_S)),
     ],
 )
 def test_a_worker_whose_chief_is_elsewhere(facts: list[Fact], expected: Decision) -> None:
-    assert decide(Standing.of([*ALONE, *facts]), 10, LONE) == expected
+    assert decide(RunState.of([*ALONE, *facts]), 10, LONE) == expected
 
 
 def test_the_end_of_a_worker_whose_chief_is_elsewhere() -> None:

@@ -14,7 +14,7 @@ from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import ExitCode, Problem
 from distlaunch.base.run_dir import TaskDir
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
-from distlaunch.supervise.facts import PREEMPTION_CODE, Blame
+from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
@@ -61,10 +61,10 @@ class TaskError:
         return "" if self.consequence else f"{self.summary}{at}"
 
     @property
-    def blame(self) -> Blame:
+    def role(self) -> ErrorRole:
         if self.problems:
-            return Blame.CONFIG
-        return Blame.CONSEQUENCE if self.consequence else Blame.CAUSE
+            return ErrorRole.CONFIG
+        return ErrorRole.CONSEQUENCE if self.consequence else ErrorRole.CAUSE
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
     A crash of native code is the program's own, and may come again.
     """
     if error is not None:
-        return error.blame is Blame.CONSEQUENCE
+        return error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
     return code < 0 or code == PREEMPTION_CODE or code >= 128
@@ -207,7 +207,7 @@ def _signal_of(code: int) -> int:
 
 def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
-    if error is None or error.user_error or error.blame is Blame.CONFIG or (tells_steps and error.step is None):
+    if error is None or error.user_error or error.role is ErrorRole.CONFIG or (tells_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 
