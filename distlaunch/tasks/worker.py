@@ -94,13 +94,13 @@ def _run(arguments: argparse.Namespace) -> int:
         choose_backend("one_device" if task.job == "evaluator" else config.strategy.kind)
         if config.strategy.kind == "parameter_server":
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
-        from distlaunch.strategies import generated_code
+        from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
         from distlaunch.training.evaluator import Evaluator, evaluator_config
         from distlaunch.training.server import is_server, serve
         from distlaunch.training.session import Session
 
         end_process.skip_earlier_hooks()
-        generated_code.keep_in_memory()
+        keep_in_memory()
         writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
 
         def emit(event: Event) -> None:
