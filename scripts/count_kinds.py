@@ -48,7 +48,7 @@ def places(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
         elif isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name) and node.cls.id in CLASSES:
             yield node.pattern.lineno if hasattr(node, "pattern") else node.cls.lineno
-        elif isinstance(node, ast.Dict) and any(key is not None and _is_name(key) for key in node.keys):
+        elif isinstance(node, ast.Dict) and node.keys and all(key is not None and _is_name(key) for key in node.keys):
             yield node.lineno
 
 

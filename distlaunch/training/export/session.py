@@ -15,6 +15,7 @@ from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.serving.exported import named_outputs
+from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Code, Finding, Sample, check
@@ -147,7 +148,7 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return Sample(rows, None, TOLERANCE), [_not_compared(f"it has a train_step, and no forward pass ({reason})")]
-    kinds = {layer.compute_dtype for layer in model._flatten_layers() if getattr(layer, "compute_dtype", None)}
+    kinds = {layer.compute_dtype for layer in layers_of(model) if getattr(layer, "compute_dtype", None)}
     tolerance = _TOLERANCE_OF_HALVES if kinds & {"float16", "bfloat16"} else TOLERANCE
     if any(not (expected[name] == again[name]).all() for name in expected if not _has_nan(expected[name])):
         return Sample(rows, None, tolerance), [_not_compared("it draws random numbers in predictions too")]

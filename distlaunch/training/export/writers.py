@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.variables import state_variables
@@ -118,7 +119,7 @@ def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.track(preprocessing.layer)
-    for layer in preprocessing.layer._flatten_layers():
+    for layer in layers_of(preprocessing.layer):
         for value in vars(layer).values():  # Keras tracks lookup tables, but no plain variables of TensorFlow
             if isinstance(value, tf.Variable):
                 archive.track(value)
