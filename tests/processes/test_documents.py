@@ -10,7 +10,8 @@ import pytest
 import yaml
 from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
 
-from distlaunch.base.events import Evaluated, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Evaluated
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.load import load_config
 from distlaunch.config.strategies import KINDS
