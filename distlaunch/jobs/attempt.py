@@ -16,10 +16,10 @@ from distlaunch.engines.base import Needs
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
 from distlaunch.supervise.allocation import Allocation
-from distlaunch.supervise.event_facts import last_end, tell_end_again
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.run_events import last_end, tell_end_again
 from distlaunch.supervise.supervisor import Supervisor
 
 

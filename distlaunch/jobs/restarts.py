@@ -19,10 +19,10 @@ from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
-from distlaunch.supervise.event_facts import tell_end
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import ENDING, SignalPipe
+from distlaunch.supervise.requests.signals import ENDING, SignalPipe
+from distlaunch.supervise.run_events import tell_end
 
 _LONGEST_BACKOFF_S = 300.0
 

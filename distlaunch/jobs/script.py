@@ -21,7 +21,7 @@ from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.supervise.observer import Observer, ThreadedObserver
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
 
 

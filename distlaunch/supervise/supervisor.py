@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import Event, RunEnded, TaskFailed, TaskRestarted, TaskStarted
+from distlaunch.base.events import Event, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import Signs
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.task_error import write_exit, write_signal, write_stall
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
+from distlaunch.supervise.announcements import Announcer
 from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
 from distlaunch.supervise.diagnose.first_failure import (
     Traces,
@@ -32,10 +32,11 @@ from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
 from distlaunch.supervise.policy import Decision, decide
 from distlaunch.supervise.probes import Probes
+from distlaunch.supervise.requests.signals import ENDING, SignalPipe
+from distlaunch.supervise.run_events import end_events, write_events
 from distlaunch.supervise.shown_lines import Screen
-from distlaunch.supervise.signals import ENDING, SignalPipe
 from distlaunch.supervise.state import RunState, Why
-from distlaunch.supervise.verdict import conclude
+from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
@@ -64,7 +65,7 @@ class Supervisor:
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._rules = rules_of(plan)
         self._history: list[Fact] = []
-        self._standing = RunState()
+        self._state = RunState()
         self._handles: dict[str, TaskHandle] = {}
         self._traces = Traces()
         self._progress = Progress(str(plan.lead))
@@ -72,7 +73,7 @@ class Supervisor:
         self._screen = Screen(self._observer.line, clock)
         self._began = clock()
         self._probes = Probes(plan, self._rules, self._began, self._signs_of, allocation.listening)
-        self._told_waiting = False
+        self._announcer = Announcer(plan, self._rules, self._tasks, self._observer.note)
 
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
@@ -99,7 +100,7 @@ class Supervisor:
 
     def _note(self, fact: Fact) -> None:
         self._history.append(fact)
-        self._standing.add(fact)
+        self._state.add(fact)
 
     def _signs_of(self, name: str) -> Signs:
         return self._handles[name].signs() if name in self._handles else Signs()
@@ -134,17 +135,6 @@ class Supervisor:
     def _how_it_ended(self, name: str) -> str:
         return briefly(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
 
-    def _tell_waiting(self, tasks: tuple[str, ...]) -> None:
-        if tasks and not self._told_waiting:
-            self._told_waiting = True
-            names = ", ".join(tasks)
-            if self._rules.scripts:  # of which nobody knows what an evaluator does
-                who = "chief is" if self._rules.servers else "workers are"
-                limit = f"for {self._plan.start_timeout_s:g} s at most"
-                self._observer.note(f"the {who} done; waiting for {names} {limit}")
-            else:
-                self._observer.note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
-
     def _follow(self, signals: SignalPipe, starter: Starter) -> None:
         decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
         heard: list[signal.Signals] = []
@@ -163,11 +153,11 @@ class Supervisor:
             self._hear(heard, self._clock())
             heard = []
             self._reap()
-            for fact in self._probes.look(self._clock(), self._standing):
+            for fact in self._probes.look(self._clock(), self._state):
                 self._note(fact)
                 if isinstance(fact, Stalled):
-                    self._tell_stall(fact)
-            decision = decide(self._standing, self._clock(), self._rules)
+                    self._announcer.stalled(fact)
+            decision = decide(self._state, self._clock(), self._rules)
             if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
                 self._screen.fail()
             if decision.send is not None:
@@ -176,7 +166,7 @@ class Supervisor:
             elif decision.respawn or decision.give_up:
                 self._respawn(decision, starter)
                 decision = Decision(decision.why)
-            self._tell_waiting(decision.awaits)
+            self._announcer.waiting(decision.awaits)
             self._screen.tick()
             self._observer.tick(now)
             ended = self._clock()
@@ -191,13 +181,10 @@ class Supervisor:
                 self._order(Order.DUMP, self._running(()))
             if number not in ENDING:
                 continue
-            again = bool(self._standing.asked)
+            again = bool(self._state.asked)
             self._note(Asked(now, number))
             if not again:
-                ctrl_c = "; press Ctrl-C again to end at once" if number == signal.SIGINT else f" ({number.name})"
-                training = self._rules.needs_finish and self._standing.training_at is not None
-                what = "stopping after the current step" if training and not self._told_waiting else "stopping"
-                self._observer.note(what + ctrl_c)
+                self._announcer.asked(number, training=self._state.training_at is not None)
 
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -214,7 +201,7 @@ class Supervisor:
                 self._observer.event(event)
 
     def _note_training(self, fact: Training) -> None:
-        if self._standing.training_at is None:
+        if self._state.training_at is None:
             self._note(fact)
             # a server that is started again needs its port, and nobody tells when a script has bound one
             if not self._rules.servers and not self._rules.scripts:
@@ -222,13 +209,13 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Notes which processes have ended; their last words are read before their end counts."""
-        running = [(name, self._handles[name]) for name in self._standing.alive if name in self._handles]
+        running = [(name, self._handles[name]) for name in self._state.alive if name in self._handles]
         ended = [(name, handle, end) for name, handle in running if (end := handle.poll()) is not None]
         if ended:
             self._take(self._follower.read())
         for name, handle, end in ended:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
-            state, files = self._standing, self._tasks[name].files
+            state, files = self._state, self._tasks[name].files
             by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
             well = by_us or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
             if not well and not files.error_json.exists():
@@ -245,13 +232,13 @@ class Supervisor:
         self._traces.suspended.update(
             {name: handle.is_suspended() for name, handle in alive.items() if name not in self._traces.suspended}
         )
-        self._explain(order, why, list(alive))
+        self._announcer.sending(order, why, list(alive), lambda: self._conclude().culprit)
         self._order(order, alive)
         self._note(Sent(self._clock(), order, to))
 
     def _running(self, names: tuple[str, ...]) -> dict[str, TaskHandle]:
         """Those of these tasks that have not ended; of all, if none is named."""
-        alive = (name for name in self._standing.alive if not names or name in names)
+        alive = (name for name in self._state.alive if not names or name in names)
         return {name: self._handles[name] for name in alive if name in self._handles}
 
     def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
@@ -260,31 +247,11 @@ class Supervisor:
                 # a program that a script is may leave it to its children; ours answers itself, and needs its own
                 handle.send(order, whole_group=self._rules.scripts)
 
-    def _tell_stall(self, stall: Stalled) -> None:
-        limit = f"for {self._plan.stall_timeout_s:g} s"
-        if stall.frozen:
-            self._observer.note(f"{stall.task} has shown no sign of life {limit}")
-        else:
-            others = self._plan.elsewhere or self._tasks.keys() - self._rules.auxiliary - {stall.task}
-            waited = f", and the others wait for {stall.task}" if stall.task and others else ""
-            self._observer.note(f"training has made no step {limit}{waited}")
-
-    def _explain(self, order: Order, why: Why, alive: list[str]) -> None:
-        names = ", ".join(alive[:8]) + (f" and {len(alive) - 8:,} more" if len(alive) > 8 else "")
-        if order is Order.KILL:
-            # after a failure, or before the first step, nobody expects a clean end
-            if why is Why.STALLED and set(alive) <= self._rules.replaceable:
-                self._observer.note(f"{names} killed, to be started again")
-            elif why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
-                self._observer.note(f"killing {names}")
-        elif why is Why.FAILURE:
-            culprit = conclude(self._history, self._clock(), self._rules).culprit
-            self._observer.note(f"{culprit} failed; stopping {names}" if culprit else f"stopping {names}")
-        elif why is Why.LINGERING and not set(alive) <= self._rules.servers:
-            self._observer.note(f"the run is done; ending {names}")
+    def _conclude(self) -> Verdict:
+        return conclude(self._history, self._clock(), self._rules)
 
     def _finish(self) -> Outcome:
-        verdict = conclude(self._history, self._clock(), self._rules)
+        verdict = self._conclude()
         self._traces.hosts, self._traces.steps = self._progress.hosts, self._probes.steps
         self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
         problems = config_problems(self._plan, verdict) if verdict.culprit else ()
@@ -293,15 +260,15 @@ class Supervisor:
         )
         if verdict.why is Why.STALLED and verdict.culprit:
             self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
-        self._write_end(verdict.status, failure)
+        self._write(self._end_events(verdict.status, failure))
         self._take(self._follower.read())
-        asked = bool(self._standing.asked)
+        asked = bool(self._state.asked)
         return Outcome(
             verdict.status,
             ExitCode.USAGE if problems else verdict.exit_code,
             failure,
             problems,
-            warnings_of(self._plan, verdict, sorted(self._standing.given_up), self._probes.shares()),
+            warnings_of(self._plan, verdict, sorted(self._state.given_up), self._probes.shares()),
             retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
             mark=mark_of(self._plan, verdict, self._traces),
             lost=is_lost(self._plan, verdict, self._traces),
@@ -316,30 +283,10 @@ class Supervisor:
     def _host_of(self, name: str) -> str:
         return self._progress.hosts.get(name) or self._handles[name].host
 
-    def _write_end(self, status: str, failure: Failure | None) -> None:
-        """Appends what the tasks could not tell any more."""
-        seconds = self._clock() - self._began
-        at = self._progress
-        events: list[Event] = []
-        if failure is not None:
-            log = str(failure.log or "")
-            events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
-        # after Ctrl-C the task only knows that it was stopped
-        untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
-        if self._plan.is_run and untold and not self._plan.is_beside:
-            # events tell steps now and then, the heartbeat has each
-            step = max(at.step, self._signs_of(str(self._plan.lead)).step or 0)
-            events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
-        elif self._plan.mode == "train" and at.ended is not None and self._plan.lead != self._plan.chief:
-            events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
-        self._write(events)
+    def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
+        # events tell steps now and then, the heartbeat has each
+        step = max(self._progress.step, self._signs_of(str(self._plan.lead)).step or 0)
+        return end_events(self._plan, self._progress, status, failure, step=step, seconds=self._clock() - self._began)
 
     def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
-        """Appends events of the controller itself, or of a task that writes none, to the run's events."""
-        with contextlib.suppress(OSError):  # a full disk; the screen still tells
-            run = RunDir(self._plan.run_dir)
-            path = self._plan.tasks[0].files.events if self._plan.is_beside else run.events
-            writer = EventWriter(path, attempt=self._plan.attempt, task=task)
-            for event in events:
-                writer.write(event)
-            writer.close()
+        write_events(self._plan, events, task=task)

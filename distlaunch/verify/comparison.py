@@ -16,7 +16,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job import Request, choose
 from distlaunch.plan.train import REMOVED_ENV
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings
 from distlaunch.verify.judge import Judgement, first_not_a_number

@@ -15,7 +15,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Choice, checked
 from distlaunch.supervise.observer import Silent
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.judge import Judgement, judge
 from distlaunch.verify.trials import PlannedTrial, reference_config
 

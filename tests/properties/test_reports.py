@@ -15,7 +15,7 @@ from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TaskFailed, 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report
-from distlaunch.supervise.event_facts import last_end, tell_end_again
+from distlaunch.supervise.run_events import last_end, tell_end_again
 
 STEPS = 3  # of an epoch
 START = TrainingStarted(

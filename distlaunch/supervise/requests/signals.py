@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from distlaunch.supervise.control import ControlChannel
+from distlaunch.supervise.requests.control import ControlChannel
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ask the job to end."""
