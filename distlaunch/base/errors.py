@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class ExitCode(enum.IntEnum):
@@ -39,6 +41,15 @@ class Problem:
             text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
         return text
 
+    def to_plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"key": list(self.key), "message": self.message, "source": self.source}
+
+    @staticmethod
+    def from_plain(data: Mapping[str, Any]) -> Problem:
+        """The inverse of `to_plain`. Raises KeyError, TypeError."""
+        return Problem(tuple(data["key"]), str(data["message"]), data.get("source"))
+
     def __str__(self) -> str:
         return ": ".join(part for part in (self.source, self.dotted, self.message) if part)
 
@@ -57,6 +68,19 @@ class ConfigError(DistlaunchError, ValueError):
     def __init__(self, problems: list[Problem] | Problem) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class FrameworkError(ConfigError):
+    """The installed version of a framework lacks something that distlaunch depends on.
+
+    It is reported as mistakes in the config are: nothing was trained, and trying again does not help.
+
+    Args:
+        installed: the framework and its version, e.g. `keras 3.17.0`.
+    """
+
+    def __init__(self, installed: str, message: str) -> None:
+        super().__init__(Problem((), message, installed))
 
 
 class UsageError(DistlaunchError, ValueError):

@@ -34,8 +34,7 @@ def write_exception(files: TaskDir, error: BaseException, *, step: int | None = 
 
 def write_problems(files: TaskDir, problems: Sequence[Problem]) -> None:
     """Mistakes in the config that show only when things are built."""
-    told = [{"key": list(problem.key), "message": problem.message} for problem in problems]
-    _write_own(files, {"kind": "config", "problems": told})
+    _write_own(files, {"kind": "config", "problems": [problem.to_plain() for problem in problems]})
 
 
 def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom: bool | None) -> None:

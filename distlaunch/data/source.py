@@ -259,7 +259,7 @@ def _no_rows(spec: Any) -> Any:
     """A value of a batched spec with zero rows."""
     if isinstance(spec, tf.RaggedTensorSpec):
         values = tf.zeros([0], spec.dtype)
-        rank = spec._shape.rank if spec._shape.rank is not None else 2
+        rank = spec.shape.rank if spec.shape.rank is not None else 2
         return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], tf.int64)] * (rank - 1))
     if isinstance(spec, tf.SparseTensorSpec):
         shape = [0, *(size or 0 for size in spec.shape[1:])]

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
@@ -57,6 +56,5 @@ def _read(done: subprocess.CompletedProcess[str], locate: Locate) -> VariablesPl
             "`--no-variables` leaves them out"
         ) from None
     if "problems" in told:
-        found: Iterable[Problem] = [Problem(tuple(item["key"]), str(item["message"])) for item in told["problems"]]
-        raise ConfigError(locate(found))
+        raise ConfigError(locate(Problem.from_plain(item) for item in told["problems"]))
     return VariablesPlaced(variables=told["variables"], mesh=told["mesh"])

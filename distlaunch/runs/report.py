@@ -231,7 +231,7 @@ def config_problems(run: RunDir, number: int) -> str:
     """What a task found wrong with the config before it did anything."""
     errors = (read_error(files) for files in run.tasks(number).values())
     found = next((error.problems for error in errors if error is not None and error.problems), ())
-    return "; ".join(f"{'.'.join(map(str, problem.key))}: {problem.message}" for problem in found)
+    return "; ".join(map(str, found))
 
 
 def _evaluator_events(run: RunDir) -> list[Evaluated]:

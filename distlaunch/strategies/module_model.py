@@ -7,12 +7,14 @@ it: `dense1/weight`. The module's own code computes; Keras sees a model with one
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from distlaunch.strategies.patches.keras_private import layers_of, put_path
+from distlaunch.strategies.patches.tensorflow_private import attributes_of, found_in
 
 
 class ModuleModel(keras.Model):
@@ -39,13 +41,13 @@ class ModuleModel(keras.Model):
 def parts_of(model: keras.Model) -> list[Any]:
     """A model's layers, itself among them, and the modules of a `tf.Module`."""
     modules = [model.module, *model.module.submodules] if isinstance(model, ModuleModel) else []
-    return [*model._flatten_layers(), *modules]
+    return [*layers_of(model), *modules]
 
 
 def _replace_variables(module: tf.Module) -> list[keras.Variable]:
     """Puts Keras variables in the place of the module's; one that has several places gets one for all."""
     made: dict[int, keras.Variable] = {}
-    found = module._flatten(predicate=lambda leaf: isinstance(leaf, tf.Variable), with_path=True)
+    found = found_in(module, lambda leaf: isinstance(leaf, tf.Variable))
     paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path names it
 
     def replacement(leaf: Any) -> Any:
@@ -56,15 +58,10 @@ def _replace_variables(module: tf.Module) -> list[keras.Variable]:
         return made[id(leaf)]
 
     for part in [module, *module.submodules]:
-        for name, value in list(_attributes(part)):
+        for name, value in list(attributes_of(part)):
             if any(isinstance(leaf, tf.Variable) for leaf in tf.nest.flatten(value)):
                 setattr(part, name, tf.nest.map_structure(replacement, value))
     return list(made.values())
-
-
-def _attributes(module: tf.Module) -> Iterator[tuple[str, Any]]:
-    ignored = module._TF_MODULE_IGNORED_PROPERTIES
-    return ((name, value) for name, value in vars(module).items() if name not in ignored)
 
 
 def _keras_variable(variable: tf.Variable, path: list[str]) -> keras.Variable:
@@ -74,5 +71,5 @@ def _keras_variable(variable: tf.Variable, path: list[str]) -> keras.Variable:
         trainable=variable.trainable,
         name=path[-1],
     )
-    made._path = "/".join(path)
+    put_path(made, "/".join(path))
     return made

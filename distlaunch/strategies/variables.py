@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from distlaunch.strategies.parameter_server.partition import joined
+from distlaunch.strategies.patches.keras_private import compiled_loss, compiled_metrics
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 
@@ -17,6 +18,13 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     candidates = [getattr(model, "optimizer", None), *vars(model).values()]
     found = {id(item): item for item in candidates if isinstance(item, keras.optimizers.Optimizer)}
     return list(found.values())
+
+
+def chain(optimizer: Any) -> Iterator[Any]:
+    """The optimizer and those it wraps (LossScaleOptimizer)."""
+    while optimizer is not None:
+        yield optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 def slot_variables(model: keras.Model) -> list[Any]:
@@ -32,13 +40,13 @@ def metric_variables(model: keras.Model) -> list[Any]:
 
 def loss_trackers(model: keras.Model) -> list[Any]:
     """Variables of the means that Keras keeps of the losses of single outputs; they do not weight by rows."""
-    compiled = getattr(model, "_compile_loss", None)
+    compiled = compiled_loss(model)
     return [] if compiled is None else list(compiled.variables)
 
 
 def metric_results(model: keras.Model) -> dict[str, Any]:
     """Results of the model's metrics, without compiled ones that no step has updated (a GAN's step may not)."""
-    compiled = getattr(model, "_compile_metrics", None)
+    compiled = compiled_metrics(model)
     if compiled is None or compiled.built:
         return model.get_metrics_result()
     results: dict[str, Any] = {}

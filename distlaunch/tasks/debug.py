@@ -95,7 +95,7 @@ def for_debugging(config: RunConfig) -> RunConfig:
 def _run_eagerly(*, tensorflow: bool) -> None:
     import tensorflow as tf
 
-    from distlaunch.strategies import generated_code
+    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     tf.config.run_functions_eagerly(True)
     tf.data.experimental.enable_debug_mode()
@@ -103,7 +103,7 @@ def _run_eagerly(*, tensorflow: bool) -> None:
         import jax
 
         jax.config.update("jax_disable_jit", True)
-    generated_code.keep_in_memory()
+    keep_in_memory()
     sys.breakpointhook = pdb.set_trace = _stop_at_values
 
 

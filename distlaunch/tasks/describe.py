@@ -42,11 +42,11 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
         if config.strategy.has_coordinator:
             in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
             config = config.model_copy(update={"cluster": in_process})
-        from distlaunch.strategies import generated_code
+        from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
         from distlaunch.training.session import Session
 
         end_process.skip_earlier_hooks()
-        generated_code.keep_in_memory()
+        keep_in_memory()
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             session = Session(
                 config,
@@ -57,9 +57,7 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
             )
             return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
     except ConfigError as error:
-        return ExitCode.USAGE, {
-            "problems": [{"key": list(problem.key), "message": problem.message} for problem in error.problems]
-        }
+        return ExitCode.USAGE, {"problems": [problem.to_plain() for problem in error.problems]}
     except Exception:  # the user's model may raise anything; the last line is what is shown
         traceback.print_exc()
         return ExitCode.FAILED, None

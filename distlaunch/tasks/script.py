@@ -36,9 +36,9 @@ def main() -> None:
     Heartbeat(files.heartbeat)
     _tell_start(files, arguments.attempt, arguments.task)
     if arguments.jax:
-        from distlaunch.base import jax_cluster
+        from distlaunch.strategies.patches import jax_clusters
 
-        jax_cluster.install()
+        jax_clusters.install()
     sys.argv = sys.argv[split + 1 :]
     error = None
     try:

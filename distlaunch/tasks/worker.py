@@ -93,13 +93,13 @@ def _run(arguments: argparse.Namespace) -> int:
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
         alone = task.job == "evaluator"
         choose_backend("tensorflow" if alone else config.strategy.backend, quiet=config.strategy.has_coordinator)
-        from distlaunch.strategies import generated_code
+        from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
         from distlaunch.training.evaluator import Evaluator, evaluator_config
         from distlaunch.training.server import is_server, serve
         from distlaunch.training.session import Session
 
         end_process.skip_earlier_hooks()
-        generated_code.keep_in_memory()
+        keep_in_memory()
         writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
 
         def emit(event: Event) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state as keras_state
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.patches.keras_private import compute_loss_takes_training, restart_names
 from distlaunch.strategies.protocol import Batch, Strategy
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
@@ -51,7 +51,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
     """
     # automatic names count from here, whatever layers the data function made: checkpoints know variables by name
-    keras_state.set_global_attribute("object_name_uids", None)
+    restart_names()
     with strategy.scope(), policy(config.precision):
         model = _model(config, rows)
         check_precision(config.precision, model)
@@ -211,7 +211,7 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
     shapes = f"labels of shape {shape_text(y)} and outputs of shape {shape_text(predictions)}"
     loss = functools.partial(model.compute_loss, x, y, predictions, sample_weight)
-    loss = functools.partial(loss, training=False) if model._compute_loss_has_training_arg else loss
+    loss = functools.partial(loss, training=False) if compute_loss_takes_training(model) else loss
     metrics = functools.partial(model.compute_metrics, x, y, predictions, sample_weight)
     for name, compute in (("loss", loss), ("metrics", metrics)):
         if name == "loss" and not can_be_tested(model):

@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 import keras
-from keras.src.backend.common import global_state as keras_state
-from keras.src.models.functional import Functional
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.patches.keras_private import held_dtype_policy, is_functional, layers_of, put_dtype_policy
 
 
 @contextlib.contextmanager
@@ -19,14 +18,13 @@ def policy(name: str | None = None) -> Iterator[None]:
 
     Not for the whole process: what the data and preprocessing functions make stays as it is.
     """
-    # not keras.config.dtype_policy(), which fixes float32 before a model's function may set another floatx
-    before = keras_state.get_global_attribute("dtype_policy")
+    before = held_dtype_policy()  # asking Keras would fix float32 before a model's function may set another floatx
     if name is not None:
         keras.config.set_dtype_policy(name)
     try:
         yield
     finally:
-        keras_state.set_global_attribute("dtype_policy", before)
+        put_dtype_policy(before)
 
 
 def check_precision(name: str | None, model: keras.Model) -> None:
@@ -37,8 +35,8 @@ def check_precision(name: str | None, model: keras.Model) -> None:
         message = f"got '{name}', but a tf.Module computes in the types that it was written with; remove it"
         raise ConfigError(Problem(("precision",), message))
     # Sequential and functional models compute nothing themselves, and take the policy whatever their layers have
-    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras.Sequential | Functional)]
-    found = {layer.dtype_policy.name for layer in layers if layer.variables}
+    own = [layer for layer in layers_of(model) if not isinstance(layer, keras.Sequential) and not is_functional(layer)]
+    found = {layer.dtype_policy.name for layer in own if layer.variables}
     if found and name not in found:
         message = f"got '{name}', but the model's function gives its layers {' and '.join(sorted(found))}"
         raise ConfigError(Problem(("precision",), f"{message}; remove it, or do not name a dtype there"))

@@ -31,11 +31,12 @@ from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
-from distlaunch.strategies import create, state_bytes
+from distlaunch.strategies import state_bytes
 from distlaunch.strategies.data_ends import different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
+from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved

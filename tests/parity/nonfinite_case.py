@@ -42,8 +42,8 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[An
     from distlaunch.data.numbered_batches import offer_splits
     from distlaunch.data.source import make_split
     from distlaunch.data.splits import read_splits
-    from distlaunch.strategies import create
     from distlaunch.strategies.protocol import Vote
+    from distlaunch.strategies.table import create
     from distlaunch.training.build import build_model
     from distlaunch.training.steps.functions import make_steps
 

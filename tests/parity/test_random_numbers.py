@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.replica import share as replica_share
 from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.row_random import Order, numbers_for
@@ -48,7 +49,7 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
     x = np.ones((rows, 5), np.float32)
     *expected, alone = tf.function(Draws(), input_signature=[tf.TensorSpec([None, 5])])(x)
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(REPLICAS)])
-    replica_share.install()
+    keras_losses.install()
     with strategy.scope():
         layer = Draws()
     elements = tf.data.Dataset.from_tensors(x).repeat()

@@ -21,8 +21,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.source import make_split
 from distlaunch.data.splits import read_splits
-from distlaunch.strategies import create
 from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.table import create
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress

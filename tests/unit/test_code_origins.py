@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.base.code_origins import PREFIX, format_exception, translated
-from distlaunch.strategies import generated_code
+from distlaunch.strategies.patches import tensorflow_autograph
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("virtual_devices")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    generated_code.keep_in_memory()
+    tensorflow_autograph.keep_in_memory()
     yield tmp_path
     assert not list(tmp_path.rglob("*"))
 

@@ -15,7 +15,7 @@ from distlaunch.strategies.parameter_server.partition import (  # noqa: E402
     shard_bounds,
     show_shards,
 )
-from distlaunch.strategies.parameter_server.whole_weights import give_whole_weights  # noqa: E402
+from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights  # noqa: E402
 
 WHOLE = np.arange(21, dtype=np.float32).reshape(7, 3) - 10
 

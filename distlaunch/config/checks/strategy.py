@@ -11,6 +11,9 @@ from distlaunch.config.read.words import all_of, either
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import Strategy, kinds_that_use
 
+_MOST_CPU_DEVICES, _MOST_TASKS = 1_024, 10_000
+"""More than any machine can hold: a slip of the keyboard, which would fill the memory."""
+
 
 def batch_divides(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Each replica gets an equal part of a full batch."""
@@ -25,9 +28,14 @@ def batch_divides(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 
 
 def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """On a machine with GPUs, one for each replica. CPU devices are virtual, so there are as many as asked for."""
+    """On a machine with GPUs, one for each replica. CPU devices are virtual, so there are many."""
     needed = config.strategy.devices_needed(config.cluster)
-    if not num_gpus or needed is None or needed[1] <= num_gpus:
+    if needed is None:
+        return
+    if not num_gpus and needed[1] > _MOST_CPU_DEVICES:
+        message = f"needs {needed[1]:,} virtual CPU devices in one process; use at most {_MOST_CPU_DEVICES:,}"
+        yield Problem(needed[0], message)
+    if not num_gpus or needed[1] <= num_gpus:
         return
     message = f"needs {needed[1]} devices, but this machine has {num_gpus} GPU(s); use at most {num_gpus}"
     yield Problem(needed[0], f"{message}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use virtual CPU devices")
@@ -54,6 +62,9 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         message = f"got 'in_process', which {_users_of('hosting')} alone can do, not {strategy.kind}; remove it"
         yield Problem(("cluster", "hosting"), message)
     yield from _ports(strategy, cluster)
+    if (tasks := sum(strategy.processes(cluster).values())) > _MOST_TASKS:
+        key = ("cluster", "ps" if cluster.ps > cluster.num_workers else "workers")
+        yield Problem(key, f"the run would have {tasks:,} processes; use at most {_MOST_TASKS:,}")
 
 
 def _users_of(cluster_key: str) -> str:

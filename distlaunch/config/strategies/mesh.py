@@ -28,6 +28,9 @@ from distlaunch.config.strategies.base import (
 AUTO_AXIS = "model"
 """The mesh axis over which `layout: auto` splits variables."""
 
+_MOST_WORKERS, _MOST_CHOICES = 1_000, 8
+"""What is suggested where the mesh and the workers do not fit."""
+
 Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
 MeshSizes = Annotated[
     dict[str, int],
@@ -138,7 +141,10 @@ class Mesh(StrategySection):
                 return  # filled with as many GPUs as the workers can share
             devices *= CPU_DEVICES
         if devices % workers:
-            choices = either(str(number) for number in range(1, devices + 1) if devices % number == 0)
+            # sizes are anything that a file can hold, so not all divisors are looked for
+            divisors = [number for number in range(1, min(devices, _MOST_WORKERS) + 1) if devices % number == 0]
+            nearest = sorted(sorted(divisors, key=lambda number: abs(number - workers))[:_MOST_CHOICES])
+            choices = either(map(str, nearest))
             message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
             yield Problem(("cluster", "workers"), f"{message}; use {choices}, or change the mesh")
 

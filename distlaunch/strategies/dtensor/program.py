@@ -15,22 +15,24 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
-from tensorflow.python.ops import stateless_random_ops
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import layout_of, parts_of, parts_of_process, place_rows
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.mesh.functional_optimizer import make_functional
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch, slot_layout
 from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
+from distlaunch.strategies.patches.keras_private import put_value, value_of
+from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica.input import own_rows
@@ -76,7 +78,7 @@ class DTensorProgram:
         for group in self._groups:
             for variable in group:
                 axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
-                variable._value = MeshVariable(host_value(variable), mesh, axes)
+                put_value(variable, MeshVariable(host_value(variable), mesh, axes))
         self._sums: dict[str, MeshVariable] = {}
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
@@ -248,7 +250,7 @@ class DTensorProgram:
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
 
     def _placed(self, name: str, variable: Any) -> dict[str, Any]:
-        value: MeshVariable = variable._value
+        value: MeshVariable = value_of(variable)
         shape = value.shape.as_list()
         parts = enumerate(parts_of(shape, value.layout))
         devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
@@ -258,7 +260,7 @@ class DTensorProgram:
         return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
 
     def _whole_value(self, variable: Any) -> np.ndarray:
-        value: MeshVariable = variable._value
+        value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
     def restore(self, state: State | None) -> None:
@@ -267,27 +269,13 @@ class DTensorProgram:
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 
 
-@contextlib.contextmanager
-def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> Iterator[None]:
+def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> AbstractContextManager[None]:
     """Within it, random tensors are drawn whole on each device: split ones would be other numbers in other layouts."""
-    module = stateless_random_ops.gen_stateless_random_ops_v2
-    names = [name for name in vars(module) if name.startswith("stateless_") and name.endswith("_v2")]
-    kept = {name: getattr(module, name) for name in names}
 
-    def whole(draw: Callable[..., Any]) -> Callable[..., Any]:
-        def drawn(*args: Any, **kwargs: Any) -> Any:
-            tensor = draw(*args, **kwargs)
-            return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
+    def whole(tensor: tf.Tensor) -> tf.Tensor:
+        return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
 
-        return drawn
-
-    for name, draw in kept.items():
-        setattr(module, name, whole(draw))
-    try:
-        yield
-    finally:
-        for name, draw in kept.items():
-            setattr(module, name, draw)
+    return draws_through(whole)
 
 
 @contextlib.contextmanager
@@ -309,10 +297,11 @@ def _told_plainly() -> Iterator[None]:
 
 
 def _read(variables: list[Any]) -> list[Any]:
-    return [variable._value.on_mesh.read_value() for variable in variables]
+    return [value_of(variable).on_mesh.read_value() for variable in variables]
 
 
 def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
     for variable, old, value in zip(variables, before, values, strict=True):
         if value is not old:
-            variable._value.on_mesh.assign(tf.cast(value, variable._value.dtype))
+            held = value_of(variable)
+            held.on_mesh.assign(tf.cast(value, held.dtype))

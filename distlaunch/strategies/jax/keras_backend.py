@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,36 +17,34 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.backend.jax import random as keras_random
 
 from distlaunch.strategies.jax import random as jax_random
+from distlaunch.strategies.patches.keras_batch_norm import synchronized_accepted
+from distlaunch.strategies.patches.keras_random_on_jax import Draw, drawn_by
 
 _INT32_MAX = 2**31 - 1
 
 
-Draw = Callable[..., Any]
-
-
 def _normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
-    return tf.random.stateless_normal(shape, seed, mean, stddev, dtype or keras_random.floatx())
+    return tf.random.stateless_normal(shape, seed, mean, stddev, dtype or keras.config.floatx())
 
 
 def _truncated_normal(seed: Any, shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = None) -> Any:
-    return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype or keras_random.floatx())
+    return tf.random.stateless_truncated_normal(shape, seed, mean, stddev, dtype or keras.config.floatx())
 
 
 def _uniform(seed: Any, shape: Any, minval: float = 0.0, maxval: float = 1.0, dtype: Any = None) -> Any:
-    kind = dtype or keras_random.floatx()
+    kind = dtype or keras.config.floatx()
     return tf.random.stateless_uniform(shape, seed, tf.cast(minval, kind), tf.cast(maxval, kind), kind)
 
 
 def _normal_in_step(seed: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None) -> Any:
-    kind = dtype or keras_random.floatx()
+    kind = dtype or keras.config.floatx()
     return jax_random.normal(seed, shape, kind) * stddev + mean if jax_random.knows(kind) else None
 
 
 def _uniform_in_step(seed: Any, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None) -> Any:
-    kind = dtype or keras_random.floatx()
+    kind = dtype or keras.config.floatx()
     return jax_random.uniform(seed, shape, kind) * (maxval - minval) + minval if jax_random.knows(kind) else None
 
 
@@ -60,7 +59,7 @@ def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = Non
     return jnp.where(kept, inputs * scale, jnp.zeros_like(inputs))
 
 
-_ON_HOST: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
+_BY_TENSORFLOW: dict[str, Draw] = {"normal": _normal, "truncated_normal": _truncated_normal, "uniform": _uniform}
 _IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_step, "dropout": _dropout_in_step}
 """They return None where JAX has to draw."""
 
@@ -70,23 +69,6 @@ def building() -> Iterator[None]:
     """Models are made within it."""
     with tensorflow_draws(), synchronized_accepted():
         yield
-
-
-@contextlib.contextmanager
-def synchronized_accepted() -> Iterator[None]:
-    """Within it, `BatchNormalization(synchronized=True)` is accepted: a mesh has no other statistics."""
-    cls = keras.layers.BatchNormalization
-    original = cls.__init__
-
-    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs.pop("synchronized", None)
-        original(self, *args, **kwargs)
-
-    cls.__init__ = initialize
-    try:
-        yield
-    finally:
-        cls.__init__ = original
 
 
 def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,33 +81,19 @@ def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
-@contextlib.contextmanager
-def tensorflow_draws() -> Iterator[None]:
+def tensorflow_draws() -> AbstractContextManager[None]:
     """Within it Keras draws what it draws on TensorFlow.
 
     In traced functions that holds for normal and uniform numbers and for dropout, of the types that
     `jax_random.knows`; everything else is drawn by JAX.
     """
-    originals = {name: getattr(keras_random, name) for name in {**_ON_HOST, **_IN_STEP}}
-    for name, original in originals.items():
-        setattr(keras_random, name, _instead_of(original, _ON_HOST.get(name), _IN_STEP.get(name)))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(keras_random, name, original)
+    return drawn_by({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
 
 
-def _instead_of(original: Draw, on_host: Draw | None, in_step: Draw | None) -> Draw:
-    def drawn(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
-        given = keras_random.jax_draw_seed(seed)
-        if isinstance(given, jax.core.Tracer):
-            values = None if in_step is None else in_step(given, *args, **kwargs)
-            return original(*args, seed=given, **kwargs) if values is None else values
-        if on_host is None:
-            return original(*args, seed=given, **kwargs)
+def _on_host(draw: Draw) -> Draw:
+    def drawn(seed: Any, *args: Any, **kwargs: Any) -> jax.Array:
         with tf.device("CPU:0"):
-            return jax.numpy.asarray(on_host(_tensorflow_seed(given), *args, **kwargs).numpy())
+            return jnp.asarray(draw(_tensorflow_seed(seed), *args, **kwargs).numpy())
 
     return drawn
 

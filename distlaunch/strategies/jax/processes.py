@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
-from jax._src.distributed import global_state
 
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
+from distlaunch.strategies.patches.jax_private import coordination_client
 
 _HEARTBEAT_S = 30
 """How long a process may be silent. A launcher sees at once if one of its own dies; this is for those of others."""
@@ -21,18 +20,18 @@ class JaxStore:
     lost = jax.errors.JaxRuntimeError
 
     def set(self, key: str, value: bytes) -> None:
-        _client().key_value_set_bytes(key, value)
+        coordination_client().key_value_set_bytes(key, value)
 
     def get(self, key: str, timeout_ms: int) -> bytes | None:
         try:
-            return _client().blocking_key_value_get_bytes(key, timeout_ms)
+            return coordination_client().blocking_key_value_get_bytes(key, timeout_ms)
         except jax.errors.JaxRuntimeError as error:
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise
             return None
 
     def delete(self, key: str) -> None:
-        _client().key_value_delete(key)
+        coordination_client().key_value_delete(key)
 
     def close(self) -> None:
         jax.distributed.shutdown()  # a process that sees the service go without it is aborted
@@ -71,7 +70,3 @@ def connect(start_timeout_s: float) -> Peers:
         message = f"cannot listen on {addresses[0]}, the first worker's address: is port {port} in use?"
         raise UsageError(f"{message} free it, or choose another in TF_CONFIG") from None
     return Peers(len(addresses), rank, JaxStore())
-
-
-def _client() -> Any:
-    return global_state.client

@@ -10,14 +10,20 @@ model's own `train_step(state, data)` fits in its place.
 # (what pyright infers of Keras's operations is often wrong)
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 from keras import ops, tree
-from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
+from distlaunch.strategies.patches.keras_loss_trackers import average_over_batches
+from distlaunch.strategies.patches.keras_private import (
+    call_takes_training,
+    compute_loss,
+    loss_tracker,
+    mask_of,
+    put_mask,
+)
 from distlaunch.strategies.protocol import Batch, Steps
 from distlaunch.strategies.variables import metric_results
 
@@ -40,9 +46,7 @@ class FunctionalStep:
 
     def __init__(self, model: keras.Model, loss: LossOf | None = None) -> None:
         self._model, self._own_loss = model, loss
-        for tracker in getattr(model._compile_loss, "metrics", ()):
-            # on TensorFlow Keras does not know the batch's rows here, and averages these losses over batches
-            tracker.update_state = functools.partial(_unweighted, tracker.update_state)
+        average_over_batches(model)
 
     def train_step(self, state: TrainState, data: Batch) -> tuple[FunctionalLogs, TrainState]:
         """The step's logs, and the new state."""
@@ -56,7 +60,7 @@ class FunctionalStep:
             with self._scope((trainable, others, metrics), scaling) as scope:
                 loss, predictions = self._forward(data, training=True)
                 scaled = optimizer.scale_loss(loss)
-            masks = [get_keras_mask(leaf) for leaf in tree.flatten(predictions)]
+            masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
             return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
 
         (_, aux), gradients = _value_and_grad(loss_of)(trainable)
@@ -82,11 +86,11 @@ class FunctionalStep:
         """Loss and predictions, within a stateless scope."""
         model = self._model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        arguments = {"training": training} if model._call_has_training_arg else {}
+        arguments = {"training": training} if call_takes_training(model) else {}
         predictions = model(x, **arguments)
         if training and self._own_loss is not None:
             return self._own_loss(x, y, predictions, sample_weight), predictions
-        return model._compute_loss(x, y, predictions, sample_weight, training=training), predictions
+        return compute_loss(model, x, y, predictions, sample_weight, training=training), predictions
 
     def _update_metrics(self, state: TestState, data: Batch, predictions: Any, loss: Any) -> Any:
         """Logs, and the new values of the variables that are not trained and of the metrics; None: no loss to track."""
@@ -94,7 +98,7 @@ class FunctionalStep:
         rows = next(leaf for leaf in tree.flatten(x) if leaf is not None).shape[0]
         with self._scope(state) as scope:
             if loss is not None:
-                self._model._loss_tracker.update_state(loss, sample_weight=rows)
+                loss_tracker(self._model).update_state(loss, sample_weight=rows)
             logs = dict(self._model.compute_metrics(x, y, predictions, sample_weight))
         return logs, *self._others_and_metrics(scope)
 
@@ -198,11 +202,7 @@ def _values(scope: keras.StatelessScope, variables: Sequence[Any]) -> Values:
     return [variable.value if value is None else value for variable, value in current]
 
 
-def _unweighted(update_state: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
-    return update_state(values)
-
-
 def _set_masks(predictions: Any, masks: Values) -> None:
     for leaf, mask in zip(tree.flatten(predictions), masks, strict=True):
         if mask is not None:
-            set_keras_mask(leaf, mask)
+            put_mask(leaf, mask)

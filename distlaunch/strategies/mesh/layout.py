@@ -16,6 +16,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import AUTO_AXIS
 from distlaunch.layouts import ATTRIBUTE
 from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.patches.keras_private import attention_inputs, attention_output, layers_directly_in
 from distlaunch.strategies.protocol import Batch
 
 Axes = tuple[str | None, ...]
@@ -227,8 +228,8 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
 
 def _leaves(layer: Any) -> Iterator[Any]:
     """Layers without layers of their own, in order; the parts of an attention layer are its own business."""
-    for part in getattr(layer, "layers", layer._layers):
-        if isinstance(part, keras.layers.MultiHeadAttention) or not part._layers:
+    for part in layer.layers if hasattr(layer, "layers") else layers_directly_in(layer):
+        if isinstance(part, keras.layers.MultiHeadAttention) or not layers_directly_in(part):
             yield part
         else:
             yield from _leaves(part)
@@ -256,13 +257,14 @@ def _rules(layer: Any, kernel: Any, split: int | None, outputs: tuple[int, ...])
 def _attention(layer: Any, size: int) -> dict[str, list[str | None]]:
     """Each device has some of the heads."""
     rules: dict[str, list[str | None]] = {}
-    for part in (layer._query_dense, layer._key_dense, layer._value_dense):
+    for part in attention_inputs(layer):
         if part.kernel.shape[1] % size == 0:  # (features, heads, features of a head)
             rules[_exactly(part.kernel)] = [None, AUTO_AXIS, None]
             if part.bias is not None:
                 rules[_exactly(part.bias)] = [AUTO_AXIS, None]
-    if layer._output_dense.kernel.shape[0] % size == 0:
-        rules[_exactly(layer._output_dense.kernel)] = [AUTO_AXIS, None, None]
+    joining = attention_output(layer).kernel
+    if joining.shape[0] % size == 0:
+        rules[_exactly(joining)] = [AUTO_AXIS, None, None]
     return rules
 
 

@@ -10,7 +10,6 @@ and never joined. Shards have the sizes of TensorFlow's "div" strategy: equal, t
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,15 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.parameter_server import Partitioner
+from distlaunch.strategies.patches.keras_embedding import look_up_by
+from distlaunch.strategies.patches.keras_private import (
+    embedding_table,
+    layers_of,
+    put_path,
+    take_autocast,
+    trainable_list,
+    value_of,
+)
 from distlaunch.strategies.stand_in import StandIn
 
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
@@ -100,7 +108,7 @@ def shard_bounds(rows: int, shards: int) -> list[tuple[int, int]]:
 
 def is_split(variable: Any) -> bool:
     """Whether a Keras variable's value is split."""
-    return isinstance(variable._value, Shards)
+    return isinstance(value_of(variable), Shards)
 
 
 def whole_path(shard: Any) -> str | None:
@@ -114,14 +122,14 @@ def show_shards(model: keras.Model) -> None:
     Raises:
         ConfigError: a variable is split that has a constraint or a regularizer which needs all of it.
     """
-    for layer in model._flatten_layers():
-        variables = layer._trainable_variables
+    for layer in layers_of(model):
+        variables = trainable_list(layer)
         for index in reversed(range(len(variables))):
             if is_split(variables[index]):
                 variables[index : index + 1] = _shard_variables(variables[index])
-        table = getattr(layer, "_embeddings", None)
-        if isinstance(layer, keras.layers.Embedding) and table is not None and is_split(table):
-            _look_up_in_shards(layer)
+        table = embedding_table(layer) if isinstance(layer, keras.layers.Embedding) else None
+        if table is not None and is_split(table):
+            look_up_by(layer, value_of(table).lookup, _check_lookup)
 
 
 def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -141,17 +149,17 @@ def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def _shard_variables(whole: Any) -> list[Any]:
     _check_parts(whole)
     made = []
-    for index, raw in enumerate(whole._value.variables):
+    for index, raw in enumerate(value_of(whole).variables):
         with tf.variable_creator_scope(lambda _, raw=raw, **kwargs: raw):
             shard = keras.Variable(
                 initializer="zeros",
                 shape=tuple(raw.shape),
-                dtype=whole._dtype,
+                dtype=whole.dtype,
                 trainable=whole.trainable,
                 name=f"{whole.name}_part_{index}",
             )
-        shard._path = f"{whole.path}/part_{index}"
-        shard._autocast = whole._autocast
+        put_path(shard, f"{whole.path}/part_{index}")
+        take_autocast(shard, whole)
         shard.regularizer = whole.regularizer
         shard._distlaunch_whole = whole.path
         made.append(shard)
@@ -172,16 +180,10 @@ def _check_parts(whole: Any) -> None:
         raise ConfigError(Problem(("strategy", "partitioner"), message))
 
 
-def _look_up_in_shards(layer: keras.layers.Embedding) -> None:
-    def call(self: Any, inputs: Any) -> Any:
-        ids = keras.ops.cast(inputs, "int32") if inputs.dtype not in ("int32", "int64") else inputs
-        if self.lora_enabled or self.quantization_mode:
-            raise ConfigError(
-                Problem(("strategy", "partitioner"), f"splits {self.path}, whose LoRA or quantisation needs it whole")
-            )
-        return keras.ops.cast(self._embeddings._value.lookup(ids), self.compute_dtype)
-
-    layer.call = types.MethodType(call, layer)
+def _check_lookup(layer: keras.layers.Embedding) -> None:
+    if layer.lora_enabled or layer.quantization_mode:
+        message = f"splits {layer.path}, whose LoRA or quantisation needs it whole"
+        raise ConfigError(Problem(("strategy", "partitioner"), message))
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -26,6 +26,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import batch_spec, fetch, read_failure
+from distlaunch.strategies.patches.keras_private import put_value, raw_counter, value_of
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import (
@@ -82,15 +83,15 @@ def _graph() -> Any:
 @contextlib.contextmanager
 def _standing_in(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[Cell]]:
     """Within it, the variables are cells that hold these tensors."""
-    kept = [variable._value for variable in variables]
+    kept = [value_of(variable) for variable in variables]
     cells = [Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
     for variable, cell in zip(variables, cells, strict=True):
-        variable._value = cell
+        put_value(variable, cell)
     try:
         yield cells
     finally:
         for variable, value in zip(variables, kept, strict=True):
-            variable._value = value
+            put_value(variable, value)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class CoordinatorProgram:
         self._strategy, self._coordinator, self._steps, self._num_workers = strategy, coordinator, steps, num_workers
         self._model = steps.model
         self._metrics = metric_variables(self._model)
-        self._counters = [optimizer._iterations for optimizer in optimizers_of(self._model) if _counts(optimizer)]
+        self._counters = [raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts(optimizer)]
         self._increments = [0] * len(self._counters)
         self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
         self._model.reset_metrics()

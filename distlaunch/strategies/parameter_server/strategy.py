@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import types
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,11 +30,12 @@ from distlaunch.strategies.parameter_server.partition import (
     whole_path,
 )
 from distlaunch.strategies.parameter_server.program import CoordinatorProgram
-from distlaunch.strategies.parameter_server.whole_weights import give_whole_weights
+from distlaunch.strategies.patches.keras_branches import BRANCHES
+from distlaunch.strategies.patches.keras_slots import make_slots_in
+from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights
+from distlaunch.strategies.patches.tensorflow_private import schedule_traced_graphs
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.replica.branches import BRANCHES
-from distlaunch.strategies.replica.share import chain
-from distlaunch.strategies.variables import optimizers_of
+from distlaunch.strategies.variables import chain, optimizers_of
 
 _in_process: dict[tuple[int, int], Any] = {}
 """Servers of this process, which cannot be stopped, by numbers of workers and ps: a second run uses them again."""
@@ -50,14 +50,15 @@ class ParameterServer(StrategyDefaults):
         self.task = task
         use_one_gpu()
         self._partitioner = None if config.partitioner is None else make_partitioner(config.partitioner)
-        self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
-        # graphs are traced before they are scheduled, which is no reason for a warning
-        self._strategy.extended._allow_run_without_coordinator = True
+        resolver = _resolver(cluster)
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver)
+        schedule_traced_graphs(self._strategy)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
-        self._num_workers: int = self._strategy._num_workers
+        servers = resolver.cluster_spec()
+        self._num_workers: int = servers.num_tasks("worker")
         self._local_cpu = tf.config.list_logical_devices("CPU")[0].name
         with self._strategy.scope():  # one after the other on each server: what is placed beside them lies there
-            self._anchors = [tf.Variable(0.0, trainable=False, name=f"ps_{i}") for i in range(self._strategy._num_ps)]
+            self._anchors = [tf.Variable(0.0, trainable=False, name=f"ps_{i}") for i in range(servers.num_tasks("ps"))]
         self._load = [0] * len(self._anchors)
 
     @contextlib.contextmanager
@@ -127,22 +128,21 @@ def check_branches(optimizer: Any) -> None:
 
 def _keep_slots_beside_variables(optimizer: Any) -> None:
     """What an optimizer keeps for a variable lies on the server of the variable, where the update is computed."""
-    add = type(optimizer).add_variable_from_reference
 
-    def add_beside(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        anchor = getattr(reference_variable, "value", reference_variable)
+    def beside(variable: Any) -> AbstractContextManager[Any]:
+        anchor = getattr(variable, "value", variable)
 
-        def beside(next_creator: Any, **options: Any) -> Any:
+        def create(next_creator: Any, **options: Any) -> Any:
             return next_creator(**{**options, "colocate_with": anchor})
 
-        with tf.variable_creator_scope(beside):
-            slot = add(self, reference_variable, *args, **kwargs)
-        if (whole := whole_path(reference_variable)) is not None:
-            flat, flat_whole = (path.replace("/", "_") for path in (reference_variable.path, whole))
-            slot._distlaunch_whole = slot.path.replace(flat, flat_whole, 1)
-        return slot
+        return tf.variable_creator_scope(create)
 
-    optimizer.add_variable_from_reference = types.MethodType(add_beside, optimizer)
+    def name_whole(variable: Any, slot: Any) -> None:
+        if (whole := whole_path(variable)) is not None:
+            flat, flat_whole = (path.replace("/", "_") for path in (variable.path, whole))
+            slot._distlaunch_whole = slot.path.replace(flat, flat_whole, 1)
+
+    make_slots_in(optimizer, beside, name_whole)
 
 
 def _num_bytes(variable: Any) -> int:

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import script_ops
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.data_ends import REASONS
+from distlaunch.strategies.patches.tensorflow_py_function import answer
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
 
 Read = Callable[[int, int], Batch]
 """Worker index and batch number -> the batch; one without rows is past the end."""
 
-_TOKEN = "distlaunch_batch"
+_TOKEN = "distlaunch_batch"  # the same in all processes
 _UNKNOWN = -1
 _readers: dict[str, tuple[Read, int | None]] = {}
 _lock = threading.Lock()
@@ -38,9 +38,7 @@ def offer(split: str, read: Read, num_batches: int | None) -> None:
     """Lets graphs that run in this process read a split, of so many batches if that is known."""
     with _lock:
         _readers[split] = read, num_batches
-        # Graphs find Python functions by a token that is unique in the process which traced them; this one has the
-        # same token in all.
-        script_ops._py_funcs._funcs[_TOKEN] = _read
+        answer(_TOKEN, _read)
 
 
 def tell_failures(to: Callable[[Exception], None]) -> None:

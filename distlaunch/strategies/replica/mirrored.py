@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +13,7 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
 from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
 from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
 
@@ -25,7 +25,7 @@ class Mirrored(StrategyDefaults):
     def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
         del cluster  # its size is that of the devices, or in TF_CONFIG
         self.task = task
-        self._strategy = _with_own_keys(_devices(config.replicas))
+        self._strategy = mirrored_strategy(_devices(config.replicas))
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -35,15 +35,6 @@ class Mirrored(StrategyDefaults):
         number = self.num_replicas
         replicas = Replicas(total=number, local=number, first=0)
         return ReplicaProgram(self._strategy, steps, replicas)
-
-
-_instances = itertools.count(1)
-
-
-def _with_own_keys(devices: list[str]) -> tf.distribute.MirroredStrategy:
-    """A MirroredStrategy whose collectives cannot be mistaken for those of an earlier one in this process."""
-    base = next(_instances) * 1_000_000
-    return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)
 
 
 def _devices(replicas: int | str) -> list[str]:

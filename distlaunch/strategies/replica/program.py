@@ -18,18 +18,15 @@ import tensorflow as tf
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
+from distlaunch.strategies.patches import keras_losses
+from distlaunch.strategies.patches.keras_branches import branch_together
+from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.replica.branches import branch_together
 from distlaunch.strategies.replica.input import split_rows
-from distlaunch.strategies.replica.share import (
-    chain,
-    has_sparse_gradients,
-    install,
-    replica_share,
-    sum_gradients_first,
-)
+from distlaunch.strategies.replica.share import replica_share
 from distlaunch.strategies.variables import (
+    chain,
     checked_value,
     host_value,
     loss_trackers,
@@ -84,7 +81,7 @@ class ReplicaProgram:
             for part in chain(optimizer):
                 branch_together(part)
         if replicas.total > 1:
-            install()
+            keras_losses.install()
             for optimizer in self._optimizers:
                 sum_gradients_first(optimizer)
 

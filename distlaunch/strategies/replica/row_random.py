@@ -20,14 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import tensor_util
-from tensorflow.python.ops import stateless_random_ops
 
-_MODULE = stateless_random_ops.gen_stateless_random_ops_v2
-_COUNTING = ("stateless_random_uniform_v2", "stateless_random_normal_v2")  # one count makes a fixed number of values
-_OTHERS = (
-    "stateless_truncated_normal_v2", "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2"
-)  # fmt: skip
+from distlaunch.strategies.patches.tensorflow_random import COUNTING, known_shape, replace_draws
 
 _local = threading.local()  # replicas are traced in threads of their own
 
@@ -96,7 +90,7 @@ class Order:
 @contextlib.contextmanager
 def numbers_for(rows: Place | Order) -> Iterator[None]:
     """Steps that are traced within it, in this thread, draw the numbers of these rows."""
-    _install()
+    replace_draws(_of_own_rows)
     before = getattr(_local, "rows", None)
     _local.rows = rows
     try:
@@ -105,19 +99,12 @@ def numbers_for(rows: Place | Order) -> Iterator[None]:
         _local.rows = before
 
 
-def _install() -> None:
-    """Replaces TensorFlow's stateless random operations; does nothing the second time."""
-    if getattr(_MODULE, "_distlaunch_installed", False):
-        return
-    for name in (*_COUNTING, *_OTHERS):
-        setattr(_MODULE, name, _of_own_rows(getattr(_MODULE, name), counting=name in _COUNTING))
-    _MODULE._distlaunch_installed = True
+def _of_own_rows(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
+    """What stands in the place of an operation that draws."""
 
-
-def _of_own_rows(draw: Callable[..., Any], *, counting: bool) -> Any:
     def drawn(shape: Any, key: Any, counter: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         rows: Place | Order | None = getattr(_local, "rows", None)
-        static = None if rows is None else tensor_util.constant_value_as_shape(tf.convert_to_tensor(shape))
+        static = None if rows is None else known_shape(shape)
         # the number of rows is never known before the step runs; what is known is something else
         if rows is None or static is None or not static.rank or static[0] is not None:
             return draw(shape, key, counter, *args, **kwargs)
@@ -125,7 +112,8 @@ def _of_own_rows(draw: Callable[..., Any], *, counting: bool) -> Any:
         def of_counter(shape: Any, counter: Any) -> tf.Tensor:
             return draw(shape, key, counter, *args, **kwargs)
 
-        at_once = (2 if tf.as_dtype(kwargs.get("dtype", tf.float32)) == tf.float64 else 4) if counting else 0
+        halves = tf.as_dtype(kwargs.get("dtype", tf.float32)) == tf.float64
+        at_once = (2 if halves else 4) if name in COUNTING else 0
         tensor = rows.draw(of_counter, tf.cast(shape, tf.int64), counter, at_once)
         tensor.set_shape(static)
         return tensor

@@ -100,7 +100,7 @@ def read_error(files: TaskDir) -> TaskError | None:
     try:
         data = json.loads(files.error_json.read_text(encoding="utf-8"))
         if data["kind"] == "config":
-            problems = tuple(Problem(tuple(item["key"]), str(item["message"])) for item in data["problems"])
+            problems = tuple(Problem.from_plain(item) for item in data["problems"])
             return TaskError("the config is wrong", problems=problems)
         if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
             return _aborted(files)

@@ -61,14 +61,14 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
-    callback._place = index
-    callback._made_with = _plain(callback)
+    callback._distlaunch_place = index
+    callback._distlaunch_made_with = _plain(callback)
     return callback
 
 
 def place_of(callback: keras.callbacks.Callback, default: int) -> int:
     """Which of the config's callbacks it is: not every task has all of them."""
-    return getattr(callback, "_place", default)
+    return getattr(callback, "_distlaunch_place", default)
 
 
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
@@ -98,7 +98,7 @@ def plain_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
         `class`; `changed`: values that are not those it was made with, such as EarlyStopping's `wait` and `best`;
         `unchanged`: names of the others. Their values are the config's to say, also when a run goes on with another.
     """
-    made_with, now = getattr(callback, "_made_with", {}), _plain(callback)
+    made_with, now = getattr(callback, "_distlaunch_made_with", {}), _plain(callback)
     # repr: False is not the 0 that it was made with
     unchanged = [name for name, value in now.items() if name in made_with and repr(made_with[name]) == repr(value)]
     changed = {name: value for name, value in now.items() if name not in unchanged}
@@ -165,7 +165,7 @@ def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.nd
 
 def restore_state(callback: keras.callbacks.Callback, state: Mapping[str, Any]) -> None:
     """The inverse of `plain_state`; attributes that are gone, or are no number now, are passed over."""
-    made_with = getattr(callback, "_made_with", {})
+    made_with = getattr(callback, "_distlaunch_made_with", {})
     found = {name: made_with[name] for name in state["unchanged"] if name in made_with} | state["changed"]
     now = _plain(callback)
     for name, value in found.items():

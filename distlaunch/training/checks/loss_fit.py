@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from keras.src.models.functional import Functional
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.patches.keras_private import is_functional, origin_of
 
 Key = tuple[str | int, ...]
 _SLACK = 1e-3
@@ -226,15 +226,11 @@ def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
     if fitted.output:
         return None
     layer: Any = model.layers[-1] if isinstance(model, keras.Sequential) and model.layers else None
-    if layer is None and isinstance(model, Functional):
-        layer = _origin(model.outputs[0])
+    if layer is None and is_functional(model):
+        layer = origin_of(model.outputs[0])
     while layer is not None and type(layer) in _PASSED_THROUGH:
-        layer = _origin(layer.input)
+        layer = origin_of(layer.input)
     return layer if type(layer) in _WITH_ACTIVATION else None
-
-
-def _origin(tensor: Any) -> Any:
-    return getattr(getattr(tensor, "_keras_history", None), "operation", None)
 
 
 def shape_text(value: Any) -> str:

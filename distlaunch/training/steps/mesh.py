@@ -17,6 +17,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
 from distlaunch.data.function_references import load_function
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
+from distlaunch.strategies.patches.keras_private import value_of
 from distlaunch.strategies.protocol import Batch, StepFunction, Steps
 from distlaunch.strategies.variables import slot_variables
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
@@ -107,7 +108,7 @@ class _Collected(keras.StatelessScope):
 
     def get_current_value(self, variable: Any) -> Any:
         assigned = super().get_current_value(variable)
-        return variable._value if assigned is None else assigned  # with the handle that a tape knows
+        return value_of(variable) if assigned is None else assigned  # with the handle that a tape knows
 
     def values(self, variables: list[Any], before: list[Any]) -> list[Any]:
         """Values at the end; those that were not assigned have the value from before."""

@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from distlaunch.strategies.patches.keras_overrides import between
+from distlaunch.strategies.patches.keras_private import optimized
 from distlaunch.strategies.variables import host_value, optimizers_of
 
 
@@ -25,14 +27,14 @@ class _WithNorms:
         if self._distlaunch_dense:
             grads = _dense(grads)
         trainable_variables = trainable_variables and list(trainable_variables)
-        self._distlaunch_norms.assign(_norms(self, grads, trainable_variables or self._trainable_variables))
+        self._distlaunch_norms.assign(_norms(self, grads, trainable_variables or optimized(self)))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
 
     def stateless_apply(self: Any, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """A LossScaleOptimizer's does not go through its `apply`."""
         trainable, slots = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
         at = next(index for index, variable in enumerate(self.variables) if variable is self._distlaunch_norms)
-        norms = _norms(self, grads, self._trainable_variables)
+        norms = _norms(self, grads, optimized(self))
         return trainable, [norms if index == at else value for index, value in enumerate(slots)]
 
 
@@ -43,7 +45,7 @@ def _dense(grads: list[Any]) -> list[Any]:
 def _norms(optimizer: Any, grads: Any, variables: Any) -> Any:
     """One for each variable of the optimizer; zero for those that have no gradient."""
     found = {id(variable): gradient for variable, gradient in zip(variables, _dense(list(grads)), strict=True)}
-    gradients = [found.get(id(variable)) for variable in optimizer._trainable_variables]
+    gradients = [found.get(id(variable)) for variable in optimized(optimizer)]
     squares = [
         ops.zeros((), "float32") if gradient is None else ops.sum(ops.square(ops.cast(gradient, "float32")))
         for gradient in gradients
@@ -54,12 +56,11 @@ def _norms(optimizer: Any, grads: Any, variables: Any) -> Any:
 def watch_gradients(model: keras.Model) -> None:
     """Adds a variable for the norms to each optimizer; to be called under the strategy's scope, before its program."""
     for optimizer in optimizers_of(model):
-        cls: Any = type(optimizer)
-        shape = (len(optimizer._trainable_variables),)
+        shape = (len(optimized(optimizer)),)
         norms = optimizer.add_variable(shape, dtype="float32", aggregation="only_first_replica", name="gradient_norms")
         optimizer._distlaunch_norms = norms
         optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False
-        optimizer.__class__ = type(cls.__name__, (_WithNorms, cls), {})
+        between(optimizer, _WithNorms)
 
 
 def given_sparse(model: keras.Model) -> bool:
@@ -89,7 +90,7 @@ def norms_by_variable(model: keras.Model) -> dict[str, float]:
     return {
         variable.path: float(norm)
         for optimizer in optimizers_of(model)
-        for variable, norm in zip(optimizer._trainable_variables, _known(optimizer), strict=True)
+        for variable, norm in zip(optimized(optimizer), _known(optimizer), strict=True)
     }
 
 

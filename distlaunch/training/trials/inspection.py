@@ -16,9 +16,11 @@ import tensorflow as tf
 from distlaunch.base.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.module_model import parts_of
+from distlaunch.strategies.patches.keras_overrides import between
+from distlaunch.strategies.patches.keras_private import has_seed_generators, layers_of, other_list, other_paths
+from distlaunch.strategies.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.protocol import Source, State
 from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
-from distlaunch.training.trials.layer_facts import between
 
 _RANDOM_OPS = frozenset(
     {
@@ -38,10 +40,10 @@ _MIXED = 1e-3
 def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFacts:
     """What to know of a model on one device, which has its first weights, and of its training data."""
     return ModelFacts(
-        batch_norm=[layer.name for layer in model._flatten_layers() if _normalises_alone(layer)],
+        batch_norm=[layer.name for layer in layers_of(model) if _normalises_alone(layer)],
         own_batch_norm=sorted({type(part).__name__ for part in parts_of(model) if _seems_batch_norm(part)}),
-        embeddings=[layer.name for layer in model._flatten_layers() if _is_embedding(layer)],
-        random=[layer.name for layer in model._flatten_layers() if draws(layer)],
+        embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
+        random=[layer.name for layer in layers_of(model) if draws(layer)],
         own_step=_own_step(config, model),
         random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
@@ -52,10 +54,10 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
 def own_state(model: keras.Model, before: State, after: State) -> list[str]:
     """Numbers beside the weights that layers of the user's have changed: names of variables."""
     found = []
-    for layer in model._flatten_layers():
+    for layer in layers_of(model):
         if isinstance(layer, keras.layers.BatchNormalization) or _seems_batch_norm(layer):
             continue
-        for variable in layer._non_trainable_variables:
+        for variable in other_list(layer):
             name = f"model/{variable.path}"
             kept = name not in after or np.array_equal(before[name], after[name])
             if not kept and np.issubdtype(after[name].dtype, np.floating):
@@ -84,7 +86,7 @@ def _batches(source: Source) -> Any:
 
 def synchronize_batch_norm(model: keras.Model) -> None:
     """Lets BatchNormalization take the statistics of the whole batch; to be called before a step is traced."""
-    for layer in filter(_normalises_alone, model._flatten_layers()):
+    for layer in filter(_normalises_alone, layers_of(model)):
         layer.synchronized = True
 
 
@@ -95,8 +97,7 @@ def stop_training_of(model: keras.Model, names: Sequence[str]) -> None:
         names: of layers, of classes, or paths of variables that a layer holds.
     """
     for part in parts_of(model):
-        held = [variable.path for variable in vars(part).get("_non_trainable_variables", ())]
-        named = not {type(part).__name__, getattr(part, "name", None), *held}.isdisjoint(names)
+        named = not {type(part).__name__, getattr(part, "name", None), *other_paths(part)}.isdisjoint(names)
         if named and callable(part) and "training" in inspect.signature(getattr(part, "call", part)).parameters:
             between(part, _NotInTraining)
 
@@ -127,7 +128,7 @@ def draws(layer: Any) -> bool:
     """Whether it draws random numbers in training; a Dropout of rate 0, or a GRU without dropout, does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
     rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
-    return bool(own or getattr(layer, "_seed_generators", None)) and (any(rates) or not rates)
+    return bool(own or has_seed_generators(layer)) and (any(rates) or not rates)
 
 
 def _mixes_rows(model: keras.Model, source: Source) -> str:
@@ -171,6 +172,6 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
 
 def _pipeline_ops(source: Source) -> set[str]:
     """Names of the operations in the pipeline's graph."""
-    graph = tf.compat.v1.GraphDef.FromString(_batches(source)._as_serialized_graph().numpy())
+    graph = pipeline_graph(_batches(source))
     nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
     return {node.op for node in nodes}

@@ -15,6 +15,8 @@ import numpy as np
 from keras import ops, tree
 
 from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.patches.keras_overrides import between
+from distlaunch.strategies.patches.keras_private import layers_directly_in
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.variables import named_metrics
 
@@ -84,12 +86,6 @@ class _WithFacts:
         return [*super().metrics, self._distlaunch_facts]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def between(part: Any, base: type) -> None:
-    """Puts a class between an object and its class; what it is called stays."""
-    cls = type(part)
-    part.__class__ = type(cls.__name__, (base, cls), {"__module__": cls.__module__})
-
-
 def _parts(model: keras.Model) -> list[Any]:
     """The layers to record: those within the user's own layers too, and the modules of a `tf.Module`."""
     if isinstance(model, ModuleModel):
@@ -99,7 +95,7 @@ def _parts(model: keras.Model) -> list[Any]:
 
 def _below(layer: keras.Layer) -> list[Any]:
     found = []
-    for part in layer._layers:
+    for part in layers_directly_in(layer):
         is_model = isinstance(part, keras.Model)
         if not is_model and not isinstance(part, keras.layers.InputLayer):
             found.append(part)

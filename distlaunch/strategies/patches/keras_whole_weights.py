@@ -16,7 +16,23 @@ import keras
 import numpy as np
 
 from distlaunch.strategies.parameter_server.partition import joined, whole_path
+from distlaunch.strategies.patches.keras_private import layers_of, other_list, trainable_list
+from distlaunch.strategies.patches.symbols import Patch, Symbol
 from distlaunch.strategies.variables import host_value, optimizers_of
+
+PATCH = Patch(
+    symbols=(
+        Symbol("keras.Layer.get_weights", "(self)"),
+        Symbol("keras.Layer.set_weights", "(self, weights)"),
+        Symbol("keras.Layer.save_own_variables", "(self, store)"),
+        Symbol("keras.Layer.load_own_variables", "(self, store)"),
+        Symbol("keras.Layer._check_load_own_variables", "(self, store)"),
+        Symbol("keras.optimizers.Optimizer.save_own_variables", "(self, store)"),
+        Symbol("keras.optimizers.Optimizer.load_own_variables", "(self, store)"),
+    ),
+    why="A layer whose variable is split over parameter servers lists the shards, and Keras would save those.",
+    until="Keras knows variables that are split.",
+)
 
 _BY_POSITION = (keras.Layer.save_own_variables, keras.optimizers.Optimizer.save_own_variables)
 """Keras's ways to write variables that take them from a list; others name attributes, which are whole."""
@@ -24,10 +40,11 @@ _BY_POSITION = (keras.Layer.save_own_variables, keras.optimizers.Optimizer.save_
 
 def give_whole_weights(model: keras.Model) -> None:
     """To be called when shards are in the layers' lists."""
-    for layer in model._flatten_layers():
+    PATCH.check()
+    for layer in layers_of(model):
         if any(whole_path(variable) is not None for variable in layer.weights):
             _exchange_whole(layer)
-            _save_whole(layer, lambda layer=layer: [*layer._trainable_variables, *layer._non_trainable_variables])
+            _save_whole(layer, lambda layer=layer: [*trainable_list(layer), *other_list(layer)])
     for optimizer in optimizers_of(model):
         _save_whole(optimizer, lambda optimizer=optimizer: optimizer.variables)
 

@@ -1,14 +1,14 @@
 """Lets optimizers branch between replicas: accumulated gradients, averages that overwrite weights.
 
-Keras puts the update into a branch of `ops.cond` within each replica, where replicas cannot meet, as they must to
-update a variable. Here they meet first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients
-are summed before (see replica_share), so accumulators hold those of the global batch in each replica.
+Replicas meet first and take the branch together, as in Keras's own LossScaleOptimizer. Gradients are summed before (see
+`keras_gradient_sums`), so accumulators hold those of the global batch in each replica.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import functools
 import threading
 import types
 from collections.abc import Callable
@@ -16,7 +16,21 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import ops
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+
+PATCH = Patch(
+    symbols=(
+        Symbol("keras.src.ops.cond", "(pred, true_fn, false_fn)"),
+        Symbol("keras.optimizers.Optimizer.apply", "(self, grads, trainable_variables=None)"),
+        Symbol(
+            "keras.optimizers.Optimizer._overwrite_model_variables_with_average_value", "(self, trainable_variables)"
+        ),
+    ),
+    why="Keras puts the update into a branch of `ops.cond` within each replica, where replicas cannot meet, as they "
+    "must to update a variable.",
+    until="Keras takes these branches across replicas, as it does for loss scaling.",
+)
 
 BRANCHES = ("gradient_accumulation_steps", "ema_overwrite_frequency")
 """Options of Keras's optimizers that are something to do in some steps only."""
@@ -27,6 +41,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
     """Lets an optimizer under a strategy with replicas do what it does now and then."""
     if not any(getattr(optimizer, option, None) for option in BRANCHES) or hasattr(optimizer, "_distlaunch_branches"):
         return
+    PATCH.check()
     _install()
     optimizer._distlaunch_branches = True
     apply, overwrite = type(optimizer).apply, type(optimizer)._overwrite_model_variables_with_average_value
@@ -45,10 +60,10 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._overwrite_model_variables_with_average_value = types.MethodType(overwrite_together, optimizer)
 
 
+@functools.cache
 def _install() -> None:
     """Replaces Keras's condition within `apply`; does nothing the second time."""
-    if getattr(ops.cond, "_distlaunch_installed", False):
-        return
+    ops = internal("keras.src.ops")
     branch = ops.cond
 
     def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
@@ -56,7 +71,6 @@ def _install() -> None:
             return branch(pred, true_fn, false_fn)
         return tf.distribute.get_replica_context().merge_call(_branch_across, args=(pred, true_fn, false_fn))
 
-    cond._distlaunch_installed = True
     ops.cond = cond
 
 

@@ -10,17 +10,29 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from tensorflow.python.autograph.pyct import loader
-
 from distlaunch.base.code_origins import PREFIX, Origin, origins
+from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+
+_LOADER = "tensorflow.python.autograph.pyct.loader"
+
+PATCH = Patch(
+    symbols=(
+        Symbol(f"{_LOADER}.load_source", "(source, delete_on_exit)"),
+        Symbol(f"{_LOADER}.load_ast", "(nodes, indentation='  ', include_source_map=False, delete_on_exit=True)"),
+    ),
+    why="AutoGraph writes the code that it generates into files, which a process that is killed leaves behind, and "
+    "tracebacks name their lines instead of the user's.",
+    until="AutoGraph keeps its code in memory, and its errors name the user's lines.",
+)
 
 _numbers = itertools.count()
 
 
 @functools.cache
 def keep_in_memory() -> None:
-    """From here on AutoGraph writes no files. It deletes its own at exit only, so a process that is killed leaves
-    them."""
+    """From here on AutoGraph writes no files."""
+    PATCH.check()
+    loader = internal(_LOADER)
     load_ast = loader.load_ast
     loader.load_source = _load_source
     loader.load_ast = functools.partial(_load_ast, load_ast)

@@ -1,8 +1,7 @@
 """Lets `jax.distributed.initialize()` without arguments find the processes that a launcher has started.
 
-JAX reads the coordinator's address from the environment, but the number of processes and its own only from clusters
-that it knows. It takes up further ones: subclasses of its `ClusterEnv`. Ours is made when the script imports JAX, no
-earlier, so that the script may still set what JAX reads on import.
+JAX takes up further clusters: subclasses of its `ClusterEnv`. Ours is made when the script imports JAX, no earlier, so
+that the script may still set what JAX reads on import.
 """
 
 from __future__ import annotations
@@ -16,10 +15,25 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from distlaunch.base.errors import FrameworkError
 from distlaunch.base.protocol import JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES
+from distlaunch.strategies.patches.symbols import Patch, Symbol
 
 _HOME = "jax._src.clusters"
 """The module that has JAX's clusters. Where a later JAX has it elsewhere, scripts pass the variables on themselves."""
+
+PATCH = Patch(
+    symbols=(
+        Symbol(f"{_HOME}.ClusterEnv.is_env_present", "()"),
+        Symbol(f"{_HOME}.ClusterEnv.get_coordinator_address", "(timeout_secs, override_coordinator_port)"),
+        Symbol(f"{_HOME}.ClusterEnv.get_process_count", "()"),
+        Symbol(f"{_HOME}.ClusterEnv.get_process_id", "()"),
+        Symbol(f"{_HOME}.ClusterEnv._cluster_types"),
+    ),
+    why="JAX reads the coordinator's address from the environment, but the number of processes and its own only from "
+    "clusters that it knows.",
+    until="JAX reads JAX_NUM_PROCESSES and JAX_PROCESS_ID from the environment.",
+)
 
 
 def install() -> None:
@@ -51,8 +65,12 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        if hasattr(module, "ClusterEnv"):
-            _add_cluster(module.ClusterEnv)
+        try:
+            PATCH.check()
+        except FrameworkError as error:  # no reason to end a script, which may give the arguments itself
+            print(f"distlaunch: {error}; or call jax.distributed.initialize() with arguments", file=sys.stderr)
+            return
+        _add_cluster(vars(module)["ClusterEnv"])
 
 
 def _add_cluster(base: Any) -> None:
@@ -76,7 +94,6 @@ def _add_cluster(base: Any) -> None:
             return int(os.environ[JAX_PROCESS])
 
     # the first that is there is taken: inside a Slurm job it must be ours
-    clusters = getattr(base, "_cluster_types", [])
-    if Launched in clusters:
-        clusters.remove(Launched)
-        clusters.insert(0, Launched)
+    clusters = base._cluster_types
+    clusters.remove(Launched)
+    clusters.insert(0, Launched)

@@ -1,0 +1,74 @@
+"""Which versions of TensorFlow, Keras and JAX distlaunch is tested with; read without importing them.
+
+distlaunch changes private parts of these frameworks (see `distlaunch.strategies.patches`), which any release may move.
+A version outside its range is used with a warning. A version whose parts do not fit is refused where they are needed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Range:
+    """Versions from one release series to another.
+
+    Attributes:
+        first: the first series, as (major, minor).
+        end: the first series after it.
+    """
+
+    first: tuple[int, int]
+    end: tuple[int, int]
+
+    def __contains__(self, version: str) -> bool:
+        found = re.match(r"(\d+)\.(\d+)", version)
+        return found is not None and self.first <= (int(found[1]), int(found[2])) < self.end
+
+    def __str__(self) -> str:
+        """As pip takes it."""
+        return f">={_text(self.first)},<{_text(self.end)}"
+
+
+TESTED = {
+    "tensorflow": Range((2, 21), (2, 22)),
+    "keras": Range((3, 15), (3, 16)),
+    "jax": Range((0, 10), (0, 11)),
+}
+"""The bounds in pyproject.toml are the same."""
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install_command(package: str) -> str:
+    """What installs a tested version of a framework."""
+    return f"pip install '{package}{TESTED[package]}'"
+
+
+def frameworks(backend: str) -> tuple[str, ...]:
+    """What runs where Keras runs on a backend. TensorFlow reads the data everywhere."""
+    return tuple(dict.fromkeys(("tensorflow", "keras", backend)))
+
+
+def untested(packages: Iterable[str]) -> list[str]:
+    """A warning for each of these frameworks whose version is outside its tested range."""
+    found = ((package, installed(package)) for package in packages)
+    return [
+        f"{package} {version} is installed; this distlaunch is tested with {package}{TESTED[package]}; "
+        f"if something fails or looks wrong, install a tested version: {install_command(package)}"
+        for package, version in found
+        if version is not None and version not in TESTED[package]
+    ]
+
+
+def _text(series: tuple[int, int]) -> str:
+    return f"{series[0]}.{series[1]}"

@@ -1,0 +1,20 @@
+"""Private parts of JAX that distlaunch uses, each behind a function with a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+
+_STATE = Symbol("jax._src.distributed.global_state")
+
+PATCH = Patch(
+    symbols=(_STATE,),
+    why="The processes of a mesh agree by JAX's own coordination service.",
+    until="JAX makes the key-value store of its coordination service public.",
+)
+
+
+def coordination_client() -> Any:
+    """What keeps bytes by key for all processes: `key_value_set_bytes`, `blocking_key_value_get_bytes` and so on."""
+    return private(_STATE.get(), "client")

@@ -1,0 +1,43 @@
+"""Lets `BatchNormalization(synchronized=True)` be made on JAX."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+
+PATCH = Patch(
+    symbols=(
+        Symbol(
+            "keras.layers.BatchNormalization.__init__",
+            "(self, axis=-1, momentum=0.99, epsilon=0.001, center=True, scale=True, beta_initializer='zeros', "
+            "gamma_initializer='ones', moving_mean_initializer='zeros', moving_variance_initializer='ones', "
+            "beta_regularizer=None, gamma_regularizer=None, beta_constraint=None, gamma_constraint=None, renorm=False, "
+            "renorm_clipping=None, renorm_momentum=0.99, synchronized=False, **kwargs)",
+        ),
+    ),
+    why="Keras refuses `synchronized=True` on JAX, where a mesh has no other statistics than those of the whole batch.",
+    until="Keras accepts it on JAX.",
+)
+
+
+@contextlib.contextmanager
+def synchronized_accepted() -> Iterator[None]:
+    """Within it, `BatchNormalization(synchronized=True)` is accepted: a mesh has no other statistics."""
+    PATCH.check()
+    cls = keras.layers.BatchNormalization
+    original = cls.__init__
+
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.pop("synchronized", None)
+        original(self, *args, **kwargs)
+
+    cls.__init__ = initialize
+    try:
+        yield
+    finally:
+        cls.__init__ = original

@@ -1,0 +1,129 @@
+"""Lets Keras's optimizers for TensorFlow update values in a stateless scope, as they can on other backends.
+
+They get the methods of other backends. Where they do something on a condition (accumulated gradients, averages that
+overwrite weights, loss scaling), both branches are computed, and their values selected.
+"""
+
+# pyright: reportArgumentType=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.strategies.patches.keras_private import optimized
+from distlaunch.strategies.patches.symbols import Patch, Symbol, internal, private
+
+_NEUTRAL = {
+    "assign": "(self, variable, value)",
+    "assign_add": "(self, variable, value)",
+    "assign_sub": "(self, variable, value)",
+    "_apply_weight_decay": "(self, variables)",
+    "_backend_increment_gradient_accumulators": "(self, grads, acc_grads)",
+    "_backend_reset_gradient_accumulators": "(self)",
+    "_backend_update_step": "(self, grads, trainable_variables, learning_rate)",
+    "_clip_by_norm": "(self, values, axes=None)",
+    "_overwrite_model_variables_with_average_value": "(self, trainable_variables)",
+    "_var_key": "(self, variable)",
+}
+"""Methods of Keras's base class, with their parameters, that its class for TensorFlow overrides."""
+_BASE = "keras.src.optimizers.base_optimizer.BaseOptimizer"
+_ON_TENSORFLOW = "keras.src.backend.tensorflow.optimizer.TFOptimizer"
+_GET_SCOPE = Symbol("keras.src.backend.common.stateless_scope.get_stateless_scope", "()")
+_IN_SCOPE = Symbol("keras.src.backend.common.stateless_scope.in_stateless_scope", "()")
+
+PATCH = Patch(
+    symbols=(
+        *(Symbol(f"{_BASE}.{name}", parameters) for name, parameters in _NEUTRAL.items()),
+        *(Symbol(f"{_ON_TENSORFLOW}.{name}", parameters) for name, parameters in _NEUTRAL.items()),
+        Symbol("keras.optimizers.Optimizer.apply", "(self, grads, trainable_variables=None)"),
+        Symbol("keras.src.ops.cond", "(pred, true_fn, false_fn)"),
+        _GET_SCOPE,
+        _IN_SCOPE,
+        Symbol("keras.StatelessScope.add_update", "(self, update)"),
+        Symbol("keras.StatelessScope.get_current_value", "(self, variable)"),
+    ),
+    why="Keras's optimizers for TensorFlow read back what they assign, which DTensor gets wrong; and no assignment in "
+    "a branch of `ops.cond` reaches a stateless scope.",
+    until="Keras's stateless_apply works on TensorFlow with every option of every optimizer.",
+)
+
+
+def make_functional(optimizer: Any) -> None:
+    """Lets a Keras optimizer for TensorFlow update tensors in a stateless scope, as it can on other backends."""
+    PATCH.check()
+    cls = type(optimizer)
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        with _selecting_instead_of_branching():
+            return cls.apply(self, grads, trainable_variables)
+
+    optimizer.__class__ = type(cls.__name__, (cls, _neutral()), {"apply": apply})
+    private(optimizer, "_trainable_variables_indices")
+    places = {id(variable): index for index, variable in enumerate(optimized(optimizer))}
+    optimizer._trainable_variables_indices = places
+    if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        make_functional(inner)
+
+
+@functools.cache
+def _neutral() -> type:
+    """Between an optimizer's own class, which may call its super's method, and Keras's class for TensorFlow."""
+    methods = vars(internal(_BASE))
+    return type("_Neutral", (internal(_ON_TENSORFLOW),), {name: methods[name] for name in _NEUTRAL})
+
+
+class _Branch(keras.StatelessScope):
+    """What one branch assigns, over the values of the scope around it."""
+
+    def __init__(self, around: Any) -> None:
+        super().__init__()
+        self._around = around
+        self.assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        self.assigned[id(update[0])] = update[0]
+
+    def get_current_value(self, variable: Any) -> Any:
+        value = super().get_current_value(variable)
+        return self._around.get_current_value(variable) if value is None else value
+
+
+@contextlib.contextmanager
+def _selecting_instead_of_branching() -> Iterator[None]:
+    ops = internal("keras.src.ops")
+    branching = ops.cond
+    if branching is _select or not _IN_SCOPE.get()():
+        yield
+        return
+    ops.cond = _select
+    try:
+        yield
+    finally:
+        ops.cond = branching
+
+
+def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """As `ops.cond`, of functions that may assign variables; both are computed."""
+    scope: Any = _GET_SCOPE.get()()
+    taken, results = [], []
+    for function in (true_fn, false_fn):
+        with _Branch(scope) as branch:
+            results.append(function())
+        taken.append(branch)
+    for variable in {**taken[0].assigned, **taken[1].assigned}.values():
+        values = [tf.cast(branch.get_current_value(variable), variable.dtype) for branch in taken]
+        scope.add_update((variable, _where(pred, *values)))
+    return None if results[0] is None else keras.tree.map_structure(lambda *pair: _where(pred, *pair), *results)
+
+
+def _where(pred: Any, true: Any, false: Any) -> tf.Tensor:
+    # of the same shape: DTensor's compiler crashes on a scalar beside a split tensor
+    return tf.where(tf.broadcast_to(pred, tf.shape(true)), true, false)

@@ -1,0 +1,55 @@
+"""Lets an optimizer see gradients that are summed over replicas, so that clipping and accumulation are right."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.strategies.variables import chain
+
+PATCH = Patch(
+    symbols=(
+        Symbol("keras.optimizers.Optimizer.apply", "(self, grads, trainable_variables=None)"),
+        Symbol("keras.optimizers.LossScaleOptimizer.apply", "(self, grads, trainable_variables=None)"),
+        Symbol("keras.optimizers.Optimizer._all_reduce_sum_gradients", "(self, grads_and_vars)"),
+    ),
+    why="Keras clips and accumulates each replica's own gradients, and sums them over replicas afterwards.",
+    until="Keras sums gradients before it clips and accumulates them.",
+)
+
+
+def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
+    """To be called under a strategy with several replicas; does nothing the second time."""
+    if getattr(optimizer, "_distlaunch_sums_first", False):
+        return
+    PATCH.check()
+
+    def apply_summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return apply(self, grads, trainable_variables)
+        grads = list(grads)
+        present = [index for index, gradient in enumerate(grads) if gradient is not None]
+        self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[index] for index in present])
+        for index, gradient in zip(present, summed, strict=True):
+            grads[index] = gradient
+        return apply(self, grads, trainable_variables)
+
+    optimizer._distlaunch_sparse = False
+    for part in chain(optimizer):
+        part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+    apply = optimizer.apply.__func__  # which may branch together
+    optimizer.apply = types.MethodType(apply_summed, optimizer)
+    optimizer._distlaunch_sums_first = True
+
+
+def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether a step that was traced with `sum_gradients_first` gathers sparse gradients (of embeddings)."""
+    return getattr(optimizer, "_distlaunch_sparse", False)

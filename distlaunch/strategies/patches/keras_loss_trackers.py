@@ -1,0 +1,30 @@
+"""Lets a functional step average the losses of single outputs over batches, as Keras does on TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from distlaunch.strategies.patches.keras_private import compiled_loss
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+
+PATCH = Patch(
+    symbols=(Symbol("keras.metrics.Mean.update_state", "(self, values, sample_weight=None)"),),
+    why="On TensorFlow Keras does not know a batch's number of rows where it tracks these losses, and averages them "
+    "over batches; in a functional step it does know it, and would weight them.",
+    until="Keras weights these losses by rows on every backend, or on none.",
+)
+
+
+def average_over_batches(model: keras.Model) -> None:
+    """From here on each batch counts the same in the losses of the model's single outputs."""
+    PATCH.check()
+    for tracker in getattr(compiled_loss(model), "metrics", ()):
+        tracker.update_state = functools.partial(_unweighted, tracker.update_state)
+
+
+def _unweighted(update_state: Callable[..., Any], values: Any, sample_weight: Any = None) -> Any:
+    return update_state(values)

@@ -1,0 +1,198 @@
+"""Private parts of Keras that distlaunch reads or sets, each behind a function with a name.
+
+Attributes of objects exist only when there is an object, so these are checked where they are used.
+"""
+
+# pyright: reportArgumentType=false
+# (what pyright infers of Keras's classes is often wrong)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+
+_FLATTEN = Symbol("keras.Layer._flatten_layers", "(self, include_self=True, recursive=True)")
+_FUNCTIONAL = Symbol("keras.src.models.functional.Functional")
+_COMPUTE_LOSS = Symbol(
+    "keras.Model._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"
+)
+_GET_STATE = Symbol(
+    "keras.src.backend.common.global_state.get_global_attribute", "(name, default=None, set_to_default=False)"
+)
+_SET_STATE = Symbol("keras.src.backend.common.global_state.set_global_attribute", "(name, value)")
+_GET_MASK = Symbol("keras.src.backend.common.masking.get_keras_mask", "(x)")
+_SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)")
+
+PATCH = Patch(
+    symbols=(_FLATTEN, _FUNCTIONAL, _COMPUTE_LOSS, _GET_STATE, _SET_STATE, _GET_MASK, _SET_MASK),
+    why="Strategies place, split and name variables, and a functional step needs what Keras's own trainers know of a "
+    "compiled model; Keras offers no public way to either.",
+    until="Keras makes public: the layers within a layer, a variable's value and path, the compiled losses and metrics "
+    "as objects, and the global dtype policy without its default.",
+)
+
+
+# layers and models
+
+
+def layers_of(layer: keras.Layer) -> list[Any]:
+    """A layer or model and all layers within it."""
+    _FLATTEN.get()
+    return layer._flatten_layers()
+
+
+def layers_directly_in(layer: keras.Layer) -> list[Any]:
+    """The layers that a layer holds as attributes, without those within them."""
+    return private(layer, "_layers")
+
+
+def trainable_list(layer: keras.Layer) -> list[Any]:
+    """A layer's own list of its own trainable variables; what is changed in it changes the layer."""
+    return private(layer, "_trainable_variables")
+
+
+def other_list(layer: keras.Layer) -> list[Any]:
+    """The same of its own other variables, without random seeds and metrics."""
+    return private(layer, "_non_trainable_variables")
+
+
+def other_paths(part: Any) -> list[str]:
+    """Paths of the variables of `other_list`; empty for a part that is not a layer."""
+    return [variable.path for variable in vars(part).get("_non_trainable_variables", ())]
+
+
+def has_seed_generators(layer: keras.Layer) -> bool:
+    """Whether a layer draws random numbers by generators in lists of its own."""
+    return bool(getattr(layer, "_seed_generators", None))
+
+
+def embedding_table(layer: keras.layers.Embedding) -> Any:
+    """The variable as it was created; under LoRA and quantisation `embeddings` is computed. None: not built."""
+    return getattr(layer, "_embeddings", None)
+
+
+def attention_inputs(layer: keras.layers.MultiHeadAttention) -> tuple[Any, Any, Any]:
+    """The layers that project query, key and value."""
+    return private(layer, "_query_dense"), private(layer, "_key_dense"), private(layer, "_value_dense")
+
+
+def attention_output(layer: keras.layers.MultiHeadAttention) -> Any:
+    """The layer that joins the heads."""
+    return private(layer, "_output_dense")
+
+
+def is_functional(layer: Any) -> bool:
+    """Whether a model is a graph of layers; `keras.Model` is the public name of every kind of model."""
+    return isinstance(layer, _FUNCTIONAL.get())
+
+
+def origin_of(tensor: Any) -> Any:
+    """The layer that a symbolic tensor comes from; None if it is unknown."""
+    return getattr(getattr(tensor, "_keras_history", None), "operation", None)
+
+
+def call_takes_training(model: keras.Model) -> bool:
+    """Whether the model's `call` has an argument `training`."""
+    return private(model, "_call_has_training_arg")
+
+
+# compiled losses and metrics
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """The losses that the model was compiled with; None if there are none."""
+    return private(model, "_compile_loss")
+
+
+def compiled_metrics(model: keras.Model) -> Any:
+    """The metrics that the model was compiled with; None if there are none."""
+    return private(model, "_compile_metrics")
+
+
+def loss_tracker(model: keras.Model) -> Any:
+    """The metric `loss`."""
+    return private(model, "_loss_tracker")
+
+
+def compute_loss_takes_training(model: keras.Model) -> bool:
+    """Whether the model's own `compute_loss` has an argument `training`."""
+    return private(model, "_compute_loss_has_training_arg")
+
+
+def compute_loss(model: keras.Model, x: Any, y: Any, predictions: Any, sample_weight: Any, *, training: bool) -> Any:
+    """As the model's `compute_loss`, which may be the user's and have no argument `training`."""
+    _COMPUTE_LOSS.get()
+    return model._compute_loss(x, y, predictions, sample_weight, training=training)
+
+
+# variables
+
+
+def value_of(variable: Any) -> Any:
+    """What a variable holds, as it lies there; `variable.value` may be cast or taken from a scope."""
+    return private(variable, "_value")
+
+
+def put_value(variable: Any, value: Any) -> None:
+    """Lets a variable hold something else that acts as its value."""
+    private(variable, "_value")
+    variable._value = value
+
+
+def put_path(variable: Any, path: str) -> None:
+    """Names a variable whatever scope it was made in."""
+    private(variable, "_path")
+    variable._path = path
+
+
+def take_autocast(variable: Any, of: Any) -> None:
+    """Lets a variable be cast, or not, as another one is."""
+    private(variable, "_autocast")
+    variable._autocast = private(of, "_autocast")
+
+
+# optimizers
+
+
+def optimized(optimizer: Any) -> Sequence[Any]:
+    """The variables that an optimizer was built for."""
+    return private(optimizer, "_trainable_variables")
+
+
+def raw_counter(optimizer: Any) -> Any:
+    """The variable that counts every step; `iterations` counts updates, which are fewer with accumulated gradients."""
+    return private(optimizer, "_iterations")
+
+
+# state of the process
+
+
+def held_dtype_policy() -> Any:
+    """The dtype policy that was set; None: none, where `keras.config.dtype_policy` would fix one by asking."""
+    return _GET_STATE.get()("dtype_policy")
+
+
+def put_dtype_policy(policy: Any) -> None:
+    """Sets what `held_dtype_policy` gave."""
+    _SET_STATE.get()("dtype_policy", policy)
+
+
+def restart_names() -> None:
+    """Automatic names of layers count from the beginning; `keras.backend.clear_session` would also drop seeds."""
+    _SET_STATE.get()("object_name_uids", None)
+
+
+# masks
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that a layer has put on its output; None if there is none."""
+    return _GET_MASK.get()(tensor)
+
+
+def put_mask(tensor: Any, mask: Any) -> None:
+    """Puts a mask on a tensor."""
+    _SET_MASK.get()(tensor, mask)

@@ -1,0 +1,113 @@
+"""Records of what distlaunch depends on inside the frameworks, and the check that an installed version has it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from distlaunch.base.compat import TESTED, install_command, installed
+from distlaunch.base.errors import FrameworkError
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A part of a framework.
+
+    Attributes:
+        path: such as `keras.src.ops.cond`.
+        parameters: as `inspect.signature` prints them without types; None: not a function, so it only has to exist.
+    """
+
+    path: str
+    parameters: str | None = None
+
+    def get(self) -> Any:
+        """The part itself, as it was when it was first asked for. Raises FrameworkError if it does not fit."""
+        return _checked(self)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A change to a framework, or a use of its private parts.
+
+    Attributes:
+        symbols: what it replaces, overrides or calls.
+        why: what is wrong or missing without it.
+        until: what would make it needless.
+    """
+
+    symbols: tuple[Symbol, ...]
+    why: str
+    until: str
+
+    def check(self) -> None:
+        """Raises FrameworkError if the installed version does not fit. To be called before anything is replaced."""
+        for symbol in self.symbols:
+            symbol.get()
+
+
+@functools.cache  # it must be looked at before it is replaced
+def _checked(symbol: Symbol) -> Any:
+    found = internal(symbol.path)
+    if symbol.parameters is not None and (given := parameters_of(found)) != symbol.parameters:
+        raise _unfit(symbol.path, f"takes {given}, expected {symbol.parameters}")
+    return found
+
+
+def internal(path: str) -> Any:
+    """A module of a framework, or a part of one. Modules that are private are imported by this alone.
+
+    Raises:
+        FrameworkError: the installed version has no such part.
+    """
+    top, *names = path.split(".")
+    found, at = importlib.import_module(top), top
+    for name in names:
+        at = f"{at}.{name}"
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            if not inspect.ismodule(found):
+                raise _unfit(path, "is not there") from None
+            try:
+                found = importlib.import_module(at)
+            except ImportError:
+                raise _unfit(path, "is not there") from None
+    return found
+
+
+def private(owner: Any, name: str) -> Any:
+    """A private attribute of an object of a framework. Raises FrameworkError if this version has no such attribute."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        # the class may be the user's
+        homes = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(owner).__mro__)
+        home = next((home for home in homes if home.partition(".")[0] in TESTED), None)
+        if home is None:
+            raise
+        raise _unfit(f"{home}.{name}", "is not there") from None
+
+
+def parameters_of(function: Any) -> str:
+    """The parameters of a function as text, without types."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return "no parameters: it is not a function"
+    plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+    return str(inspect.Signature(plain))
+
+
+def _unfit(path: str, what: str) -> FrameworkError:
+    package = path.partition(".")[0]
+    version = installed(package) or getattr(sys.modules.get(package), "__version__", "of an unknown version")
+    return FrameworkError(
+        f"{package} {version}",
+        f"{path} {what}; distlaunch changes or uses this part of {package}, so this version cannot be used here; "
+        f"install a tested version: {install_command(package)}",
+    )

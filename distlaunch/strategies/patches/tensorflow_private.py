@@ -1,0 +1,64 @@
+"""Private parts of TensorFlow that distlaunch reads or sets, each behind a function with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+
+_CONTEXT = "tensorflow.python.eager.context"
+_CURRENT_CONTEXT = Symbol(f"{_CONTEXT}.context", "()")
+_SET_KEY = Symbol(f"{_CONTEXT}.Context.set_config_key_value", "(self, key, value)")
+_GET_KEY = Symbol(f"{_CONTEXT}.Context.get_config_key_value", "(self, key, timeout_in_ms=0)")
+_DELETE_KEY = Symbol(f"{_CONTEXT}.Context.delete_config_key_value", "(self, key)")
+_FLATTEN = Symbol(
+    "tensorflow.Module._flatten",
+    "(self, recursive=True, predicate=None, attribute_traversal_key=None, with_path=False, expand_composites=False)",
+)
+_IGNORED = Symbol("tensorflow.Module._TF_MODULE_IGNORED_PROPERTIES")
+_SERIALIZED = Symbol(
+    "tensorflow.data.Dataset._as_serialized_graph",
+    "(self, allow_stateful=None, strip_device_assignment=None, external_state_policy=<ExternalStatePolicy.WARN: 0>)",
+)
+
+PATCH = Patch(
+    symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _SERIALIZED),
+    why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
+    "their places in it, and `verify` reads which operations a data pipeline has.",
+    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph.",
+)
+
+
+def coordination_service() -> Any:
+    """What keeps texts by key for all processes of the job: `{set,get,delete}_config_key_value`."""
+    for method in (_SET_KEY, _GET_KEY, _DELETE_KEY):
+        method.get()
+    return _CURRENT_CONTEXT.get()()
+
+
+def found_in(module: tf.Module, predicate: Callable[[Any], bool]) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    """What a module and those within it hold, with the attributes that lead to it."""
+    _FLATTEN.get()
+    return module._flatten(predicate=predicate, with_path=True)
+
+
+def attributes_of(module: tf.Module) -> Iterator[tuple[str, Any]]:
+    """A module's attributes, without those that TensorFlow keeps for itself."""
+    ignored = _IGNORED.get()
+    return ((name, value) for name, value in vars(module).items() if name not in ignored)
+
+
+def pipeline_graph(dataset: tf.data.Dataset) -> Any:
+    """The GraphDef of a data pipeline."""
+    _SERIALIZED.get()
+    return tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+
+
+def schedule_traced_graphs(strategy: tf.distribute.ParameterServerStrategy) -> None:
+    """Without the warning for steps that are not scheduled: graphs are traced before they are."""
+    extended = strategy.extended
+    private(extended, "_allow_run_without_coordinator")
+    extended._allow_run_without_coordinator = True

@@ -1,0 +1,26 @@
+"""Lets a graph that one process has traced call a Python function of the process that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+
+_FUNCTIONS = Symbol("tensorflow.python.ops.script_ops._py_funcs._funcs")
+
+PATCH = Patch(
+    symbols=(
+        _FUNCTIONS,
+        Symbol("tensorflow.python.ops.script_ops.FuncRegistry.__call__", "(self, token, device, args)"),
+    ),
+    why="Graphs find Python functions by a token that is unique in the process which traced them. The workers of a "
+    "parameter-server job run graphs that the coordinator has traced, and read their data in Python.",
+    until="tf.py_function can name a function that every process registers.",
+)
+
+
+def answer(token: str, function: Callable[..., Any]) -> None:
+    """From now on graphs that run in this process find the function by this token."""
+    PATCH.check()
+    _FUNCTIONS.get()[token] = function
