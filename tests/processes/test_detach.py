@@ -214,18 +214,6 @@ def test_logs(shell: Shell) -> None:
     assert "--attempt: got 3; runs/job has 0" in shell("logs", "runs/job", "--attempt", "3")[2]
 
 
-def test_stacks_are_written_and_nobody_stops(shell: Shell) -> None:
-    detach(shell, *TWO)
-    code, out, err = shell("logs", "runs/job", "--stacks")
-    assert (code, err) == (0, "")
-    for task in ("worker:0", "worker:1"):
-        assert re.search(rf"^\[{task}\] .*fake_worker.py\", line \d+ in misbehave$", out, re.MULTILINE), out
-    assert run_of(shell).is_busy()
-    shell("stop", "runs/job")
-    code, _, err = shell("logs", "runs/job", "--stacks")
-    assert (code, err) == (2, "error: --stacks: runs/job is not going on, so no task has any\n")
-
-
 def test_logs_of_many_lines(shell: Shell) -> None:
     shell("train", "job.yaml", "-q")
     log = run_of(shell).task(0, "worker:0").stdout_log
