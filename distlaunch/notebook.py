@@ -17,16 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.base.backend import choose_backend
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import (
-    CheckpointFailed,
-    EpochEnded,
-    Event,
-    EventWriter,
-    Notice,
-    Restored,
-    RunEnded,
-    TaskStarted,
-)
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task

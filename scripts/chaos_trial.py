@@ -30,6 +30,7 @@ from chaos_runs import (
     write_config,
 )
 
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -39,7 +40,6 @@ from distlaunch.base.events import (
     TaskFailed,
     TaskRestarted,
     TaskStarted,
-    read_events,
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import find_holder

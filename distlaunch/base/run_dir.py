@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import ended_well, read_events
+from distlaunch.base.event_files import ended_well, read_events
 from distlaunch.base.run_lock import Owner, hold, owner_of
 
 EXPORTS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.events import StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.cluster import Span

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     EpochEnded,
@@ -15,7 +16,6 @@ from distlaunch.base.events import (
     StepsDone,
     TaskStarted,
     TrainingStarted,
-    read_events,
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.event_files import ended_well, read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -25,8 +26,6 @@ from distlaunch.base.events import (
     TaskRestarted,
     TrainingStarted,
     VariablesPlaced,
-    ended_well,
-    read_events,
 )
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir

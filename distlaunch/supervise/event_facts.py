@@ -7,19 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from distlaunch.base.events import (
-    EpochEnded,
-    Evaluated,
-    Event,
-    EventReader,
-    EventWriter,
-    Logs,
-    RunEnded,
-    StepsDone,
-    TaskStarted,
-    TrainingStarted,
-    read_events,
-)
+from distlaunch.base.event_files import EventReader, EventWriter, read_events
+from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import Event, EventWriter, RunEnded, TaskFailed, TaskRestarted, TaskStarted
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import Event, RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import Signs
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir

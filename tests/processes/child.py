@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from distlaunch.base.events import Evaluated, EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import Evaluated, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 from distlaunch.base.run_dir import RunDir
 

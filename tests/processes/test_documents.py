@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
 
 from distlaunch import __version__
-from distlaunch.base.events import Evaluated, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Evaluated
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.config.read.load import load_config

@@ -11,7 +11,8 @@ import pytest
 from real import finish, run, start
 from supervised import processes_of, wait_until
 
-from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 MINE = """
@@ -109,7 +110,8 @@ from pathlib import Path
 
 import keras
 
-from distlaunch.base.events import TaskStarted, read_events
+from distlaunch.base.events import TaskStarted
+from distlaunch.base.event_files import read_events
 from distlaunch.supervise.policy import LOCKSTEP_STOP_S
 
 

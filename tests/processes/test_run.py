@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S, read_signs
 from distlaunch.base.run_dir import RunDir
 

@@ -12,7 +12,8 @@ import pytest
 from supervised import Recorder, make_servers_plan, supervise
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import Evaluated, RunEnded, TaskRestarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Evaluated, RunEnded, TaskRestarted
 from distlaunch.base.run_dir import RunDir
 
 SERVE = ["serve"]

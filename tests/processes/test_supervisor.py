@@ -9,7 +9,8 @@ import pytest
 from supervised import Recorder, make_plan, supervise
 
 from distlaunch.base.errors import ExitCode, Problem
-from distlaunch.base.events import RunEnded, TaskFailed, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, TaskFailed
 from distlaunch.base.run_dir import RunDir
 
 GOOD = ["train", "wait_for=training-1", "finish"]

@@ -10,7 +10,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.base.events import EpochEnded, EventWriter, RunEnded, StepsDone, TaskFailed, TrainingStarted
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TaskFailed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report

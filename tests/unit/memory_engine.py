@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlaunch.agent.messages import Exit, Order
-from distlaunch.base.events import Event, EventWriter
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import Event
 from distlaunch.base.heartbeat import Signs
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Task

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from distlaunch.agent.messages import Order
-from distlaunch.base.events import Event, RunEnded, TaskStarted, TrainingStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event, RunEnded, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.outcome import Outcome
