@@ -14,11 +14,11 @@ from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,
     explain_exit,
-    headline,
     last_lines,
     may_pass,
     read_error,
 )
+from distlaunch.supervise.diagnose.headline import headline
 from distlaunch.supervise.facts import ErrorRole
 
 GRAPH_ERROR = """Graph execution error:

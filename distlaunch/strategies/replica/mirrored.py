@@ -15,7 +15,8 @@ from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.replica.program import ReplicaProgram
+from distlaunch.strategies.replica.sums import Replicas
 
 
 class Mirrored(StrategyDefaults):

@@ -13,7 +13,8 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.replica.program import ReplicaProgram
+from distlaunch.strategies.replica.sums import Replicas
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
 _COMMUNICATION = {
