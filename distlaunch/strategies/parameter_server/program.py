@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -23,6 +22,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
+from distlaunch.strategies.parameter_server.blocks import Block
 from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import batch_spec, fetch, read_failure
@@ -44,19 +44,6 @@ EVALUATION_BLOCK = 16  # steps
 STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
 _POLL_S = 0.002
 _pause = threading.Event()  # never set
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What came of a block: steps done, the metrics' values after it, the step's own logs.
-
-    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were.
-    """
-
-    done: int
-    nonfinite: int
-    metrics: list[np.ndarray]
-    logs: list[float]
 
 
 class CoordinatorProgram:
@@ -135,7 +122,7 @@ class CoordinatorProgram:
             at += wanted
         return self._logs(totals, own=False)
 
-    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[_Block]:
+    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[Block]:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
         results = []
         for start in range(0, num_steps, size):
@@ -225,11 +212,11 @@ class CoordinatorProgram:
             self._log_names = sorted(names)
         return self._log_names
 
-    def _unpack(self, vector: np.ndarray) -> _Block:
+    def _unpack(self, vector: np.ndarray) -> Block:
         sizes = [1, 1, *(zero.size for zero in self._zeros)]
         done, nonfinite, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
         shaped = [value.reshape(zero.shape) for value, zero in zip(metrics, self._zeros, strict=True)]
-        return _Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
+        return Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
 
     def _count(self, done: int) -> None:
         self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
@@ -241,7 +228,7 @@ class CoordinatorProgram:
     def _fresh_totals(self) -> list[np.ndarray]:
         return [np.array(zero, np.float64) for zero in self._zeros]
 
-    def _add(self, blocks: list[_Block], totals: list[np.ndarray]) -> None:
+    def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:
         for block in blocks:
             for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
                 total += value - zero
