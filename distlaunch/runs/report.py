@@ -212,7 +212,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
         argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ()
-    if "distlaunch.tasks.script" not in argv:
+    if not {"distlaunch.tasks.script", "distlaunch.script_task"} & set(argv):  # what 0.1 called it
         return tuple(argv)
     split = argv.index("--")
     return (*["-m"] * ("--module" in argv[:split]), *argv[split + 1 :])
