@@ -42,6 +42,7 @@ from distlaunch.training.callbacks.keras_callbacks import build_callbacks
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checks.labels import told_plainly, with_rules
+from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import CALLBACK, Outcome, Surroundings, TrainingLoop, scalars
@@ -78,6 +79,8 @@ class Session:
         self.strategy: Strategy = create(config, task)
         on_connected()
         self._check_replicas()
+        for warning in new_warnings(run, config.strategy.kind) if self.strategy.is_chief else ():
+            emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
         self._compare_lengths()
         self._rows = self.train.first_rows(SAMPLE_ROWS)

@@ -1,0 +1,16 @@
+"""Warns of frameworks that this distlaunch is not tested with, once a run."""
+
+from __future__ import annotations
+
+from distlaunch.base.compat import frameworks, untested
+from distlaunch.base.events import Notice, read_events
+from distlaunch.base.run_dir import RunDir
+
+
+def new_warnings(run: RunDir, kind: str) -> list[str]:
+    """Warnings for the frameworks of a kind of strategy, without those that the run's events have already."""
+    warnings = untested(frameworks(kind))
+    if not warnings:
+        return []
+    told = {event.message for event in read_events(run.events) if isinstance(event, Notice)}
+    return [warning for warning in warnings if warning not in told]
