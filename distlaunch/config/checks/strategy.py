@@ -29,6 +29,8 @@ _PARTITIONER_ARGS = {
 }
 AUTO_AXIS = "model"
 """The mesh axis over which `layout: auto` splits variables."""
+_MOST_WORKERS = 1024
+"""Larger numbers are not looked at for a hint; a mesh can be mistyped to any size."""
 _PARTITIONER_NEEDS = {"max_size": "max_shard_bytes", "fixed_shards": "num_shards"}
 
 
@@ -170,7 +172,8 @@ def mesh_is_shared(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
             return  # filled with as many GPUs as the workers can share
         devices *= CPU_REPLICAS
     if devices % workers:
-        choices = either(str(number) for number in range(1, devices + 1) if devices % number == 0)
+        few = range(1, min(devices, _MOST_WORKERS) + 1)
+        choices = either(str(number) for number in few if devices % number == 0)
         message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
         yield Problem(("cluster", "workers"), f"{message}; use {choices}, or change the mesh")
 
