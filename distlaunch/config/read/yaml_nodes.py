@@ -1,36 +1,33 @@
-"""YAML text -> raw nodes that remember their lines. No recursion, no object construction, no limits on honest files."""
+"""YAML text -> PyYAML's nodes, which know their lines. No object is constructed, and nesting has a limit.
+
+`yaml.compose` does the work. PyYAML's own composer is used on the events of libyaml: the composer in C recurses without
+a limit and ends the process at some 50,000 brackets, and it does not let an anchor be defined again.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import yaml
+from yaml.composer import Composer, ComposerError
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.yaml_errors import explain
 
 MAX_DEPTH = 60
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PLAIN = "plain"
+"""The tag of a scalar that is written without quotes or block indicator, so that it may be a number or the like."""
+_TEXT = "text"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _START = "; start with `model:`, `data:` and `strategy:`, or let `distlaunch init` write a config"
+_PARTS: tuple[type, ...] = (Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
+_Loader: Any = type("_Loader", _PARTS, {"__init__": _PARTS[-1].__init__})
 
 
-@dataclass
-class Raw:
-    """A YAML node. An alias is the very node that its anchor names."""
-
-    kind: Literal["scalar", "list", "map"]
-    line: int
-    text: str = ""
-    plain: bool = False
-    children: list[Raw] = field(default_factory=list)
-    """Items of a list; keys and values in turn of a map."""
-
-
-def parse(text: str, name: str) -> Raw:
-    """The one document of a file.
+def parse(text: str, name: str) -> yaml.Node:
+    """The root of the one document of a file. An alias is the very node that its anchor names.
 
     Args:
         name: what the source is called in messages, e.g. `run.yaml`.
@@ -42,93 +39,85 @@ def parse(text: str, name: str) -> Raw:
     if found:
         line = text.count("\n", 0, found.start()) + 1
         raise _error(name, line, f"a control character (0x{ord(found[0]):02x}) that YAML does not allow; remove it")
-    reader = _Reader(name)
+    loader: Any = functools.partial(_Reader, name=name)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            reader.take(event)
+        root: yaml.Node | None = yaml.compose(text, Loader=loader)
+    except ComposerError as error:
+        mark: Any = error.problem_mark
+        message = "a second document starts here ('---'); expected one config in a file"
+        raise _error(name, mark.line + 1, message) from None
     except yaml.YAMLError as error:
         line, message = explain(error, text)
         raise _error(name, line, message) from None
-    if reader.root is None or (reader.root.kind == "scalar" and reader.root.plain and not reader.root.text):
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == PLAIN and not root.value):
         raise ConfigError(Problem((), f"the file is empty{_START}", name))
-    return reader.root
+    return root
 
 
-class _Reader:
-    """Builds the tree from parser events, with a stack of its own."""
+def line_of(node: yaml.Node) -> int:
+    """Where a node begins, from 1."""
+    return node.start_mark.line + 1
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.root: Raw | None = None
-        self._open: list[tuple[Raw, str | None]] = []
-        self._anchors: dict[str, Raw] = {}
 
-    def take(self, event: Any) -> None:
-        line = event.start_mark.line + 1 if event.start_mark else 1
-        if isinstance(event, yaml.DocumentStartEvent) and self.root is not None:
-            raise _error(self.name, line, "a second document starts here ('---'); expected one config in a file")
+class _Reader(_Loader):
+    """Composes nodes, and refuses what a config cannot be."""
+
+    def __init__(self, stream: str, name: str) -> None:
+        super().__init__(stream)
+        self.anchors: dict[str, yaml.Node] = {}
+        self._name = name
+        self._open: list[str | None] = []
+        """Anchors of the lists and mappings around the next node."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
         if isinstance(event, yaml.AliasEvent):
-            self._add(self._target(str(event.anchor), line), line)
-        elif isinstance(event, yaml.NodeEvent):
-            self._node(event, line)
-        elif isinstance(event, (yaml.SequenceEndEvent, yaml.MappingEndEvent)):
-            node, anchor = self._open.pop()
-            if anchor is not None:
-                self._anchors[anchor] = node
-
-    def _node(self, event: Any, line: int) -> None:
+            self._check_alias(str(event.anchor), line)
+            node = super().compose_node(parent, index)
+            self._check_key(node, line, is_key=is_key)
+            return node
         if event.tag not in (None, "!"):
-            raise _error(
-                self.name,
-                line,
-                f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
-                "write the value without it, and in quotes if it is text that begins with '!'",
-            )
+            message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
+            hint = "write the value without it, and in quotes if it is text that begins with '!'"
+            raise _error(self._name, line, message + hint)
+        self.anchors.pop(event.anchor, None)  # it may be defined again
         if isinstance(event, yaml.ScalarEvent):
-            # implicit[0]: written plainly, without quotes or block indicator
-            node = Raw("scalar", line, event.value, plain=bool(event.implicit[0]) and event.tag is None)
-            if event.anchor is not None:
-                self._anchors[event.anchor] = node
-            self._add(node, line)
-            return
-        node = Raw("list" if isinstance(event, yaml.SequenceStartEvent) else "map", line)
-        self._add(node, line)
-        self._open.append((node, event.anchor))
+            return super().compose_node(parent, index)
+        self._check_key(event, line, is_key=is_key)
+        self._open.append(event.anchor)
         if len(self._open) > MAX_DEPTH:
-            raise _error(
-                self.name, line, f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
-            )
+            message = f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
+            raise _error(self._name, line, message)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
 
-    def _add(self, node: Raw, line: int) -> None:
-        if not self._open:
-            self.root = node
+    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+        event = self.peek_event()
+        node = super().compose_scalar_node(anchor)
+        node.tag = PLAIN if event.implicit[0] and event.tag is None else _TEXT
+        return node
+
+    def resolve(self, kind: type, value: Any, implicit: Any) -> str:
+        """Instead of YAML 1.1's rules; `scalars.resolve` has those of YAML 1.2."""
+        return _TEXT
+
+    def _check_alias(self, anchor: str, line: int) -> None:
+        if anchor in self._open:
+            message = f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself"
+            raise _error(self._name, line, message)
+        if anchor not in self.anchors:
+            message = f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'"
+            raise _error(self._name, line, message)
+
+    def _check_key(self, node: yaml.Node | yaml.Event, line: int, *, is_key: bool) -> None:
+        if not is_key or isinstance(node, yaml.ScalarNode):
             return
-        parent = self._open[-1][0]
-        if parent.kind == "map" and len(parent.children) % 2 == 0 and node.kind != "scalar":
-            raise _error(
-                self.name,
-                line,
-                f"a key must be a word, not a {_NAMES[node.kind]}; write `key: value`; quote what begins with [ or {{",
-            )
-        parent.children.append(node)
-
-    def _target(self, anchor: str, line: int) -> Raw:
-        if any(name == anchor for _, name in self._open):
-            raise _error(
-                self.name,
-                line,
-                f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself",
-            )
-        if anchor not in self._anchors:
-            raise _error(
-                self.name,
-                line,
-                f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'",
-            )
-        return self._anchors[anchor]
-
-
-_NAMES = {"list": "list", "map": "mapping"}
+        what = "list" if isinstance(node, yaml.SequenceNode | yaml.SequenceStartEvent) else "mapping"
+        message = f"a key must be a word, not a {what}; write `key: value`; quote what begins with [ or {{"
+        raise _error(self._name, line, message)
 
 
 def _error(name: str, line: int, message: str) -> ConfigError:
