@@ -179,7 +179,8 @@ def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> Attempt
     failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
     mode = planned_mode(run, number)
     told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
-    problems = "" if failure or ends or told else config_problems(run, number)
+    ended_well = any(end.status != "failed" for end in ends)
+    problems = "" if failure or ended_well or told else config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
     after = own[own.index(failure) :] if failure is not None else []
     later = [event.status for event in after if isinstance(event, RunEnded)]

@@ -38,6 +38,7 @@ from distlaunch.training.checkpoints.files import CheckpointStore, Saved
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checks.labels import told_plainly, with_rules
+from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import Outcome, TrainingLoop, scalars
@@ -75,6 +76,8 @@ class Session:
         self.strategy: Strategy = create(config, task)
         on_connected()
         self._check_replicas()
+        for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
+            emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
         self._compare_lengths()
         self._rows = self.train.first_rows(SAMPLE_ROWS)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
@@ -102,6 +103,9 @@ def verify(
     choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
+    backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
+    for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
+        note(f"warning: {warning}")
     with _folder(request.keep) as folder, SignalPipe() as signals:
         try:
             note(f"one device, {request.steps} steps: the reference and its rounding noise")

@@ -99,7 +99,7 @@ def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
 @pytest.mark.parametrize("precision", list(EPSILON))
 def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
     """As below: a mean of means is still seen through the rounding of 16 bits."""
-    from distlaunch.strategies.replica import share as replica_share
+    from distlaunch.strategies.patches import keras_losses
 
     raw = {**CASES["mlp sgd, uneven"], "precision": precision}
     raw["compile"] = {**raw["compile"], "metrics": []}
@@ -107,7 +107,7 @@ def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
     raw["train"] = {**raw["train"], "epochs": 30}
     reference = Reference(raw)
     check_mixed(train_mirrored(raw, 2), reference, precision)
-    monkeypatch.setattr(replica_share, "current_share", lambda: None)
+    monkeypatch.setattr(keras_losses, "current_share", lambda: None)
     with pytest.raises(AssertionError):
         check_mixed(train_mirrored(raw, 2), reference, precision)
 
@@ -166,14 +166,14 @@ def test_steps_per_call_changes_nothing(one_device):
 @pytest.mark.slow  # scripts/mutants.py plants more faults than this one
 def test_the_rule_catches_a_fault(one_device):
     """Keras's own rule for replicas (mean of means) is wrong for an uneven last batch, and the comparison says so."""
-    from distlaunch.strategies.replica import share as replica_share
+    from distlaunch.strategies.patches import keras_losses
 
     name = "mlp sgd, uneven"
-    wrong = replica_share.current_share
-    replica_share.current_share = lambda: None
+    wrong = keras_losses.current_share
+    keras_losses.current_share = lambda: None
     try:
         record = train_mirrored(name, 2)
     finally:
-        replica_share.current_share = wrong
+        keras_losses.current_share = wrong
     with pytest.raises(AssertionError):
         check(record, one_device(name))

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +21,12 @@ CONFIGS = Path(REPOSITORY) / "configs"
 LIMIT_S = 180.0
 
 
-def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    """The command in the background, as from a script: no terminal."""
+def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
+    """The command in the background, as from a script: no terminal; packages in `path` come before the installed."""
     return subprocess.Popen(
         [sys.executable, "-m", "distlaunch", *words],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": REPOSITORY},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), REPOSITORY])},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -43,8 +43,8 @@ def finish(process: subprocess.Popen[str], limit_s: float = LIMIT_S) -> tuple[in
     return process.returncode, out, err
 
 
-def run(*words: str, cwd: Path, limit_s: float = LIMIT_S) -> tuple[int, str, str]:
-    return finish(start(*words, cwd=cwd), limit_s)
+def run(*words: str, cwd: Path, path: Sequence[Path] = (), limit_s: float = LIMIT_S) -> tuple[int, str, str]:
+    return finish(start(*words, cwd=cwd, path=path), limit_s)
 
 
 def wait_for(run_dir: RunDir, condition: Callable[[list[Event]], bool]) -> None:

@@ -193,6 +193,20 @@ model_args: ~
     assert config.train.callbacks[1].tasks == "chief"
 
 
+def _arguments(written: str) -> dict[str, object]:
+    callbacks = f"[{{name: 'models.py:anything', args: {written}}}]"
+    return load(f"train:\n  callbacks: {callbacks}\n").config.train.callbacks[0].args
+
+
+def test_an_anchor_can_be_defined_again(folder: Path) -> None:
+    written = "{a: &x 1, b: *x, c: &x two, d: *x, *x : 3}"
+    assert _arguments(written) == {"a": 1, "b": 1, "c": "two", "d": "two", "two": 3}
+
+
+def test_the_tag_of_text_makes_text(folder: Path) -> None:
+    assert _arguments("{a: ! 5, b: 5, c: '5', d: ! {e: 1}}") == {"a": "5", "b": 5, "c": "5", "d": {"e": 1}}
+
+
 @pytest.mark.parametrize(
     ("written", "environ", "seed"),
     [

@@ -20,7 +20,7 @@ from distlaunch.config.read.schema_errors import problems_of
 from distlaunch.config.read.text import read_text
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
-from distlaunch.config.read.yaml_events import parse
+from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig

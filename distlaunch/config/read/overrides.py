@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
-from distlaunch.config.read.yaml_events import parse
+from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.strategy_switch import drop_foreign_keys, kind_written
 
 _PART = re.compile(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import yaml
+
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.scalars import Scalar, is_filled_in_later, resolve, substitute, unusable
-from distlaunch.config.read.yaml_events import MAX_DEPTH, Raw
+from distlaunch.config.read.yaml_nodes import MAX_DEPTH, PLAIN, line_of
 
 Key = tuple[str | int, ...]
 MAX_NODES = 50_000
@@ -52,7 +54,7 @@ class Node:
 
 
 class TreeBuilder:
-    """Turns raw YAML into nodes; collects what is wrong and goes on."""
+    """Turns YAML's nodes into values; collects what is wrong and goes on."""
 
     def __init__(self, name: str, environ: Mapping[str, str], *, numbered: bool = True) -> None:
         """With `numbered=False` all of the text is one line, so that its name alone says where it stands."""
@@ -63,39 +65,39 @@ class TreeBuilder:
         self._num_nodes = 0
         self._depth = 0
 
-    def build(self, raw: Raw, key: Key = ()) -> Node:
+    def build(self, raw: yaml.Node, key: Key = ()) -> Node:
         """The node of a value; aliases become copies.
 
         Raises:
             ConfigError: aliases blow the config up beyond all bounds.
         """
-        return self._build(raw, key, raw.line)
+        return self._build(raw, key, line_of(raw))
 
-    def _build(self, raw: Raw, key: Key, line: int) -> Node:
+    def _build(self, raw: yaml.Node, key: Key, line: int) -> Node:
         self._num_nodes += 1
         if self._num_nodes > MAX_NODES:
             message = f"aliases make this config larger than {MAX_NODES:,} values; write out what you need"
             raise ConfigError(Problem((), message, self._source(line)))
-        if raw.kind == "scalar":
+        if isinstance(raw, yaml.ScalarNode):
             return Node(self._scalar(raw, key, line), self._source(line))
         self._depth += 1
         if self._depth > MAX_DEPTH:
             message = f"aliases nest deeper than {MAX_DEPTH} levels; write out what you need"
             raise ConfigError(Problem((), message, self._source(line)))
-        value = self._mapping(raw, key) if raw.kind == "map" else self._list(raw, key)
+        value = self._mapping(raw, key) if isinstance(raw, yaml.MappingNode) else self._list(raw, key)
         self._depth -= 1
         return Node(value, self._source(line))
 
-    def _list(self, raw: Raw, key: Key) -> list[Node]:
-        return [self._build(child, (*key, index), child.line) for index, child in enumerate(raw.children)]
+    def _list(self, raw: yaml.Node, key: Key) -> list[Node]:
+        return [self._build(child, (*key, index), line_of(child)) for index, child in enumerate(raw.value)]
 
-    def _mapping(self, raw: Raw, key: Key) -> dict[str | int, Node]:
+    def _mapping(self, raw: yaml.MappingNode, key: Key) -> dict[str | int, Node]:
         entries: dict[str | int, Node] = {}
         lines: dict[str | int, int] = {}
         merged: dict[str | int, Node] = {}
-        for name_node, child in zip(raw.children[::2], raw.children[1::2], strict=True):
-            line = name_node.line
-            if name_node.plain and name_node.text == "<<":
+        for name_node, child in raw.value:
+            line = line_of(name_node)
+            if name_node.tag == PLAIN and name_node.value == "<<":
                 merged |= self._merged(child, key, line)
                 continue
             name = self._key(name_node, key)
@@ -110,43 +112,42 @@ class TreeBuilder:
             entries[name] = self._build(child, (*key, name), line)
         return {**merged, **entries}
 
-    def _merged(self, child: Raw, key: Key, line: int) -> dict[str | int, Node]:
+    def _merged(self, child: yaml.Node, key: Key, line: int) -> dict[str | int, Node]:
         """Entries of `<<: *base` or `<<: [*first, *second]`; the first wins."""
         found: dict[str | int, Node] = {}
-        for source in child.children if child.kind == "list" else [child]:
-            if source.kind != "map":
+        for source in child.value if isinstance(child, yaml.SequenceNode) else [child]:
+            if not isinstance(source, yaml.MappingNode):
                 self._problem(
                     (*key, "<<"), "expected a mapping, or a list of mappings, to merge, such as `<<: *defaults`", line
                 )
                 continue
-            node = self._build(source, key, source.line)
+            node = self._build(source, key, line_of(source))
             assert isinstance(node.value, dict)
             found = {**node.value, **found}
         return found
 
-    def _key(self, node: Raw, key: Key) -> str | int | None:
+    def _key(self, node: yaml.ScalarNode, key: Key) -> str | int | None:
         """A key is text; whole numbers are kept for the mappings that want them, such as class weights."""
-        problem = unusable(node.text)
-        value: Scalar = node.text
+        text: str = node.value
+        problem = unusable(text)
+        value: Scalar = text
         try:
-            value = resolve(node.text) if node.plain else node.text
+            value = resolve(text) if node.tag == PLAIN else text
         except ValueError as error:
             problem = str(error)
         if problem is None and isinstance(value, int | str) and not isinstance(value, bool):
             return value
-        text = node.text or "(empty)"
-        self._problem(
-            key, problem or f"got the key {text}; a key must be text; put it in quotes: '{node.text}'", node.line
-        )
+        message = f"got the key {text or '(empty)'}; a key must be text; put it in quotes: '{text}'"
+        self._problem(key, problem or message, line_of(node))
         return None
 
-    def _scalar(self, raw: Raw, key: Key, line: int) -> Scalar:
+    def _scalar(self, raw: yaml.ScalarNode, key: Key, line: int) -> Scalar:
         try:
             later = is_filled_in_later(key)
-            text = substitute(raw.text, self._environ, keep_run_dir=later) if "$" in raw.text else raw.text
+            text = substitute(raw.value, self._environ, keep_run_dir=later) if "$" in raw.value else raw.value
             problem = unusable(text)
             if problem is None:
-                return resolve(text) if raw.plain else text
+                return resolve(text) if raw.tag == PLAIN else text
         except ValueError as error:
             problem = str(error)
         self._problem(key, problem, line)

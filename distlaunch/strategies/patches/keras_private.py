@@ -14,14 +14,12 @@ import keras
 
 from distlaunch.strategies.patches.symbols import Patch, Symbol, private
 
-_FLATTEN = Symbol("keras.Layer._flatten_layers", "(self, include_self=True, recursive=True)")
+_FLATTEN = Symbol("keras.Layer._flatten_layers", "(self, include_self=True, recursive=True, ...)")
 _FUNCTIONAL = Symbol("keras.src.models.functional.Functional")
 _COMPUTE_LOSS = Symbol(
     "keras.Model._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"
 )
-_GET_STATE = Symbol(
-    "keras.src.backend.common.global_state.get_global_attribute", "(name, default=None, set_to_default=False)"
-)
+_GET_STATE = Symbol("keras.src.backend.common.global_state.get_global_attribute", "(name, default=None, ...)")
 _SET_STATE = Symbol("keras.src.backend.common.global_state.set_global_attribute", "(name, value)")
 _GET_MASK = Symbol("keras.src.backend.common.masking.get_keras_mask", "(x)")
 _SET_MASK = Symbol("keras.src.backend.common.masking.set_keras_mask", "(x, mask)")

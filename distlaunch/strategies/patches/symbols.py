@@ -19,7 +19,8 @@ class Symbol:
 
     Attributes:
         path: such as `keras.src.ops.cond`.
-        parameters: as `inspect.signature` prints them without types; None: not a function, so it only has to exist.
+        parameters: as `inspect.signature` prints them without types, `...` for any others; None: not a function, so it
+            only has to exist.
     """
 
     path: str
@@ -53,9 +54,20 @@ class Patch:
 @functools.cache  # it must be looked at before it is replaced
 def _checked(symbol: Symbol) -> Any:
     found = internal(symbol.path)
-    if symbol.parameters is not None and (given := parameters_of(found)) != symbol.parameters:
-        raise _unfit(symbol.path, f"takes {given}, expected {symbol.parameters}")
+    if symbol.parameters is not None:
+        given = _parameters_of(found)
+        if given is None:
+            raise _unfit(symbol.path, "is not a function")
+        if not _fit(given, symbol.parameters):
+            raise _unfit(symbol.path, f"takes {given}, expected {symbol.parameters}")
     return found
+
+
+def _fit(given: str, expected: str) -> bool:
+    if "..." not in expected:
+        return given == expected
+    left = iter(given[1:-1].split(", "))
+    return all(part in left for part in expected[1:-1].split(", ") if part != "...")  # in this order
 
 
 def internal(path: str) -> Any:
@@ -93,14 +105,13 @@ def private(owner: Any, name: str) -> Any:
         raise _unfit(f"{home}.{name}", "is not there") from None
 
 
-def parameters_of(function: Any) -> str:
-    """The parameters of a function as text, without types."""
+def _parameters_of(function: Any) -> str | None:
+    """The parameters of a function as text, without types; None if it is not a function."""
     try:
-        signature = inspect.signature(function)
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        return "no parameters: it is not a function"
-    plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
-    return str(inspect.Signature(plain))
+        return None
+    return str(inspect.Signature([parameter.replace(annotation=parameter.empty) for parameter in parameters]))
 
 
 def _unfit(path: str, what: str) -> FrameworkError:

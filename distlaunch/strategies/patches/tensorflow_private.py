@@ -14,15 +14,9 @@ _CURRENT_CONTEXT = Symbol(f"{_CONTEXT}.context", "()")
 _SET_KEY = Symbol(f"{_CONTEXT}.Context.set_config_key_value", "(self, key, value)")
 _GET_KEY = Symbol(f"{_CONTEXT}.Context.get_config_key_value", "(self, key, timeout_in_ms=0)")
 _DELETE_KEY = Symbol(f"{_CONTEXT}.Context.delete_config_key_value", "(self, key)")
-_FLATTEN = Symbol(
-    "tensorflow.Module._flatten",
-    "(self, recursive=True, predicate=None, attribute_traversal_key=None, with_path=False, expand_composites=False)",
-)
+_FLATTEN = Symbol("tensorflow.Module._flatten", "(self, ..., predicate=None, ..., with_path=False, ...)")
 _IGNORED = Symbol("tensorflow.Module._TF_MODULE_IGNORED_PROPERTIES")
-_SERIALIZED = Symbol(
-    "tensorflow.data.Dataset._as_serialized_graph",
-    "(self, allow_stateful=None, strip_device_assignment=None, external_state_policy=<ExternalStatePolicy.WARN: 0>)",
-)
+_SERIALIZED = Symbol("tensorflow.data.Dataset._as_serialized_graph", "(self, ...)")
 
 PATCH = Patch(
     symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _SERIALIZED),

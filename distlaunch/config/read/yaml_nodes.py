@@ -1,0 +1,124 @@
+"""YAML text -> PyYAML's nodes, which know their lines. No object is constructed, and nesting has a limit.
+
+`yaml.compose` does the work. PyYAML's own composer is used on the events of libyaml: the composer in C recurses without
+a limit and ends the process at some 50,000 brackets, and it does not let an anchor be defined again.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import yaml
+from yaml.composer import Composer, ComposerError
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.read.yaml_errors import explain
+
+MAX_DEPTH = 60
+PLAIN = "plain"
+"""The tag of a scalar that is written without quotes or block indicator, so that it may be a number or the like."""
+_TEXT = "text"
+_UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_START = "; start with `model:`, `data:` and `strategy:`, or let `distlaunch init` write a config"
+_PARTS: tuple[type, ...] = (Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
+_Loader: Any = type("_Loader", _PARTS, {"__init__": _PARTS[-1].__init__})
+
+
+def parse(text: str, name: str) -> yaml.Node:
+    """The root of the one document of a file. An alias is the very node that its anchor names.
+
+    Args:
+        name: what the source is called in messages, e.g. `run.yaml`.
+
+    Raises:
+        ConfigError: the text is not YAML, or uses tags, several documents, or nesting deeper than any config.
+    """
+    found = _UNPRINTABLE.search(text)
+    if found:
+        line = text.count("\n", 0, found.start()) + 1
+        raise _error(name, line, f"a control character (0x{ord(found[0]):02x}) that YAML does not allow; remove it")
+    loader: Any = functools.partial(_Reader, name=name)
+    try:
+        root: yaml.Node | None = yaml.compose(text, Loader=loader)
+    except ComposerError as error:
+        mark: Any = error.problem_mark
+        message = "a second document starts here ('---'); expected one config in a file"
+        raise _error(name, mark.line + 1, message) from None
+    except yaml.YAMLError as error:
+        line, message = explain(error, text)
+        raise _error(name, line, message) from None
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == PLAIN and not root.value):
+        raise ConfigError(Problem((), f"the file is empty{_START}", name))
+    return root
+
+
+def line_of(node: yaml.Node) -> int:
+    """Where a node begins, from 1."""
+    return node.start_mark.line + 1
+
+
+class _Reader(_Loader):
+    """Composes nodes, and refuses what a config cannot be."""
+
+    def __init__(self, stream: str, name: str) -> None:
+        super().__init__(stream)
+        self.anchors: dict[str, yaml.Node] = {}
+        self._name = name
+        self._open: list[str | None] = []
+        """Anchors of the lists and mappings around the next node."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        line = event.start_mark.line + 1
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
+        if isinstance(event, yaml.AliasEvent):
+            self._check_alias(str(event.anchor), line)
+            node = super().compose_node(parent, index)
+            self._check_key(node, line, is_key=is_key)
+            return node
+        if event.tag not in (None, "!"):
+            message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
+            hint = "write the value without it, and in quotes if it is text that begins with '!'"
+            raise _error(self._name, line, message + hint)
+        self.anchors.pop(event.anchor, None)  # it may be defined again
+        if isinstance(event, yaml.ScalarEvent):
+            return super().compose_node(parent, index)
+        self._check_key(event, line, is_key=is_key)
+        self._open.append(event.anchor)
+        if len(self._open) > MAX_DEPTH:
+            message = f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
+            raise _error(self._name, line, message)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
+
+    def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
+        event = self.peek_event()
+        node = super().compose_scalar_node(anchor)
+        node.tag = PLAIN if event.implicit[0] and event.tag is None else _TEXT
+        return node
+
+    def resolve(self, kind: type, value: Any, implicit: Any) -> str:
+        """Instead of YAML 1.1's rules; `scalars.resolve` has those of YAML 1.2."""
+        return _TEXT
+
+    def _check_alias(self, anchor: str, line: int) -> None:
+        if anchor in self._open:
+            message = f"the alias *{anchor} stands inside its own anchor &{anchor}; a config cannot contain itself"
+            raise _error(self._name, line, message)
+        if anchor not in self.anchors:
+            message = f"the alias *{anchor} has no anchor &{anchor} above it; quote text that begins with '*'"
+            raise _error(self._name, line, message)
+
+    def _check_key(self, node: yaml.Node | yaml.Event, line: int, *, is_key: bool) -> None:
+        if not is_key or isinstance(node, yaml.ScalarNode):
+            return
+        what = "list" if isinstance(node, yaml.SequenceNode | yaml.SequenceStartEvent) else "mapping"
+        message = f"a key must be a word, not a {what}; write `key: value`; quote what begins with [ or {{"
+        raise _error(self._name, line, message)
+
+
+def _error(name: str, line: int, message: str) -> ConfigError:
+    return ConfigError(Problem((), message, f"{name}:{line}" if line else name))

@@ -1,0 +1,17 @@
+"""Warns of frameworks that this distlaunch is not tested with, once a run."""
+
+from __future__ import annotations
+
+from distlaunch.base.backend import Backend
+from distlaunch.base.compat import frameworks, untested
+from distlaunch.base.events import Notice, read_events
+from distlaunch.base.run_dir import RunDir
+
+
+def new_warnings(run: RunDir, backend: Backend) -> list[str]:
+    """Warnings for the frameworks that a backend needs, without those that the run's events have already."""
+    warnings = untested(frameworks(backend))
+    if not warnings:
+        return []
+    told = {event.message for event in read_events(run.events) if isinstance(event, Notice)}
+    return [warning for warning in warnings if warning not in told]

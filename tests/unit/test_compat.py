@@ -1,0 +1,57 @@
+"""Which versions of the frameworks are tested, and what is said of others."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from distlaunch.base.compat import TESTED, Range, frameworks, install_command, installed, untested
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("version", "inside"),
+    [("3.15.0", True), ("3.15.1.dev3", True), ("3.16.0rc1", True), ("3.14.9", False), ("3.17", False), ("4.15", False),
+     ("nightly", False), ("", False)],
+)  # fmt: skip
+def test_a_range_goes_by_series(version: str, inside: bool) -> None:
+    assert (version in Range((3, 15), (3, 17))) is inside
+
+
+@pytest.mark.parametrize("package", TESTED)
+def test_pip_installs_what_is_tested(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["jax"]]
+    assert f"{package}{TESTED[package]}" in wanted
+    assert (installed(package) or "") in TESTED[package]
+    assert install_command(package) == f"pip install '{package}{TESTED[package]}'"
+
+
+def test_the_installed_versions_are_tested() -> None:
+    assert untested(TESTED) == []
+
+
+def test_an_untested_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found as pip leaves it, and not by importing it."""
+    (tmp_path / "keras-9.1.2.dist-info").mkdir()
+    (tmp_path / "keras-9.1.2.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: keras\nVersion: 9.1.2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    tested = f"keras{TESTED['keras']}"
+    assert untested(frameworks("tensorflow")) == [
+        f"keras 9.1.2 is installed; this distlaunch is tested with {tested}; "
+        f"if something fails or looks wrong, install a tested version: pip install '{tested}'"
+    ]
+
+
+def test_jax_counts_only_where_it_is_used() -> None:
+    assert "jax" in frameworks("jax")
+    assert "jax" not in frameworks("tensorflow")
+
+
+def test_a_framework_that_is_not_installed_is_no_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert installed("jax") is None
+    assert untested(TESTED) == []

@@ -1,0 +1,139 @@
+"""What distlaunch depends on inside the frameworks: all of it in one folder, recorded, and as installed."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorflow")
+pytest.importorskip("jax")
+
+from distlaunch.base.compat import TESTED, installed
+from distlaunch.base.errors import ExitCode, FrameworkError
+from distlaunch.strategies import patches
+from distlaunch.strategies.patches.symbols import Symbol, internal, private
+
+PACKAGE = Path(patches.__file__).parents[2]
+FOLDER = PACKAGE / "strategies/patches"
+MODULES = sorted(module.name for module in pkgutil.iter_modules(patches.__path__) if module.name != "symbols")
+INTERNALS = ("tensorflow.python", "keras.src", "jax._src")
+EXCEPTIONS = {
+    # Python's own
+    "_exit", "_run_exitfuncs", "_exitfunc", "_getframe",
+    # distlaunch's own
+    "_worded", "_per_example_loss",
+    # exports are opened without strategies; there the parts may be missing, or only spare an operation
+    "_outputs_struct", "_inputs_struct", "_build_shapes_dict", "_experimental_lower_tensor_list_ops",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_patch_says_what_and_why_and_fits(name: str) -> None:
+    patch = importlib.import_module(f"{patches.__name__}.{name}").PATCH
+    assert patch.symbols
+    assert patch.why.endswith(".")
+    assert patch.until.endswith(".")
+    patch.check()
+
+
+def test_nothing_outside_the_folder_touches_private_parts() -> None:
+    found = [f"{path.relative_to(PACKAGE)}:{line}: {what}" for path, line, what in _private_uses()]
+    assert found == []
+
+
+def _private_uses() -> Iterator[tuple[Path, int, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            for name in _imported(node):
+                if name.startswith(INTERNALS):
+                    yield path, getattr(node, "lineno", 0), name
+            name = _attribute(node)
+            if path.parent != FOLDER and _is_private(name) and name not in EXCEPTIONS:
+                yield path, getattr(node, "lineno", 0), name
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith(("__", "_distlaunch_"))
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def _attribute(node: ast.AST) -> str:
+    """A name behind a dot, or given to getattr and the like; not of `self`."""
+    if isinstance(node, ast.Attribute):
+        own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+        return "" if own else node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 1:
+        what = node.args[1]
+        if node.func.id in ("getattr", "setattr", "hasattr") and isinstance(what, ast.Constant):
+            return str(what.value)
+    return ""
+
+
+def test_the_search_finds_private_parts() -> None:
+    """The folder itself is full of them."""
+    tree = ast.walk(ast.parse("from keras.src import ops\nx = model._layers\ngetattr(model, '_value')\nself._own"))
+    nodes = list(tree)
+    assert [name for node in nodes for name in _imported(node)] == ["keras.src.ops"]
+    assert [name for node in nodes if (name := _attribute(node))] == ["_layers", "_value"]
+
+
+KERAS = f"keras {installed('keras')}"
+END = (
+    "; distlaunch changes or uses this part of keras, so this version cannot be used here; "
+    f"install a tested version: pip install 'keras{TESTED['keras']}'"
+)
+UNFIT: list[tuple[Symbol, str]] = [
+    (Symbol("keras.Layer.get_weights", "(self, whole=False)"), "takes (self), expected (self, whole=False)"),
+    (Symbol("keras.Layer.set_weights", "(self, ..., all)"), "takes (self, weights), expected (self, ..., all)"),
+    (Symbol("keras.Layer.no_such_method", "(self)"), "is not there"),
+    (Symbol("keras.no_such_module.function"), "is not there"),
+    (Symbol("keras.src.no_such_module"), "is not there"),
+    (Symbol("keras.__version__", "()"), "is not a function"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("symbol", "what"), UNFIT)
+def test_what_does_not_fit_is_named_with_what_to_do(symbol: Symbol, what: str) -> None:
+    with pytest.raises(FrameworkError) as caught:
+        symbol.get()
+    assert str(caught.value) == f"{KERAS}: {symbol.path} {what}{END}"
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_others_may_be_around_the_parameters_that_count() -> None:
+    for parameters in ("(self, ..., synchronized=False, ...)", "(self, ...)", "(..., epsilon=0.001, ...)"):
+        assert callable(Symbol("keras.layers.BatchNormalization.__init__", parameters).get())
+    with pytest.raises(FrameworkError):
+        Symbol("keras.layers.BatchNormalization.__init__", "(self, ..., epsilon=0.001, axis=-1)").get()
+
+
+def test_a_symbol_is_what_it_was_before_it_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    symbol: Any = Symbol("keras.src.ops.cond", "(pred, true_fn, false_fn)")
+    before = symbol.get()
+    monkeypatch.setattr(internal("keras.src.ops"), "cond", lambda other: other)
+    assert symbol.get() is before
+
+
+def test_an_attribute_that_is_gone_is_named_with_the_framework_s_class() -> None:
+    import keras
+
+    class Mine(keras.layers.Dense):
+        pass
+
+    layer = Mine(1)
+    assert private(layer, "_layers") == []
+    with pytest.raises(FrameworkError, match=rf"^{KERAS}: keras\.src\.layers\.core\.dense\.Dense\._gone is not there"):
+        private(layer, "_gone")
+    with pytest.raises(AttributeError):  # not a framework's
+        private(object(), "_gone")
