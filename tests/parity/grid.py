@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies import MODELS
 from tests.parity.cases import BATCH, CROSS_ENTROPY, optimizer
 from tests.parity.pairwise import Point, covering, grid
 
@@ -59,10 +61,17 @@ MIXED: dict[str, tuple] = {
 }
 """The grid of mixed precision."""
 
+OF_PROCESSES = tuple(
+    kind
+    for kind, model in MODELS.items()
+    if model.in_lockstep and model.model_construct(kind=kind).jobs(Cluster(workers=1))
+)
+"""Strategies whose replicas are a process each."""
+
 IMPOSSIBLE: list[tuple[str, Callable[[Point], bool]]] = [
     (
-        "replicas of multi_worker_mirrored are processes: 4 are left to the full grid, 8 are too many for a machine",
-        lambda at: at["strategy"] == "multi_worker_mirrored" and at["replicas"] not in (2, 4),
+        "replicas that are processes: 4 are left to the full grid, 8 are too many for a machine",
+        lambda at: at["strategy"] in OF_PROCESSES and at["replicas"] not in (2, 4),
     ),
     (
         "a step of parameter servers is one worker's; several workers are asynchronous",
@@ -120,7 +129,7 @@ def in_ci(at: Point) -> bool:
     4 processes have the full grid alone. So have most points of the models that take long: meshes train them in
     test_reference_models.py.
     """
-    if not is_possible(at) or (at["strategy"] == "multi_worker_mirrored" and at["replicas"] > 2):
+    if not is_possible(at) or (at["strategy"] in OF_PROCESSES and at["replicas"] > 2):
         return False
     return at["workload"] not in LONG or (at["strategy"] in LONG_UNDER and at["optimizer"] == "momentum")
 
@@ -136,7 +145,7 @@ def selected_mixed() -> list[Point]:
     A huge weight is left to the full grid: one row then makes the loss, whose rounding is several of the 16-bit type.
     """
     few = {**MIXED, "workload": MIXED["workload"][:1], "weights": MIXED["weights"][:1]}
-    replicas = {"multi_worker_mirrored": 2, "parameter_server": 1}
+    replicas = {**dict.fromkeys(OF_PROCESSES, 2), "parameter_server": 1}
     return covering(grid(few, lambda at: in_ci(at) and at["replicas"] == replicas.get(at["strategy"], 4)))
 
 
@@ -205,7 +214,7 @@ def strategy_of(at: Point) -> dict[str, Any]:
     kind, replicas = at["strategy"], at["replicas"]
     if kind == "mirrored":
         return {"strategy": {"kind": kind, "replicas": replicas}}
-    if kind == "multi_worker_mirrored":
+    if kind in OF_PROCESSES:
         return {"strategy": {"kind": kind}, "cluster": {"workers": replicas}}
     if kind == "parameter_server":
         return {"strategy": {"kind": kind}, "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"}}

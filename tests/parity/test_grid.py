@@ -14,15 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
+from distlaunch.config.strategies import MODELS
 from tests.parity.conftest import Reference
-from tests.parity.grid import config_of, full, full_mixed, name_of, selected, selected_mixed, strategy_of
+from tests.parity.grid import OF_PROCESSES, config_of, full, full_mixed, name_of, selected, selected_mixed, strategy_of
 from tests.parity.pairwise import Point
 from tests.parity.test_replicas import check, check_mixed
 from tests.parity.workers import DEADLINE_S, run_workers
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
-ELSEWHERE = ("multi_worker_mirrored", "parameter_server", "jax")  # in processes of their own
+# in processes of their own: servers, and what needs another backend
+ELSEWHERE = (
+    *OF_PROCESSES,
+    *(k for k, model in MODELS.items() if model.has_coordinator or model.backend != "tensorflow"),
+)
 A_CASE_S = 60  # at most, on a busy machine
 SELECTED, MIXED = selected(), selected_mixed()
 FULL, FULL_MIXED = full(), full_mixed()
@@ -46,7 +51,7 @@ def train_elsewhere(points: list[Point], folder: Path) -> dict[str, dict[str, An
     jobs.write_text(yaml.safe_dump([[name_of(at), config_of(at), strategy_of(at)] for at in points]))
     deadline_s = DEADLINE_S + A_CASE_S * len(points)
     module, arguments = "tests.parity.train_jobs", [str(results), str(jobs)]
-    if points[0]["strategy"] == "multi_worker_mirrored":
+    if points[0]["strategy"] in OF_PROCESSES:
         run_workers(folder, module, arguments, points[0]["replicas"], deadline_s)
     else:
         command = [sys.executable, "-m", module, *arguments]
@@ -64,7 +69,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Gives the record of a point; one job trains all points of this session that cannot be trained here."""
 
     def job_of(at: Point) -> tuple[str, int]:
-        return at["strategy"], at["replicas"] if at["strategy"] == "multi_worker_mirrored" else 0
+        return at["strategy"], at["replicas"] if at["strategy"] in OF_PROCESSES else 0
 
     mine = [item for item in request.session.items if item.getparent(pytest.Module) is request.node]
     points = [item.callspec.params["at"] for item in mine if isinstance(item, pytest.Function)]
