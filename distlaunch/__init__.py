@@ -1,3 +1,3 @@
-"""distlaunch: train any Keras 3 model with any way there is to distribute it, from one YAML file."""
+"""distlaunch: train any Keras 3 model under any distribution strategy, from one YAML file."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

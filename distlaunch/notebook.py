@@ -17,31 +17,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from distlaunch.base.backend import choose_backend
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import (
-    CheckpointFailed,
-    EpochEnded,
-    Event,
-    EventWriter,
-    Notice,
-    Restored,
-    RunEnded,
-    TaskStarted,
-)
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import dump_config, load_config, load_mapping
+from distlaunch.config.read.words import either
 from distlaunch.config.resume import has_more_to_do
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies import MODELS, Strategy
 
 if TYPE_CHECKING:
     import keras
 
     from distlaunch.training.loop import Outcome
     from distlaunch.training.session import Session
-
-STRATEGIES = ("one_device", "mirrored", "parameter_server", "dtensor", "jax")
-"""Those of a single process; parameter servers with `cluster.hosting: in_process`, meshes with one worker."""
 
 _TASK = Task("worker", 0)
 
@@ -105,38 +97,36 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
 
 
 def _check_process(config: RunConfig) -> None:
-    kind = config.strategy.kind
-    if kind == "parameter_server" and config.cluster.hosting == "processes":
-        raise UsageError(
-            "cluster.hosting: got 'processes', which this process does not start; write `hosting: in_process`, or use "
-            "`distlaunch train`"
-        )
-    if config.cluster.evaluator:
+    strategy, cluster = config.strategy, config.cluster
+    if cluster.evaluator:
         raise UsageError(
             "cluster.evaluator: nothing is started beside this process; remove it, or use `distlaunch train`"
         )
-    if kind not in STRATEGIES:
-        raise UsageError(
-            f"strategy.kind: got '{kind}', which needs processes of its own; in this process "
-            f"{' and '.join(STRATEGIES)} can run; use `distlaunch train` for '{kind}'"
-        )
-    if kind in ("dtensor", "jax") and config.cluster.num_workers > 1:
-        message = f"cluster.workers: got {config.cluster.num_workers}, which need processes of their own"
-        raise UsageError(
-            f"{message}; a mesh in this process has its devices alone; remove it, or use `distlaunch train`"
-        )
-    if kind == "parameter_server":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
-    wanted = "jax" if kind == "jax" else "tensorflow"
+    if strategy.processes(cluster):
+        raise UsageError(_processes_needed(strategy, cluster))
+    wanted = strategy.backend
     if "keras" not in sys.modules:
-        choose_backend(kind)
+        choose_backend(wanted, quiet=strategy.has_coordinator)
     import keras
 
     if keras.backend.backend() != wanted:
         raise UsageError(
-            f"Keras runs on {keras.backend.backend()} in this process, but '{kind}' needs it on {wanted}; "
+            f"Keras runs on {keras.backend.backend()} in this process, but '{strategy.kind}' needs it on {wanted}; "
             f"set KERAS_BACKEND={wanted} before Keras is imported, in a fresh process (the notebook's kernel)"
         )
+
+
+def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
+    """Says how the config could do without other processes, if it could."""
+    otherwise = f"use `distlaunch train` for '{strategy.kind}'"
+    if "hosting" in strategy.cluster_keys:
+        key, got, change = "cluster.hosting", cluster.hosting, "write `hosting: in_process`"
+    elif not strategy.processes(cluster.model_copy(update={"workers": 1})):
+        key, got, change = "cluster.workers", cluster.num_workers, "remove it"
+    else:
+        alone = [kind for kind, model in MODELS.items() if "workers" not in model.cluster_keys]
+        key, got, change = "strategy.kind", strategy.kind, f"write `strategy.kind: {either(alone)}`"
+    return f"{key}: got {got!r}, which needs processes of its own, but a notebook is one; {change}, or {otherwise}"
 
 
 def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:

@@ -44,7 +44,7 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
     raw = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     raw.update(resume="never", export=[])
     config = RunConfig.model_validate(raw)
-    choose_backend(config.strategy.kind)
+    choose_backend(config.strategy.backend)
     session = _session(config)
     own = _distlaunch(session, steps)
     other = _dtensor_loop(session, steps) if config.strategy.kind == "dtensor" else _jax_loop(session, steps)

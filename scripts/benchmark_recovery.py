@@ -23,7 +23,8 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.base.events import Event, RunEnded, StepsDone, TaskFailed, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event, RunEnded, StepsDone, TaskFailed, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 DEADLINE_S = 300

@@ -177,8 +177,9 @@ def _distlaunch(config: Any, strategy: Any, row: Row) -> Epoch:
     from distlaunch.training.build import build_model
     from distlaunch.training.checkpoints.files import CheckpointStore
     from distlaunch.training.checkpoints.meta import Progress
-    from distlaunch.training.loop import Surroundings, TrainingLoop
+    from distlaunch.training.loop import TrainingLoop
     from distlaunch.training.steps.functions import make_steps
+    from distlaunch.training.surroundings import Surroundings
 
     train = make_split(read_splits(config.data).train, config.data, seed=0, training=True)
     model = build_model(config, strategy, train.first_rows(2))

@@ -64,7 +64,7 @@ def run_all(trials: Sequence[Trial], work: Path, jobs: int) -> list[Result]:
         def run(trial: Trial) -> Result:
             folder = work / f"trial-{trial.seed}"
             folder.mkdir()
-            result = Disturbance(trial, folder, weights.get(trial.strategy)).carry_out()
+            result = Disturbance(trial, folder, weights.get(trial.strategy)).execute()
             print(_line(result), *(f"    {text}" for text in result.violations), sep="\n", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
             return result

@@ -30,6 +30,7 @@ from chaos_runs import (
     write_config,
 )
 
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -39,7 +40,6 @@ from distlaunch.base.events import (
     TaskFailed,
     TaskRestarted,
     TaskStarted,
-    read_events,
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import find_holder
@@ -104,7 +104,7 @@ class Disturbance:
         self.result = Result(trial)
         self._at = 0.0
 
-    def carry_out(self) -> Result:
+    def execute(self) -> Result:
         write_config(self.work)
         launch: Launch | None = None
         try:

@@ -6,3 +6,4 @@ ruff check .
 ruff format --check .
 basedpyright
 lint-imports
+python scripts/count_kinds.py

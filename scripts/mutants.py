@@ -24,7 +24,17 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LIMIT_S = 900.0
-_COPIED = ("distlaunch", "tests", "configs", "scripts", "docs", "pyproject.toml", "README.md")
+_COPIED = (
+    "distlaunch",
+    "tests",
+    "configs",
+    "scripts",
+    "docs",
+    "pyproject.toml",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 _NO_TESTS = 5
 """pytest's exit code where it found none: nothing would be proven."""
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import RunEnded, StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, StepsDone
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.jobs.attempt import AttemptResult

@@ -20,8 +20,10 @@ settings.register_profile(
 settings.register_profile("thorough", _EVEN_IF_SLOW, max_examples=2_000, print_blob=True)
 settings.load_profile("quick")  # unless --hypothesis-profile says otherwise
 
-# a shell starts background jobs, and so perhaps these tests, with Ctrl-C ignored; what they start must not inherit that
+# a shell starts background jobs, and so perhaps these tests, with Ctrl-C ignored, and `nohup` with SIGHUP; what they
+# start must not inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GOLDEN = Path(__file__).parent / "golden"
 

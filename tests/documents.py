@@ -1,4 +1,4 @@
-"""Reads the documents: the commands and the files that they show, so that tests run what is written there."""
+"""Reads the documents: the commands, files, links and names of code that they show, so that tests can check them."""
 
 from __future__ import annotations
 
@@ -7,29 +7,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCUMENTS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _PROGRAMS = ("distlaunch ", "pip ", "python ", "python3 ", "pytest", "scripts/", ".ci/", "TF_CONFIG=")
 _COMMENT = re.compile(r"\s{2,}#.*")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_CODE = re.compile(r"(?P<file>[\w/]+\.py)(?:: (?P<name>[\w.]+)(?:\(\))?)?")
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A fenced block. `name` is that of its first comment, if it names a file: `# mine.py`."""
+    """A fenced block."""
 
     document: str
     language: str
     text: str
 
     @property
-    def name(self) -> str:
-        found = re.match(r"# (\S+\.\w+)\n", self.text)
-        return found[1] if found else ""
-
-    @property
     def first_line(self) -> str:
         return self.text.partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class CodeName:
+    """A file of the package that a document names, and perhaps something in it: `supervise/policy.py: decide()`."""
+
+    document: str
+    file: str
+    name: str = ""
 
 
 def snippets() -> list[Snippet]:
@@ -57,5 +63,32 @@ def _commands(text: str) -> set[str]:
     lines = [line for line in prose.splitlines() if line.startswith("    ")]
     found = {_COMMENT.sub("", line).strip() for line in lines}
     # a bare name, as in "under `distlaunch run`", says which command is meant, not how it is called
-    found |= {" ".join(code.split()) for code in _INLINE.findall(prose) if len(code.split()) > 2 or "pytest" in code}
+    found |= {" ".join(code.split()) for code in _inline(text) if len(code.split()) > 2 or "pytest" in code}
     return {command for command in found if command.startswith(_PROGRAMS)}
+
+
+def _inline(text: str) -> list[str]:
+    return _INLINE.findall(_FENCE.sub("", text))
+
+
+def links() -> set[tuple[Path, str]]:
+    """The links of all documents and of the changelog within this repository, each with the file that it is in."""
+    found = set()
+    for path in (*DOCUMENTS, ROOT / "CHANGELOG.md"):
+        targets = _LINK.findall(_FENCE.sub("", path.read_text(encoding="utf-8")))
+        found |= {(path, target) for target in targets if "://" not in target}
+    return found
+
+
+def anchors(path: Path) -> set[str]:
+    """What the headings of a document are called in links, as GitHub makes it."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def code_names(document: str) -> set[CodeName]:
+    """The files of the package that a document names, from `distlaunch/` on, and what it names in them."""
+    (path,) = [path for path in DOCUMENTS if path.name == document]
+    text = re.sub(r"\[`[^`]+`\]", "", path.read_text(encoding="utf-8"))  # links are looked up as links
+    matches = [_CODE.fullmatch(" ".join(code.split())) for code in _inline(text)]
+    return {CodeName(document, match["file"], match["name"] or "") for match in matches if match}

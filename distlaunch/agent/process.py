@@ -1,7 +1,8 @@
 """Child processes: each in a group of its own, signalled as a group, and never left behind.
 
 Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file tells a child
-that the launcher is gone, and the warden, a tiny process that then kills the groups of children that do not watch it.
+that the launcher is gone, and the orphan guard, a tiny process that then kills the groups of children that do not watch
+it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from types import TracebackType
 
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 
-_WARDEN = Path(__file__).with_name("orphan_guard.py")
-_WARDEN_S = 5.0
+_GUARD = Path(__file__).with_name("orphan_guard.py")
+_GUARD_S = 5.0
 
 
 class Lifeline:
@@ -27,8 +28,8 @@ class Lifeline:
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
-        self._warden = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_WARDEN)],
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,19 +48,19 @@ class Lifeline:
     def close(self) -> None:
         os.close(self.read_fd)
         os.close(self._write_fd)
-        assert self._warden.stdin is not None
-        self._warden.stdin.close()
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
         try:
-            self._warden.wait(_WARDEN_S)
+            self._guard.wait(_GUARD_S)
         except subprocess.TimeoutExpired:  # somebody has frozen it, and all groups have ended already
-            self._warden.kill()
-            self._warden.wait()
+            self._guard.kill()
+            self._guard.wait()
 
     def _tell(self, line: str) -> None:
-        assert self._warden.stdin is not None
-        # a warden that someone killed is no reason to stop a job: the lifeline is still there
+        assert self._guard.stdin is not None
+        # an orphan guard that someone killed is no reason to stop a job: the lifeline is still there
         with contextlib.suppress(BrokenPipeError):
-            self._warden.stdin.write(line.encode())
+            self._guard.stdin.write(line.encode())
 
     def __enter__(self) -> Lifeline:
         return self

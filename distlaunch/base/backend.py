@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Literal
 
 from distlaunch.base.errors import ConfigError, Problem
 
+Backend = Literal["tensorflow", "jax"]
 
-def choose_backend(kind: str) -> None:
-    """The backend of a kind of strategy.
+_INSTALL = {"jax": "JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"}
+"""Backends that are extras."""
+
+
+def choose_backend(backend: Backend, *, quiet: bool = False) -> None:
+    """Lets Keras run on a backend, once it is imported.
+
+    Args:
+        quiet: leave out TensorFlow's lines on settings, of which parameter servers print pages.
 
     Raises:
         ConfigError: it is not installed.
     """
-    if kind != "jax":
-        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-        return
-    os.environ["KERAS_BACKEND"] = "jax"
-    if importlib.util.find_spec("jax") is None:
-        message = "got 'jax', but JAX is not installed: pip install 'distlaunch[jax]', or 'jax[cuda13]' for GPUs"
-        raise ConfigError(Problem(("strategy", "kind"), message))
+    if backend == "tensorflow":
+        os.environ.setdefault("KERAS_BACKEND", backend)  # another one that the user has set is told of later
+    else:
+        os.environ["KERAS_BACKEND"] = backend
+    if quiet:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    if missing := missing_backend(backend):
+        raise ConfigError(Problem(("strategy", "kind"), f"got '{backend}', but {missing}"))
+
+
+def missing_backend(backend: Backend) -> str:
+    """What to install, if the backend's package is not there; else an empty string."""
+    return _INSTALL[backend] if backend in _INSTALL and importlib.util.find_spec(backend) is None else ""

@@ -54,9 +54,9 @@ def install_command(package: str) -> str:
     return f"pip install '{package}{TESTED[package]}'"
 
 
-def frameworks(kind: str) -> tuple[str, ...]:
-    """What runs under a kind of strategy. On JAX, TensorFlow reads the data."""
-    return ("tensorflow", "keras", "jax") if kind == "jax" else ("tensorflow", "keras")
+def frameworks(backend: str) -> tuple[str, ...]:
+    """What runs where Keras runs on a backend. TensorFlow reads the data everywhere."""
+    return tuple(dict.fromkeys(("tensorflow", "keras", backend)))
 
 
 def untested(packages: Iterable[str]) -> list[str]:

@@ -37,7 +37,7 @@ class Signs:
     saving: bool = False
 
 
-class Pulse:
+class Heartbeat:
     """Told by a task; a thread beats. A disk that cannot be written is no reason to fail."""
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Pulse:
                 os.posix_fallocate(file.fileno(), 0, _FORMAT.size)  # a hole would kill the task on a full disk
                 self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
         self._change(beats=1)
-        threading.Thread(target=self._beat, name="pulse", daemon=True).start()
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     @property
     def step(self) -> int | None:

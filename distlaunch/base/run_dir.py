@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import ended_well, read_events
+from distlaunch.base.event_files import ended_well, read_events
 from distlaunch.base.run_lock import Owner, hold, owner_of
 
 EXPORTS = {
@@ -55,9 +55,9 @@ class TaskDir:
         self.stderr_log = path / "stderr.log"
         self.error_json = path / "error.json"
         self.events = path / "events.jsonl"
-        self.pulse = path / "pulse"
+        self.heartbeat = path / "heartbeat"
 
-    def set_error_aside(self) -> None:
+    def archive_error(self) -> None:
         """Renames error.json to error-N.json: what the task's next process writes is about that process."""
         if self.error_json.exists():
             number = len(list(self.path.glob("error-*.json"))) + 1
@@ -84,6 +84,7 @@ class RunDir:
         self.launcher_log = self.path / "launcher.log"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
+        self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
         """The layer before the model that was made for the run; `key` says by what."""

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import select
 import sys
+import time
 
 import click
 
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+
 _MOMENT_MS = 200
+_WRITE_S = 0.5
+"""A task writes its stacks in a signal handler, which runs between two bytecodes."""
 
 
 @click.command("logs")
@@ -19,7 +25,10 @@ _MOMENT_MS = 200
 )
 @click.option("--lines", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last lines of each log file.")
 @click.option("--raw", is_flag=True, help="Also what TensorFlow says to itself.")
-def command(run: str, follow: bool, task: str | None, attempt: int | None, lines: int | None, raw: bool) -> None:
+@click.option("--stacks", is_flag=True, help="First let each running task write its Python stacks to its error log.")
+def command(
+    run: str, follow: bool, task: str | None, attempt: int | None, lines: int | None, raw: bool, stacks: bool
+) -> None:
     """Print what the tasks of a run have printed, after the name of each, and what has happened in the run.
 
     Log files hold no times: without -f the lines come task by task, and the events after them.
@@ -31,12 +40,23 @@ def command(run: str, follow: bool, task: str | None, attempt: int | None, lines
     from distlaunch.ui.progress.view import TextView, finish_output, make_view
 
     found, wish = open_run(run), Wish(attempt, task, lines, raw)
+    if stacks:
+        _write_stacks(found)
     if follow:
         view = make_view() if task is None else TextView(JobConsole())
         follow_logs(found, wish, view, _wait)
     else:
         show_logs(found, wish, TextView(JobConsole()))
     finish_output()
+
+
+def _write_stacks(run: RunDir) -> None:
+    from distlaunch.jobs.stop import ask_for_stacks
+    from distlaunch.runs.paths import shown
+
+    if not ask_for_stacks(run):
+        raise UsageError(f"--stacks: {shown(run.path)} is not going on, so no task has any")
+    time.sleep(_WRITE_S)
 
 
 def _wait() -> bool:

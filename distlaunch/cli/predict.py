@@ -9,6 +9,7 @@ import click
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
 _BATCH = 32
 
@@ -54,35 +55,50 @@ def command(
     Input files: .npy for one input, .npz by name, .csv and .tsv with a line of column names (the name of an input, or
     NAME_0, NAME_1 ... for one of several values), .txt with one text a line, .jsonl.
     """
-    from distlaunch.ui.progress.view import finish_output, make_view
-
     to_stdout = output == "-"
     path = None if output is None or to_stdout else _writable(output)
-    if input_file is not None or data is not None:
-        from distlaunch.jobs.predict_export import PredictRequest, predict_export
+    if input_file is None and data is None:
+        _check_words_of_run(target, batch_size, to_stdout=to_stdout)
+        extra = ["--split", split or "validation", *(["--output", str(path)] if path is not None else [])]
+        return _predict_split(target, overrides, extra, checkpoint, as_json=as_json, quiet=quiet)
+    _check_words(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
+    where = "-" if to_stdout else None if path is None else str(path)
+    return _predict_rows(
+        PredictRequest(target, input_file, data, split, where, batch_size or _BATCH), as_json=as_json, quiet=quiet
+    )
 
-        _check_words(overrides, checkpoint, input_file, data, split, to_stdout=to_stdout, as_json=as_json)
-        view = make_view(as_json=as_json, quiet=quiet or to_stdout)
-        where = "-" if to_stdout else None if path is None else str(path)
-        request = PredictRequest(target, input_file, data, split, where, batch_size or _BATCH)
-        view.event(predict_export(request, os.environ))
-        finish_output()
-        return 0
+
+def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
+    """By an export, for rows that are given."""
+    from distlaunch.ui.progress.view import finish_output, make_view
+
+    view = make_view(as_json=as_json, quiet=quiet or request.output == "-")
+    view.event(predict_export(request, os.environ))
+    finish_output()
+    return 0
+
+
+def _predict_split(
+    run: str, overrides: tuple[str, ...], extra: list[str], checkpoint: int | None, *, as_json: bool, quiet: bool
+) -> int:
+    """By a checkpoint, for a split of its run."""
     from distlaunch.jobs import job
-    from distlaunch.jobs.predict_export import is_export
+    from distlaunch.ui.progress.view import finish_output, make_view
 
+    view = make_view(as_json=as_json, quiet=quiet)
+    result = job.use_run(run, "predict", overrides, extra, view, os.environ, checkpoint)
+    view.report(result)
+    finish_output()
+    return int(result.outcome.exit_code)
+
+
+def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:
+    """Options that only an export takes. Raises UsageError."""
     if is_export(target):
         raise UsageError(f"{target}: an export predicts for what it is given: add --input FILE or --data FUNCTION")
     if batch_size is not None or to_stdout:
         name = "--output -" if to_stdout else "--batch-size"
         raise UsageError(f"{name}: is for an export's predictions; add --input FILE or --data FUNCTION")
-    extra = ["--split", split or "validation"]
-    extra += ["--output", str(path)] if path is not None else []
-    view = make_view(as_json=as_json, quiet=quiet)
-    result = job.use_run(target, "predict", overrides, extra, view, os.environ, checkpoint)
-    view.report(result)
-    finish_output()
-    return int(result.outcome.exit_code)
 
 
 def _check_words(overrides: tuple[str, ...], checkpoint: int | None, input_file: str | None, data: str | None,

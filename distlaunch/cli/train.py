@@ -100,7 +100,7 @@ def _detached(request: Request, *, as_json: bool, quiet: bool) -> int:
             print_detached(begun.run, side.pid, as_json=as_json)
         return int(code or ExitCode.DONE)
     view = DetachedView(side.settle)
-    result = job.carry_out(begun, view, os.environ)
+    result = job.execute(begun, view, os.environ)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)

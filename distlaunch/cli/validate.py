@@ -56,8 +56,8 @@ class Result:
 def _check(config: str, overrides: tuple[str, ...]) -> Result:
     from distlaunch.cluster.devices import find_gpus
     from distlaunch.config.checks.machine import machine_problems
-    from distlaunch.config.checks.replicas import summary
     from distlaunch.config.read.load import load_config
+    from distlaunch.config.summary import summary
 
     num_gpus = len(find_gpus(os.environ))
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from distlaunch.config.cluster import Span
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Span
 
 AUTO_RESTARTS = 3
 """`restarts.max: auto`, for jobs that are meant to lose tasks: with parameter servers, or with a span of workers."""
@@ -13,5 +13,5 @@ def max_restarts(config: RunConfig) -> int:
     """How often a job is started again from its last checkpoint, at most."""
     if config.restarts.max != "auto":
         return config.restarts.max
-    expects_losses = config.strategy.kind == "parameter_server" or isinstance(config.cluster.workers, Span)
+    expects_losses = config.strategy.has_coordinator or isinstance(config.cluster.workers, Span)
     return AUTO_RESTARTS if expects_losses else 0

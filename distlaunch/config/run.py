@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, PositiveSeconds, Section, Words
-from distlaunch.config.strategy import Cluster, OneDevice, Strategy
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.engine import Engine
+from distlaunch.config.strategies import Strategy
+from distlaunch.config.strategies.base import OneDevice
 
 
 class Model(Section):
@@ -191,10 +194,15 @@ class RunConfig(Section):
     validation: Validation | None = Field(default_factory=Validation)
     strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
+    engine: Engine = Field(default_factory=Engine)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)
     """What to write when training is done, each checked by loading it in a clean process."""
+
+    def with_workers(self, number: int) -> RunConfig:
+        """The same with another number of workers."""
+        return self.model_copy(update={"cluster": self.cluster.model_copy(update={"workers": number})})
 
     def to_plain(self) -> dict[str, Any]:
         """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""

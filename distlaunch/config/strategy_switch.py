@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
-from distlaunch.config.base import Section
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Node
-from distlaunch.config.strategy import Cluster, Strategy
+from distlaunch.config.strategies import MODELS
 
-MODELS: dict[str, type[Section]] = {
-    get_args(model.model_fields["kind"].annotation)[0]: model for model in get_args(get_args(Strategy)[0])
-}
-"""Config class of each kind of strategy."""
-
-KINDS = tuple(MODELS)
-
-CLUSTER_KEYS: dict[str, frozenset[str]] = {
-    "multi_worker_mirrored": frozenset({"workers", "ports"}),
-    "parameter_server": frozenset({"workers", "ps", "hosting", "ports"}),
-    "dtensor": frozenset({"workers", "ports"}),
-    "jax": frozenset({"workers", "ports"}),
-}
-"""Keys of `cluster:` that mean something to one kind of strategy only; the others of `Cluster` are for all."""
-
-_SHARED_CLUSTER_KEYS = frozenset(Cluster.model_fields) - frozenset().union(*CLUSTER_KEYS.values())
+_SHARED_CLUSTER_KEYS = frozenset(Cluster.model_fields) - frozenset[str]().union(
+    *(model.cluster_keys for model in MODELS.values())
+)
 
 
 def kind_written(root: Node) -> object:
@@ -46,7 +31,7 @@ def drop_foreign_keys(root: Node) -> None:
     _drop(strategy, others - set(MODELS[kind].model_fields))
     cluster = root.child("cluster")
     if cluster is not None:
-        _drop(cluster, set(Cluster.model_fields) - _SHARED_CLUSTER_KEYS - CLUSTER_KEYS.get(kind, frozenset()))
+        _drop(cluster, set(Cluster.model_fields) - _SHARED_CLUSTER_KEYS - MODELS[kind].cluster_keys)
 
 
 def _drop(node: Node, keys: set[str]) -> None:

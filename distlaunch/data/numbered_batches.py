@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import ParameterServer
 from distlaunch.data.source import Split, Splits, make_split
 from distlaunch.strategies.parameter_server.worker_batches import Read, offer
 from distlaunch.strategies.protocol import Batch
@@ -96,7 +95,7 @@ def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Sp
 
 
 def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
-    if not isinstance(config.strategy, ParameterServer) or config.strategy.per_worker_data == "sharded":
+    if not config.strategy.draws_per_worker():
         return _reader_of_each_worker(lambda _: Reader(train, once=False))
 
     def own(worker: int) -> Reader:

@@ -16,5 +16,5 @@ def seed_process(config: RunConfig) -> None:
     keras.utils.set_random_seed(config.seed)
     if config.determinism:
         tf.config.experimental.enable_op_determinism()
-        if keras.backend.backend() == "jax":  # which has not started yet
+        if not config.strategy.runs_tensorflow:  # but JAX, which has not started yet
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()

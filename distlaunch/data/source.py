@@ -149,8 +149,7 @@ def open_splits(config: RunConfig, run: RunDir) -> tuple[Splits, Split, Split | 
     if validation is not None and validation.endless and (config.validation is None or not config.validation.steps):
         message = "missing: the validation data repeats for ever, so validation needs a number of steps"
         raise ConfigError(Problem(("validation", "steps"), message))
-    by_number = config.strategy.kind == "parameter_server"
-    if by_number and train.num_batches is None and config.train.steps_per_epoch is None:
+    if config.strategy.has_coordinator and train.num_batches is None and config.train.steps_per_epoch is None:
         message = "missing: the length of the training data is not known, and workers take batches by number"
         raise ConfigError(Problem(("train", "steps_per_epoch"), f"{message}; say how many steps an epoch has"))
     return splits, train, validation

@@ -1,82 +1,84 @@
-"""Tasks as processes of this machine; also the one task of a cluster that TF_CONFIG describes."""
+"""Tasks as processes of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from distlaunch.agent.host import HostTask, HostTasks
+from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.open_files import allow_open_files
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
-from distlaunch.cluster.ports import HeldPorts, hold_ports, pick_ports
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
-from distlaunch.config.run import RunConfig
-from distlaunch.plan.train import LaunchPlan, can_join, local_cluster, local_tasks
-from distlaunch.supervise.observer import Observer
-from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import SignalPipe
-from distlaunch.supervise.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from distlaunch.engines import Place
+from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.engines.base import Needs
+from distlaunch.plan.train import REMOVED_ENV, TaskPlan
 
 PICKED_LATER = "(picked at start)"
+_HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class LocalPlace:
-    """Addresses on this machine, its GPUs, and the ports held for the tasks."""
+class LocalAllocation:
+    """This machine: its GPUs, and the ports held for the tasks.
 
-    cluster: ClusterSpec
-    here: Task | None = None
+    Attributes:
+        environ: what the tasks inherit.
+    """
+
+    environ: Mapping[str, str]
+    addresses: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
+    given: tuple[ClusterSpec, Task] | None = None
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
+
+    @contextmanager
+    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[_Starter]:
+        with HostTasks(show, clock) as tasks:
+            yield _Starter(tasks, {name: value for name, value in self.environ.items() if name not in REMOVED_ENV})
+
+    def listening(self, addresses: Collection[str]) -> set[str]:
+        ports = listening_ports()
+        return {address for address in addresses if int(address.rpartition(":")[2]) in ports}
+
+    def release_ports(self) -> None:
+        self.held.release()
 
     def release(self) -> None:
         self.held.release()
 
 
-def given_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[ClusterSpec, Task] | None:
-    """The cluster that the environment says this process belongs to; None for strategies of a single process."""
-    text = environ.get("TF_CONFIG")
-    return from_tf_config(text) if text and can_join(config) else None
+class _Starter:
+    def __init__(self, tasks: HostTasks, environ: Mapping[str, str]) -> None:
+        self._tasks, self._environ = tasks, environ
+        self.watch, self.wait = tasks.watch, tasks.wait
+
+    def start(self, task: TaskPlan) -> HostTask:
+        files = task.files
+        env = {**self._environ, **task.env}
+        spec = TaskSpec(str(task.task), task.argv, env, files.stdout_log, files.stderr_log, files.heartbeat)
+        return self._tasks.start(spec)
 
 
 class LocalEngine:
     """Starts the tasks as children of this process."""
 
-    def find(self, config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> LocalPlace:
-        gpus = find_gpus(environ)
-        given = given_cluster(config, environ)
-        if given is not None:
-            return LocalPlace(*given, gpus=gpus)
-        count, ports = sum(local_tasks(config).values()), config.cluster.ports
-        if not count:
-            return LocalPlace(ClusterSpec({}), gpus=gpus)
+    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
+        gpus, count, ports = find_gpus(environ), needs.num_addresses, needs.ports
         if not dry:
-            allow_open_files(count + config.cluster.evaluator)
-        if ports == "auto":
-            if dry:
-                return LocalPlace(local_cluster(config, [PICKED_LATER] * count), gpus=gpus)
-            held = pick_ports(count)
-            return LocalPlace(local_cluster(config, held.numbers), gpus=gpus, held=held)
-        if len(ports) < count:
+            allow_open_files(needs.num_tasks)
+        if not count:
+            return LocalAllocation(environ, gpus=gpus)
+        if ports != "auto" and len(ports) < count:
             message = f"got {len(ports)} port(s) for {count} tasks on this machine; give one for each, or `auto`"
             raise ConfigError(Problem(("cluster", "ports"), message))
         if dry:
-            return LocalPlace(local_cluster(config, ports), gpus=gpus)
-        return LocalPlace(local_cluster(config, ports), gpus=gpus, held=hold_ports(ports[:count]))
-
-    def execute(self, plan: LaunchPlan, place: Place, observer: Observer, signals: SignalPipe | None) -> Outcome:
-        # a server that is started again gets its port back, so it must stay ours while the attempt lasts
-        keeps_ports = any(task.serves for task in plan.tasks)
-        release = _keep if keeps_ports else place.release
-        try:
-            return Supervisor(plan, observer, on_training=release, signals=signals).run()
-        finally:
-            place.release()
+            return LocalAllocation(environ, _addresses([PICKED_LATER] * count if ports == "auto" else ports), gpus)
+        held = pick_ports(count) if ports == "auto" else hold_ports(ports[:count])
+        return LocalAllocation(environ, _addresses(held.numbers), gpus, held=held)
 
 
-def _keep() -> None:
-    """Releases nothing."""
+def _addresses(ports: Collection[int | str]) -> tuple[str, ...]:
+    return tuple(f"{_HOST}:{port}" for port in ports)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.events import StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.config.checks.replicas import with_workers
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.config.cluster import Span
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Span
-from distlaunch.engines import ENGINES
+from distlaunch.engines import engine_of
+from distlaunch.engines.base import Needs
 from distlaunch.jobs.environment import describe_environment
-from distlaunch.plan.train import LaunchPlan, Mode, fit_config, plan_launch
-from distlaunch.supervise.event_facts import last_end, tell_end_again
+from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
+from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
+from distlaunch.supervise.run_events import last_end, tell_end_again
+from distlaunch.supervise.supervisor import Supervisor
 
 
 @dataclass(frozen=True)
@@ -27,11 +31,25 @@ class AttemptResult:
     outcome: Outcome
 
 
-def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str], engine: str) -> LaunchPlan:
+def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
-    place = ENGINES[engine].find(config, environ, dry=True)
-    config = fit_config(config, place.cluster)
-    return plan_launch(config, run, attempt, "train", place.cluster, here=place.here, gpus=place.gpus)
+    allocation = _allocate(config, environ, dry=True)
+    cluster, here = _cluster(config, allocation)
+    config = fit_config(config, cluster)
+    return plan_launch(config, run, attempt, "train", cluster, here=here, gpus=allocation.gpus)
+
+
+def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
+    count = sum(processes(config).values())
+    needs = Needs((count or 1) + config.cluster.evaluator, count, config.cluster.ports)
+    return engine_of(config, environ).allocate(needs, environ, dry=dry)
+
+
+def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
+    """The cluster, and the only task of it to be started here; None: all of them."""
+    if allocation.given is not None:
+        return allocation.given
+    return cluster_at(processes(config) if allocation.addresses else {}, allocation.addresses), None
 
 
 def run_attempt(
@@ -41,7 +59,6 @@ def run_attempt(
     observer: Observer,
     environ: Mapping[str, str],
     *,
-    engine: str = "local",
     extra: Sequence[str] = (),
     signals: SignalPipe | None = None,
     workers: int | None = None,
@@ -55,12 +72,13 @@ def run_attempt(
 
     before: str | None = None
     end = last_end(run) if run.finished() else None
-    whole, config = config, with_workers(config, workers or config.cluster.num_workers)
-    place = ENGINES[engine].find(config, environ)
+    whole, config = config, config.with_workers(workers or config.cluster.num_workers)
+    allocation = _allocate(config, environ)
     try:
-        config = fit_config(config, place.cluster)
+        cluster, here = _cluster(config, allocation)
+        config, gpus = fit_config(config, cluster), allocation.gpus
         attempt = run.next_attempt()
-        plan = plan_launch(config, run, attempt, mode, place.cluster, here=place.here, gpus=place.gpus, extra=extra)
+        plan = plan_launch(config, run, attempt, mode, cluster, here=here, gpus=gpus, extra=extra)
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
@@ -70,10 +88,10 @@ def run_attempt(
                 before = text
             write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
-            run.write_json(run.environment, describe_environment(place.gpus))
+            run.write_json(run.environment, describe_environment(gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
-        outcome = ENGINES[engine].execute(plan, place, observer, signals)
+        outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         if before is not None and _was_in_vain(run, attempt, outcome):
             # it would stand in the way of every later resume
             write_atomically(run.config, before)
@@ -82,7 +100,7 @@ def run_attempt(
             tell_end_again(run, end)
         return AttemptResult(plan, outcome)
     finally:
-        place.release()
+        allocation.release()
 
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
@@ -92,16 +110,15 @@ def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))
 
 
-def run_beside(
-    config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str], *, engine: str = "local"
-) -> AttemptResult:
+def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Runs the evaluator that TF_CONFIG asks for, in the latest attempt of a run that another launcher works on.
 
     Nothing of the run's own is written.
     """
-    place = ENGINES[engine].find(config, environ)
-    plan = plan_launch(config, run, run.attempts()[-1], "train", place.cluster, here=place.here, gpus=place.gpus)
+    allocation = _allocate(config, environ)
+    cluster, here = _cluster(config, allocation)
+    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, gpus=allocation.gpus)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
-        task.files.set_error_aside()
-    return AttemptResult(plan, ENGINES[engine].execute(plan, place, observer, None))
+        task.files.archive_error()
+    return AttemptResult(plan, Supervisor(plan, allocation, observer).run())

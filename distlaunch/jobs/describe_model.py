@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
+from distlaunch.base.helper_process import ANSWER, ask
 from distlaunch.cluster.devices import VISIBLE
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
 from distlaunch.plan.train import REMOVED_ENV
-
-PLACING = ("parameter_server", "dtensor", "jax")
-"""Strategies under which tasks, or devices of a mesh, hold different variables."""
 
 _LIMIT_S = 600.0
 
@@ -31,33 +27,24 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
     """
     from distlaunch.config.read.load import dump_config
 
-    if config.strategy.kind not in PLACING:
+    if not config.strategy.places_variables:
         return None
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        argv = [sys.executable, "-m", "distlaunch.tasks.describe", str(path)]
+        argv = [sys.executable, "-m", "distlaunch.tasks.describe", str(path), ANSWER]
         kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
-        environ = {**kept, VISIBLE: "-1"}
         try:
-            done = subprocess.run(
-                argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT_S
-            )
-        except subprocess.TimeoutExpired:
+            answer = ask(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)
+        except TimeoutError:
             message = f"the model was not built within {_LIMIT_S:g} s; `--no-variables` leaves its variables out"
             raise UsageError(message) from None
-    return _read(done, locate)
-
-
-def _read(done: subprocess.CompletedProcess[str], locate: Locate) -> VariablesPlaced:
-    try:
-        told = json.loads(done.stdout.strip().rpartition("\n")[2])
-    except ValueError:
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+    if answer.told is None:
+        last = answer.said[-1].strip() if answer.said else "no reason given"
         raise UsageError(
-            f"the model could not be built, so its variables cannot be shown: {last.strip()}; "
-            "`--no-variables` leaves them out"
-        ) from None
-    if "problems" in told:
-        raise ConfigError(locate(Problem.from_plain(item) for item in told["problems"]))
-    return VariablesPlaced(variables=told["variables"], mesh=told["mesh"])
+            f"the model could not be built, so its variables cannot be shown: {last}; `--no-variables` leaves them out"
+        )
+    if "problems" in answer.told:
+        found = [Problem(tuple(item["key"]), str(item["message"])) for item in answer.told["problems"]]
+        raise ConfigError(locate(found))
+    return VariablesPlaced(variables=answer.told["variables"], mesh=answer.told["mesh"])

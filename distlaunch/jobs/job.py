@@ -9,15 +9,15 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice, ParameterServer
-from distlaunch.engines.local import given_cluster
+from distlaunch.engines.given_cluster import given_cluster
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.restarts import run_job
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import open_run
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
@@ -116,14 +116,14 @@ def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
 
 
 @dataclass(frozen=True)
-class Begun:
+class ClaimedRun:
     """A run that is chosen and claimed; nothing is started yet."""
 
     choice: Choice
     run: RunDir
 
 
-def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> Begun | None:
+def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> ClaimedRun | None:
     """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
 
     Raises RunBusyError if another launcher works on it.
@@ -136,15 +136,15 @@ def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> B
         observer.note(choice.told)
     if choice.finished:
         return None
-    return Begun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+    return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 
 
-def carry_out(begun: Begun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Trains what is begun. Raises as `train` does."""
     choice, run = begun.choice, begun.run
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)
-    with Sturdy.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock():
         try:
             return checked(run_job(choice.config, run, told, environ), choice.locate)
         except UsageError:
@@ -160,7 +160,7 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
         UsageError: the request cannot be fulfilled.
     """
     begun = begin(request, observer, environ)
-    return None if begun is None else carry_out(begun, observer, environ)
+    return None if begun is None else execute(begun, observer, environ)
 
 
 def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
@@ -168,7 +168,7 @@ def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choi
     choice = choose(request, environ)
     run = choice.would_be
     attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
-    return plan_attempt(choice.config, run, attempt, environ, "local"), choice
+    return plan_attempt(choice.config, run, attempt, environ), choice
 
 
 def use_run(
@@ -194,9 +194,9 @@ def use_run(
             raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate = _load_run(run, overrides, environ)
-    if isinstance(config.strategy, ParameterServer):  # one device reads the same checkpoint, and needs no servers
-        config = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster()})
-    with Sturdy.of(observer) as told, run.lock():
+    if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
+        config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+    with ThreadedObserver.of(observer) as told, run.lock():
         return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import DistlaunchError, UsageError
 from distlaunch.base.events import Predicted
+from distlaunch.base.helper_process import ANSWER, Answer, ask
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import REMOVED_ENV
 
@@ -96,27 +93,18 @@ def _check_input(path: Path) -> None:
 
 def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
     kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
-    with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
-        told, log = Path(folder) / "told.json", Path(folder) / "log"
-        argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--told", str(told)]
-        with log.open("wb") as file:
-            done = subprocess.run(argv, env=kept, stdin=subprocess.DEVNULL, stderr=file)
-        try:
-            answer = json.loads(told.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise DistlaunchError(_death(export, done.returncode, log)) from None
-    if "message" in answer:
-        kind = UsageError if done.returncode == UsageError.exit_code else DistlaunchError
-        raise kind(answer["message"])
-    return answer.get("shapes", {})
+    argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--told", ANSWER]
+    answer = ask(argv, kept, shows_output=True)
+    if answer.told is None:
+        raise DistlaunchError(_death(export, answer))
+    if "message" in answer.told:
+        kind = UsageError if answer.code == UsageError.exit_code else DistlaunchError
+        raise kind(answer.told["message"])
+    return answer.told.get("shapes", {})
 
 
-def _death(export: Path, code: int, log: Path) -> str:
-    how = (
-        f"was ended by {signal.Signals(-code).name} (is the export damaged?)"
-        if code < 0
-        else f"ended with exit code {code}"
-    )
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip() and not is_noise(line)]
-    last = "\n".join(f"  {line}" for line in lines[-_LAST_LINES:])
-    return f"{export}: the process that predicts {how}" + (f":\n{last}" if last else "")
+def _death(export: Path, answer: Answer) -> str:
+    damaged = " (is the export damaged?)" if answer.code < 0 else ""
+    telling = replace(answer, said=tuple(line for line in answer.said if not is_noise(line)))
+    last = telling.last_lines(_LAST_LINES, indent="  ")
+    return f"{export}: the process that predicts {answer.how_it_ended}{damaged}" + (f":{last}" if last else "")

@@ -8,21 +8,21 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import cross_check
-from distlaunch.config.checks.replicas import with_workers
+from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Span
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
-from distlaunch.supervise.event_facts import tell_end
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import ENDING, SignalPipe
+from distlaunch.supervise.run_events import tell_end
 
 _LONGEST_BACKOFF_S = 300.0
 
@@ -50,26 +50,28 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
         return f", with {_workers(workers)} instead of {before}" if workers != before else ""
 
     policy = config.restarts
-    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, change)
+    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, run.control, change)
 
 
 def repeat(
     start: Callable[[SignalPipe], AttemptResult],
     limits: Limits,
     observer: Observer,
+    control: Path,
     change: Callable[[Outcome], str] = lambda outcome: "",
 ) -> AttemptResult:
     """Starts a job, and starts it again after failures that need not come again.
 
     Args:
         start: runs an attempt.
+        control: the run's socket for requests.
         change: decides what is different in the next attempt, and says it.
     """
     starts: list[float] = []  # when it was started again
     mark = ""
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
-    with Sturdy.of(observer) as told, SignalPipe() as signals:
+    with ThreadedObserver.of(observer) as told, SignalPipe(control) as signals:
         while True:
             try:
                 result = start(signals)
@@ -113,7 +115,7 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
         return span.max
     fewer = range(workers - 1, span.min - 1, -1)
     # those that can share the batch, or the mesh
-    return next((number for number in fewer if not cross_check(with_workers(config, number), num_gpus)), workers)
+    return next((number for number in fewer if not cross_check(config.with_workers(number), num_gpus)), workers)
 
 
 def _workers(number: int) -> str:
@@ -124,7 +126,7 @@ def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
     """The signal that asked the job to end since the last attempt, or does within so many seconds."""
     until = time.monotonic() + seconds
     while True:
-        asked = [number for number in signals.read() if number != signal.SIGCHLD]
+        asked = [number for number in signals.read() if number in ENDING]
         if asked:
             return signal.SIGINT if signal.SIGINT in asked else asked[0]
         if (left := until - time.monotonic()) <= 0:
@@ -132,7 +134,7 @@ def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
         select.select([signals.fd], [], [], left)
 
 
-def _stopped(result: AttemptResult, number: signal.Signals, told: Sturdy) -> AttemptResult:
+def _stopped(result: AttemptResult, number: signal.Signals, told: ThreadedObserver) -> AttemptResult:
     """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
     told.note(f"stopping ({number.name})")
     interrupted = number == signal.SIGINT

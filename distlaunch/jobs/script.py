@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distlaunch.agent.open_files import allow_open_files
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.devices import find_gpus
-from distlaunch.cluster.ports import pick_ports
+from distlaunch.engines import ENGINES
+from distlaunch.engines.base import Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
-from distlaunch.supervise.observer import Observer, Sturdy
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.observer import Observer, ThreadedObserver
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -45,11 +44,10 @@ def run_script(request: Request, observer: Observer, environ: Mapping[str, str])
     job = request.job
     if "TF_CONFIG" in environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
-    allow_open_files(job.num_tasks)
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with Sturdy.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock():
         try:
-            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told)
+            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told, run.control)
         except UsageError:
             run.discard()
             raise
@@ -58,18 +56,17 @@ def run_script(request: Request, observer: Observer, environ: Mapping[str, str])
 def _attempt(
     job: ScriptJob, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
 ) -> AttemptResult:
-    """Starts all tasks anew, on ports that nobody has used before."""
-    gpus = find_gpus(environ)
-    held = pick_ports(job.num_ports)
+    """Starts all tasks anew, at addresses that nobody has used before."""
+    allocation = ENGINES["local"].allocate(Needs(job.num_tasks, job.num_addresses), environ)
     try:
-        plan = plan_script(job, run, run.next_attempt(), held.numbers, gpus, environ)
+        gpus = allocation.gpus
+        plan = plan_script(job, run, run.next_attempt(), allocation.addresses, gpus, environ)
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
         run.write_json(run.plan, plan.to_plain())
         run.write_json(run.environment, describe_environment(gpus))
-        # nobody tells when the tasks have bound their ports, and one that is started again needs its own
-        return AttemptResult(plan, Supervisor(plan, observer, environ=environ, signals=signals).run())
+        return AttemptResult(plan, Supervisor(plan, allocation, observer, signals=signals).run())
     finally:
-        held.release()
+        allocation.release()
 
 
 def find_program(target: str, *, module: bool) -> Kind:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     EpochEnded,
@@ -15,13 +16,12 @@ from distlaunch.base.events import (
     StepsDone,
     TaskStarted,
     TrainingStarted,
-    read_events,
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Request, checked, choose
-from distlaunch.supervise.observer import Observer, Sturdy
+from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
 
@@ -57,8 +57,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
     # every model can be a SavedModel, a tf.Module nothing else; on JAX it would take a process of TensorFlow
-    usual = "keras" if config.strategy.kind == "jax" else "saved_model"
-    export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{usual}]",)
+    export = ("export=[]",) if epochs == 1 else () if config.export else (f"export=[{config.strategy.quick_export}]",)
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 
@@ -67,7 +66,7 @@ def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> S
     config = choose(replace(request, resume=False), environ).config
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with Sturdy.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock():
         told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, told, environ)
         if result.outcome.status == "done":

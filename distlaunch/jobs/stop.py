@@ -1,92 +1,85 @@
-"""Stops a run whose launcher is another process of this machine."""
+"""Asks the controller of a run, another process, for something: to stop, or for the stacks of its tasks."""
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import time
-from pathlib import Path
 
+from distlaunch.base.control import Connection, Request
 from distlaunch.base.errors import DistlaunchError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_lock import Owner
 from distlaunch.runs.paths import shown
 
-PRESSES_APART_S = 0.5
-"""Two Ctrl-C within a moment would count as one."""
+_OPENS_WITHIN_S = 5.0
+"""A controller has the run for a moment before it takes requests, and after."""
+_ANSWERS_WITHIN_S = 10.0
+_LOOK_AGAIN_S = 0.02
 
 
 def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = None) -> bool:
-    """Asks the launcher of a run to end, as SIGTERM or two Ctrl-C do, and waits until it is gone.
+    """Asks the controller of a run to end, as SIGTERM or two Ctrl-C do, and waits until it is gone.
 
     Returns whether there was one. Raises UsageError if it cannot be asked, DistlaunchError if it takes too long.
     """
+    began = time.monotonic()
     owner = run.owner()
-    if owner is None:
+    connection = _connect(run)
+    if connection is None or owner is None:
         return False
-    name = shown(run.path)
-    _check(owner, name)
-    try:
-        process = os.pidfd_open(owner.pid)
-    except ProcessLookupError:
-        if run.owner() is None:
-            return False
-        # a container has numbers of its own for its processes
-        raise UsageError(
-            f"{name}: its launcher ({owner.told}) cannot be seen from here; stop it where it runs"
-        ) from None
-    try:
-        # who has held the lock before and after is the process that the descriptor means, however old the number
-        if run.owner() != owner:
-            return run.owner() is not None and stop_run(run, at_once=at_once, timeout_s=timeout_s)
-        if at_once and _ignores(owner.pid, signal.SIGINT):
-            raise UsageError(
-                f"{name}: its launcher ({owner.told}) was started with Ctrl-C ignored, as `&` in a script does; "
-                "stop it without --now"
-            )
-        began = time.monotonic()
-        _send(process, signal.SIGINT if at_once else signal.SIGTERM, name)
-        if at_once and not _gone(process, PRESSES_APART_S):
-            _send(process, signal.SIGINT, name)
-        left = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
-        if not _gone(process, left):
-            raise DistlaunchError(f"{name}: its launcher ({owner.told}) still works after {timeout_s:g} s")
-    finally:
-        os.close(process)
+    with connection:
+        left = timeout_s
+        if _ask(connection, "stop-now" if at_once else "stop", run, owner):
+            left = None if timeout_s is None else max(0.001, timeout_s - (time.monotonic() - began))
+            if not connection.wait(left):
+                raise DistlaunchError(
+                    f"{shown(run.path)}: its launcher ({owner.told}) still works after {timeout_s:g} s"
+                )
     return True
 
 
+def ask_for_stacks(run: RunDir) -> bool:
+    """Lets every task of a run write its Python stacks to its error log; False: the run is not going on."""
+    owner, connection = run.owner(), _connect(run)
+    if connection is None or owner is None:
+        return False
+    with connection:
+        return _ask(connection, "stacks", run, owner)
+
+
+def _ask(connection: Connection, request: Request, run: RunDir, owner: Owner) -> bool:
+    """False: the controller has ended meanwhile."""
+    try:
+        refused = connection.ask(request, _ANSWERS_WITHIN_S)
+    except TimeoutError:
+        raise DistlaunchError(f"{shown(run.path)}: its launcher ({owner.told}) does not answer") from None
+    except ConnectionError:
+        return False
+    if refused:
+        raise UsageError(f"{shown(run.path)}: {refused}")
+    return True
+
+
+def _connect(run: RunDir) -> Connection | None:
+    """A connection to whoever works on the run; None: nobody does. Raises UsageError if it cannot be reached."""
+    until = time.monotonic() + _OPENS_WITHIN_S
+    while (owner := run.owner()) is not None:
+        _check(owner, shown(run.path))
+        try:
+            return Connection(run.control)
+        except PermissionError:
+            raise UsageError(f"{shown(run.path)}: its launcher belongs to another user; stop it as that user") from None
+        except OSError:
+            if time.monotonic() >= until:
+                raise UsageError(
+                    f"{shown(run.path)}: its launcher ({owner.told}) takes no requests; send it SIGTERM where it runs"
+                ) from None
+        time.sleep(_LOOK_AGAIN_S)
+    return None
+
+
 def _check(owner: Owner, name: str) -> None:
-    """Whether the owner may be signalled at all. Raises UsageError."""
+    """Whether the owner may be asked at all. Raises UsageError."""
     if not owner.is_here:
         raise UsageError(f"{name}: its launcher is {owner.told}; it can only be stopped there")
     if owner.notebook:
         raise UsageError(f"{name}: it runs in a notebook ({owner.told}); interrupt it there")
-    if not owner.pid:
-        raise UsageError(f"{name}: its launcher has not said yet which process it is; try again")
-
-
-def _ignores(pid: int, number: signal.Signals) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False  # it has just ended
-    for line in text.splitlines():
-        if line.startswith("SigIgn:"):
-            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    return False
-
-
-def _send(process: int, number: signal.Signals, name: str) -> None:
-    try:
-        signal.pidfd_send_signal(process, number)
-    except ProcessLookupError:
-        return  # it has just ended
-    except PermissionError:
-        raise UsageError(f"{name}: its launcher belongs to another user; stop it as that user") from None
-
-
-def _gone(process: int, timeout_s: float | None) -> bool:
-    """Waits for the end of a process."""
-    return bool(select.select([process], [], [], timeout_s)[0])

@@ -13,7 +13,7 @@ from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
-from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan
+from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]
@@ -47,7 +47,7 @@ class ScriptJob:
         return {"chief": int(self.chief or self.ps > 0), "worker": self.workers, "ps": self.ps}
 
     @property
-    def num_ports(self) -> int:
+    def num_addresses(self) -> int:
         return 1 if self.jax else sum(self.counts.values())
 
     @property
@@ -59,19 +59,19 @@ def plan_script(
     job: ScriptJob,
     run: RunDir,
     attempt: int,
-    ports: Sequence[int],
+    addresses: Sequence[str],
     gpus: Sequence[str] = (),
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> LaunchPlan:
     """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
 
     Args:
+        addresses: one for each task that needs one, in the order of `counts`.
         environ: what the tasks inherit.
     """
-    addresses = [f"127.0.0.1:{port}" for port in ports]
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
     shares = _gpu_shares(job, tasks, gpus)
-    cluster = ClusterSpec({}) if job.jax else _cluster(job, addresses)
+    cluster = ClusterSpec({}) if job.jax else cluster_at(job.counts, addresses)
     plans = []
     for task in [*tasks, EVALUATOR] if job.evaluator else tasks:
         files = run.task(attempt, str(task))
@@ -86,7 +86,7 @@ def plan_script(
         }
         address = cluster.address(task) if task in cluster.tasks else None
         argv = _argv(job, task, attempt, files)
-        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, mute=job.kind == "program"))
+        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=job.kind == "program"))
     return LaunchPlan(
         *(run.path, attempt, "run", tuple(plans)),
         start_timeout_s=job.start_timeout_s,
@@ -95,11 +95,6 @@ def plan_script(
         chief=tasks[0],
         cluster=cluster,
     )
-
-
-def _cluster(job: ScriptJob, addresses: Sequence[str]) -> ClusterSpec:
-    left = iter(addresses)
-    return ClusterSpec({name: tuple(next(left) for _ in range(count)) for name, count in job.counts.items() if count})
 
 
 def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str, ...]:

@@ -16,10 +16,7 @@ from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
-from distlaunch.config.checks.replicas import devices_per_worker, shares_work, with_workers
-from distlaunch.config.checks.strategy import mesh_is_shared
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Mirrored, MultiWorkerMirrored, OneDevice, ParameterServer
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which tells nothing about steps."""
@@ -38,7 +35,7 @@ class TaskPlan:
 
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
-        mute: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
+        unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
     """
 
     task: Task
@@ -47,7 +44,7 @@ class TaskPlan:
     files: TaskDir
     address: str | None = None
     serves: bool = False
-    mute: bool = False
+    unsupervised: bool = False
 
     def to_plain(self) -> dict[str, Any]:
         """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
@@ -120,30 +117,20 @@ def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequ
     return (sys.executable, "-m", "distlaunch.tasks.worker", *arguments)
 
 
-def local_tasks(config: RunConfig) -> dict[str, int]:
-    """How many tasks of each job run on this machine, in the order of `cluster.ports`; empty for a single process."""
-    if isinstance(config.strategy, MultiWorkerMirrored) or (shares_work(config) and config.cluster.num_workers > 1):
-        return {"worker": config.cluster.num_workers}
-    if isinstance(config.strategy, ParameterServer) and config.cluster.hosting == "processes":
-        return {"worker": config.cluster.num_workers, "ps": config.cluster.ps, "chief": 1}
-    return {}
+def processes(config: RunConfig) -> dict[str, int]:
+    """How many processes of each job a run starts, in the order of `cluster.ports`; empty for a single process."""
+    return config.strategy.processes(config.cluster)
 
 
 def can_join(config: RunConfig) -> bool:
     """Whether a run may be one task of a cluster that TF_CONFIG describes."""
-    return shares_work(config) or bool(local_tasks(config))
+    return config.strategy.in_lockstep or bool(processes(config))
 
 
-def local_cluster(config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
-    """The cluster of a run whose tasks all run here, on these ports."""
-    left = iter(ports)
-    return ClusterSpec(
-        {
-            job: tuple(f"127.0.0.1:{next(left)}" for _ in range(count))
-            for job, count in local_tasks(config).items()
-            if count
-        }
-    )
+def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
+    """The cluster of so many tasks of each job, which have these addresses in their order."""
+    left = iter(addresses)
+    return ClusterSpec({job: tuple(next(left) for _ in range(count)) for job, count in jobs.items() if count})
 
 
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
@@ -152,16 +139,16 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
     Raises ConfigError if they cannot share the global batch, or the mesh.
     """
     workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
-    if not workers or not shares_work(config) or workers == config.cluster.num_workers:
-        return config
-    fitted = with_workers(config, workers)
     strategy, batch = config.strategy, config.data.global_batch
-    if isinstance(strategy, MultiWorkerMirrored):
-        replicas = workers * (devices_per_worker(config) or 1)
+    if not workers or not strategy.in_lockstep or workers == config.cluster.num_workers:
+        return config
+    fitted = config.with_workers(workers)
+    if strategy.has_replicas:
+        replicas = workers * (strategy.num_devices(config.cluster) or 1)
         if batch % replicas:
             message = f"got {batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
             raise ConfigError(Problem(("data", "global_batch"), message))
-    if problems := list(mesh_is_shared(fitted, None)):
+    if problems := list(strategy.cluster_problems(fitted.cluster, None)):
         raise ConfigError(problems)
     return fitted
 
@@ -196,7 +183,7 @@ def plan_launch(
     chosen = _chosen(config, mode, cluster, here)
     shares = _gpu_shares(config, chosen, gpus)
     ports_are_held = here is None and bool(cluster.tasks)
-    servers = [task for task in chosen if cluster.tasks and is_server(config, task)]
+    servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     tasks = tuple(
         TaskPlan(
             task=task,
@@ -230,11 +217,6 @@ def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | No
     return (*(cluster.tasks or (cluster.chief,)), *evaluator)
 
 
-def is_server(config: RunConfig, task: Task) -> bool:
-    """Whether a task of a cluster works for a coordinator, until it is stopped."""
-    return isinstance(config.strategy, ParameterServer) and task.job in ("worker", "ps")
-
-
 def _environment(
     task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
 ) -> dict[str, str]:
@@ -257,17 +239,15 @@ def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -
 
 
 def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
-    strategy = config.strategy
+    strategy, number = config.strategy, config.strategy.num_devices(config.cluster)
     if not tasks:
         return {}
-    if isinstance(strategy, OneDevice):
-        return {tasks[0]: tuple(gpus[:1])}
-    if isinstance(strategy, Mirrored) and isinstance(strategy.replicas, int) and strategy.replicas <= len(gpus):
-        return {tasks[0]: tuple(gpus[: strategy.replicas])}
-    workers = [task for task in tasks if task.job == "worker" or shares_work(config)]
+    if not strategy.processes(config.cluster):
+        return {} if number is None or number > len(gpus) else {tasks[0]: tuple(gpus[:number])}
+    workers = [task for task in tasks if task.job == "worker" or strategy.in_lockstep]
     if len(tasks) == 1 or not workers:
         return {}
-    shares = share_gpus(gpus, len(workers), devices_per_worker(config))
+    shares = share_gpus(gpus, len(workers), number)
     return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
 
 

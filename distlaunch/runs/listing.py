@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import (
-    EpochEnded,
-    Event,
-    Logs,
-    RunEnded,
-    StepsDone,
-    ended_well,
-    parse_events,
-    read_events,
-)
+from distlaunch.base.event_files import ended_well, parse_events, read_events
+from distlaunch.base.events import EpochEnded, Event, Logs, RunEnded, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.paths import shown

@@ -14,7 +14,8 @@ from pathlib import Path
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.agent.output import LineSplitter
 from distlaunch.base.errors import UsageError
-from distlaunch.base.events import TaskFailed, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import TaskFailed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
+from distlaunch.base.event_files import ended_well, read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -25,8 +26,6 @@ from distlaunch.base.events import (
     TaskRestarted,
     TrainingStarted,
     VariablesPlaced,
-    ended_well,
-    read_events,
 )
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
@@ -214,7 +213,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
         argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ()
-    if "distlaunch.tasks.script" not in argv:
+    if not {"distlaunch.tasks.script", "distlaunch.script_task"} & set(argv):  # what 0.1 called it
         return tuple(argv)
     split = argv.index("--")
     return (*["-m"] * ("--module" in argv[:split]), *argv[split + 1 :])

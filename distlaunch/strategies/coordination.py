@@ -146,17 +146,18 @@ class Peers:
         messages = [message, *(self._take(f"{name}/{rank}").decode() for rank in range(1, self.number))]
         return json.loads(self.from_chief(json.dumps(messages).encode()))
 
-    def check_end(self, *, ended: bool, steps: int) -> bool:
+    def is_over(self, *, ended: bool, unknown: bool, steps: int) -> bool:
         """Whether the data ends here, in all processes alike.
 
         Args:
             ended: in this process.
+            unknown: nobody knows the length of the data, so the processes ask each other.
             steps: global batches that have come from them in this pass.
 
         Raises:
             DataError: it does in some only.
         """
-        if self.number == 1:
+        if self.number == 1 or not unknown:
             return ended
         every = [message == "1" for message in self.gather("1" if ended else "0")]
         check_ends(every, self.names, steps)

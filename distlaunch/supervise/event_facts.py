@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from distlaunch.base.events import (
-    EpochEnded,
-    Evaluated,
-    Event,
-    EventReader,
-    EventWriter,
-    Logs,
-    RunEnded,
-    StepsDone,
-    TaskStarted,
-    TrainingStarted,
-    read_events,
-)
+from distlaunch.base.event_files import EventReader
+from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training
@@ -39,7 +26,7 @@ class EventFollower:
         self._lead = str(plan.lead)
         self._readers = [
             EventReader(RunDir(plan.run_dir).events, from_end=from_now),
-            *(EventReader(task.files.events) for task in plan.tasks if not task.mute),
+            *(EventReader(task.files.events) for task in plan.tasks if not task.unsupervised),
         ]
 
     def read(self) -> Iterator[Event]:
@@ -57,34 +44,6 @@ class EventFollower:
         if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
             return True
         return isinstance(event, Evaluated) and event.of_evaluator
-
-
-def tell_end(plan: LaunchPlan, status: str) -> Event | None:
-    """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
-    path = RunDir(plan.run_dir).events
-    ends = [each for each in read_events(path) if isinstance(each, RunEnded) and each.attempt == plan.attempt]
-    last = ends[-1] if ends else RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
-    try:
-        writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
-    except OSError:
-        return None
-    told = writer.write(dataclasses.replace(last, status=status))
-    writer.close()
-    return told
-
-
-def last_end(run: RunDir) -> RunEnded | None:
-    """How the run has ended, if it has."""
-    ends = [event for event in read_events(run.events) if isinstance(event, RunEnded)]
-    return ends[-1] if ends else None
-
-
-def tell_end_again(run: RunDir, end: RunEnded) -> None:
-    """A finished run stays finished when an attempt to go on with it has changed nothing."""
-    with contextlib.suppress(OSError):  # a full disk
-        writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
-        writer.write(end)
-        writer.close()
 
 
 def facts_of(event: Event, now: float) -> list[Fact]:

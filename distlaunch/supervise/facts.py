@@ -7,6 +7,7 @@ import functools
 import signal
 from dataclasses import dataclass
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 
 PREEMPTION_CODE = 42
@@ -72,7 +73,7 @@ class Exited(Fact):
     code: int
 
 
-class Blame(enum.Enum):
+class ErrorRole(enum.Enum):
     """What a task's error says about who is at fault."""
 
     CONFIG = "config"
@@ -81,11 +82,11 @@ class Blame(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Blamed(Fact):
+class ErrorReported(Fact):
     """The task has written an error."""
 
     task: str
-    blame: Blame
+    role: ErrorRole
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,13 @@ class Asked(Fact):
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The launcher has signalled tasks; of SIGUSR2, those that can answer.
+    """The controller has sent an order to tasks; stacks are asked only of those that can answer.
 
     Attributes:
         to: whom; empty: all that were left.
     """
 
-    number: signal.Signals
+    order: Order
     to: tuple[str, ...] = ()
 
 
@@ -151,7 +152,7 @@ class Rules:
         needs_finish: exit code 0 counts only after the task, or the chief, has told that it is finished.
         servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
         replaceable: tasks that are started again when they end too early.
-        aside: tasks that the run does not need: whatever becomes of them, it is no failure.
+        optional: tasks that the run does not need: whatever becomes of them, it is no failure.
         lockstep: tasks make each step together: when one is gone, the others can do nothing any more but bring to its
             end what they have begun to write.
         scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
@@ -165,14 +166,14 @@ class Rules:
     stop_timeout_s: float
     servers: frozenset[str] = frozenset()
     replaceable: frozenset[str] = frozenset()
-    aside: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     lockstep: bool = False
     scripts: bool = False
 
     @functools.cached_property
     def auxiliary(self) -> frozenset[str]:
         """Tasks whose end is never the run's end."""
-        return self.servers | self.aside
+        return self.servers | self.optional
 
     @property
     def preempted(self) -> tuple[int, ...]:

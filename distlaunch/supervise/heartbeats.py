@@ -21,7 +21,7 @@ class _Life:
     moved_at: float
 
 
-class Vitality:
+class Heartbeats:
     """Follows the signs of the tasks of one attempt.
 
     Args:

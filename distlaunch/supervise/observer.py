@@ -52,7 +52,7 @@ class Silent:
     def ended(self) -> None: ...
 
 
-class Sturdy:
+class ThreadedObserver:
     """Passes on to an observer, in order and without waiting for it, for as long as that can show anything.
 
     A thread calls the observer: an output that nobody reads (a pager, Ctrl-S, a stuck collector) holds it, and not the
@@ -73,9 +73,9 @@ class Sturdy:
         self._given = self._taken = self._num_dropped = 0
 
     @staticmethod
-    def of(observer: Observer) -> Sturdy:
+    def of(observer: Observer) -> ThreadedObserver:
         """Itself if it is one already: whoever shows by the same observer shares a thread."""
-        return observer if isinstance(observer, Sturdy) else Sturdy(observer)
+        return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer)
 
     def started(self, plan: LaunchPlan) -> None:
         self._tell("started", plan)
@@ -106,7 +106,7 @@ class Sturdy:
         self._tell("ended")
         self._raise()
 
-    def __enter__(self) -> Sturdy:
+    def __enter__(self) -> ThreadedObserver:
         self._num_users += 1
         return self
 

@@ -48,7 +48,7 @@ def rules_of(plan: LaunchPlan) -> Rules:
         stop_timeout_s=plan.stop_timeout_s,
         servers=servers,
         replaceable=workers | evaluators,
-        aside=evaluators - {lead},
+        optional=evaluators - {lead},
         lockstep=plan.mode == "train" and not servers,
         scripts=plan.mode == "run",
     )

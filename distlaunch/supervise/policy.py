@@ -6,12 +6,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.supervise.facts import Exited, Rules
 from distlaunch.supervise.state import (
     Reason,
-    Standing,
+    RunState,
     Why,
     has_ended_well,
     is_failure,
@@ -42,7 +42,7 @@ class Decision:
     """What to do now.
 
     Attributes:
-        send: signal to send.
+        send: order to send.
         to: whom to send it; empty: every task that is left.
         respawn: tasks to start again.
         give_up: tasks not to start again, and to go on without.
@@ -52,7 +52,7 @@ class Decision:
     """
 
     why: Why
-    send: signal.Signals | None = None
+    send: Order | None = None
     to: tuple[str, ...] = ()
     respawn: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
@@ -69,58 +69,58 @@ class _Times:
     kill_at: float
 
 
-def decide(standing: Standing, now: float, rules: Rules) -> Decision:
+def decide(state: RunState, now: float, rules: Rules) -> Decision:
     """What to do now, given what has happened."""
-    found = reasons(standing, rules)
+    found = reasons(state, rules)
     due = [reason for reason in found if reason[0] <= now]
-    if not due and (decision := _replace(standing, rules)) is not None:
+    if not due and (decision := _replace(state, rules)) is not None:
         return decision
-    if not due and (frozen := [task for task in standing.stalled if task not in {*standing.exits, *standing.killed}]):
-        return Decision(Why.STALLED, send=signal.SIGKILL, to=tuple(frozen))
-    if not standing.alive:
+    if not due and (frozen := [task for task in state.stalled if task not in {*state.exits, *state.killed}]):
+        return Decision(Why.STALLED, send=Order.KILL, to=tuple(frozen))
+    if not state.alive:
         return Decision(due[0][1] if due else Why.NOTHING, over=True)
-    awaits = _awaited(standing, rules) if not standing.asked else ()
+    awaits = _awaited(state, rules) if not state.asked else ()
     if not due:
         return Decision(Why.NOTHING, awaits=awaits, wake_at=found[0][0] if found else None)
-    return _stop(standing, now, due[0][1], _schedule(standing, due, rules), awaits)
+    return _stop(state, now, due[0][1], _schedule(state, due, rules), awaits)
 
 
-def _replace(standing: Standing, rules: Rules) -> Decision | None:
+def _replace(state: RunState, rules: Rules) -> Decision | None:
     """Which tasks are to be started again, or not any more, while the chief has not finished."""
-    if rules.chief in standing.closed:
+    if rules.chief in state.closed:
         return None
-    ends = [end for end in standing.exits.values() if end.task not in standing.given_up]
-    respawn = tuple(end.task for end in ends if is_to_be_replaced(end, standing, rules))
-    if rules.chief in standing.exits and rules.chief not in respawn:
+    ends = [end for end in state.exits.values() if end.task not in state.given_up]
+    respawn = tuple(end.task for end in ends if is_to_be_replaced(end, state, rules))
+    if rules.chief in state.exits and rules.chief not in respawn:
         return None
-    give_up = tuple(end.task for end in ends if end.task in rules.aside and _is_lost(end, standing, rules))
+    give_up = tuple(end.task for end in ends if end.task in rules.optional and _is_lost(end, state, rules))
     return Decision(Why.NOTHING, respawn=respawn, give_up=give_up) if respawn or give_up else None
 
 
-def _is_lost(end: Exited, standing: Standing, rules: Rules) -> bool:
+def _is_lost(end: Exited, state: RunState, rules: Rules) -> bool:
     """Whether a task beside the run has failed for good."""
     if rules.scripts:
-        return end.code != ExitCode.DONE and not is_to_be_replaced(end, standing, rules)
-    return is_hopeless(end.task, standing)
+        return end.code != ExitCode.DONE and not is_to_be_replaced(end, state, rules)
+    return is_hopeless(end.task, state)
 
 
-def _awaited(standing: Standing, rules: Rules) -> tuple[str, ...]:
-    if not has_ended_well(standing, rules):
+def _awaited(state: RunState, rules: Rules) -> tuple[str, ...]:
+    if not has_ended_well(state, rules):
         return ()
-    return tuple(task for task in standing.alive if task in rules.aside and task not in standing.termed)
+    return tuple(task for task in state.alive if task in rules.optional and task not in state.termed)
 
 
-def _stop(standing: Standing, now: float, why: Why, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
+def _stop(state: RunState, now: float, why: Why, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
     """Each task is asked to end at its time, and killed at its time."""
-    killed, termed = standing.killed, standing.termed
+    killed, termed = state.killed, state.termed
     kill = [task for task, at in times.items() if task not in killed and now >= at.kill_at]
     if kill:
-        return Decision(why, send=signal.SIGKILL, to=_whom(kill, standing))
+        return Decision(why, send=Order.KILL, to=_whom(kill, state))
     term = [task for task, at in times.items() if task not in termed and task not in killed and now >= at.term_at]
     if term:
-        return Decision(why, send=signal.SIGTERM, to=_whom(term, standing))
-    if why in (Why.OVERDUE, Why.STALLED) and standing.dumped_at is None:
-        return Decision(why, send=DUMP_SIGNAL)
+        return Decision(why, send=Order.STOP, to=_whom(term, state))
+    if why in (Why.OVERDUE, Why.STALLED) and state.dumped_at is None:
+        return Decision(why, send=Order.DUMP)
     wakes = [
         killed[task] + GIVE_UP_S if task in killed else at.kill_at if task in termed else min(at.term_at, at.kill_at)
         for task, at in times.items()
@@ -129,74 +129,74 @@ def _stop(standing: Standing, now: float, why: Why, times: dict[str, _Times], aw
     return Decision(why, awaits=awaits, wake_at=min(wakes), over=over)
 
 
-def _whom(tasks: list[str], standing: Standing) -> tuple[str, ...]:
-    return () if tasks == standing.alive else tuple(tasks)
+def _whom(tasks: list[str], state: RunState) -> tuple[str, ...]:
+    return () if tasks == state.alive else tuple(tasks)
 
 
-def _schedule(standing: Standing, due: Sequence[Reason], rules: Rules) -> dict[str, _Times]:
+def _schedule(state: RunState, due: Sequence[Reason], rules: Rules) -> dict[str, _Times]:
     """When to end each task that is left, given the reasons that hold."""
     (at, why), *others = due
     # whoever asks to end while another reason already holds is heard too
     asked = [(other_at, other) for other_at, other in others if other in (Why.INTERRUPT, Why.TERMINATE)]
     if why is Why.LINGERING:
         quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
-        schedule = {task: _Times(until, until + quick_s) for task, until in linger_until(standing, rules).items()}
+        schedule = {task: _Times(until, until + quick_s) for task, until in linger_until(state, rules).items()}
     else:
-        schedule = {task: _stop_times(task, at, why, standing, rules) for task in standing.alive}
+        schedule = {task: _stop_times(task, at, why, state, rules) for task in state.alive}
     for task, times in schedule.items():
         for other_at, other in asked:
-            kill_at = _stop_times(task, other_at, other, standing, rules).kill_at
+            kill_at = _stop_times(task, other_at, other, state, rules).kill_at
             times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
         if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
-            times = _after_chief(times, standing, rules)
+            times = _after_chief(times, state, rules)
         schedule[task] = times
     return schedule
 
 
-def _stop_times(task: str, at: float, why: Why, standing: Standing, rules: Rules) -> _Times:
-    quick_s = rules.stop_timeout_s if task in standing.saving else min(FAILURE_STOP_S, rules.stop_timeout_s)
-    alone_s = min(LOCKSTEP_STOP_S, quick_s) if _hangs(task, standing, rules) else quick_s
+def _stop_times(task: str, at: float, why: Why, state: RunState, rules: Rules) -> _Times:
+    quick_s = rules.stop_timeout_s if task in state.saving else min(FAILURE_STOP_S, rules.stop_timeout_s)
+    alone_s = min(LOCKSTEP_STOP_S, quick_s) if _hangs(task, state, rules) else quick_s
     if why is Why.FAILURE:
-        term_at = at + _settle_s(at, standing, rules)
+        term_at = at + _settle_s(at, state, rules)
         return _Times(term_at, term_at + alone_s)
     if why in (Why.OVERDUE, Why.STALLED):
         # a launcher that was suspended itself may be late
-        term_at = _NEVER if standing.dumped_at is None else max(at, standing.dumped_at) + DUMP_S
+        term_at = _NEVER if state.dumped_at is None else max(at, state.dumped_at) + DUMP_S
         return _Times(term_at, term_at + quick_s)
     # of scripts nobody knows when they begin to have something to save
-    trained = rules.scripts or (standing.training_at is not None and standing.training_at <= at)
+    trained = rules.scripts or (state.training_at is not None and state.training_at <= at)
     kill_at = at + (rules.stop_timeout_s if trained else quick_s)
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
-    failures = [end.at for end in standing.exits.values() if end.at >= at and is_failure(end, standing, rules)]
-    kill_at = min([kill_at, _pressed_again(at, standing), *(end + SETTLE_S + alone_s for end in failures)])
+    failures = [end.at for end in state.exits.values() if end.at >= at and is_failure(end, state, rules)]
+    kill_at = min([kill_at, _pressed_again(at, state), *(end + SETTLE_S + alone_s for end in failures)])
     return _Times(at + SETTLE_S if why is Why.STOPPED else at, kill_at)
 
 
-def _hangs(task: str, standing: Standing, rules: Rules) -> bool:
+def _hangs(task: str, state: RunState, rules: Rules) -> bool:
     """Whether a task can do nothing any more once a peer has ended."""
-    return rules.lockstep and standing.training_at is not None and task not in standing.saving
+    return rules.lockstep and state.training_at is not None and task not in state.saving
 
 
-def _settle_s(at: float, standing: Standing, rules: Rules) -> float:
+def _settle_s(at: float, state: RunState, rules: Rules) -> float:
     """How long to wait for who really failed first, when a task has failed at that time."""
-    killed = any(end.at == at and end.code == -signal.SIGKILL for end in standing.exits.values())
+    killed = any(end.at == at and end.code == -signal.SIGKILL for end in state.exits.values())
     return 0.0 if killed and rules.lockstep else SETTLE_S
 
 
-def _pressed_again(at: float, standing: Standing) -> float:
+def _pressed_again(at: float, state: RunState) -> float:
     """When Ctrl-C was pressed after the launcher had been asked to end."""
-    first = next((fact.at for fact in standing.asked), at)
-    again = [fact.at for fact in standing.asked if fact.number == signal.SIGINT and fact.at > first + REPEAT_S]
+    first = next((fact.at for fact in state.asked), at)
+    again = [fact.at for fact in state.asked if fact.number == signal.SIGINT and fact.at > first + REPEAT_S]
     return min(again, default=_NEVER)
 
 
-def _after_chief(times: _Times, standing: Standing, rules: Rules) -> _Times:
+def _after_chief(times: _Times, state: RunState, rules: Rules) -> _Times:
     """A server ends after the chief, which needs it to save its state."""
     quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
-    again = _pressed_again(0.0, standing)
+    again = _pressed_again(0.0, state)
     if rules.chief in rules.servers:  # the chief is elsewhere, and takes its time
         return _Times(times.term_at, min(times.kill_at + quick_s, again))
-    chief = standing.exits.get(rules.chief)
+    chief = state.exits.get(rules.chief)
     if chief is None:
         return _Times(_NEVER, times.kill_at)
     return _Times(max(times.term_at, chief.at), min(max(times.kill_at, chief.at + quick_s), again))

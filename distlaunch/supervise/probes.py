@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.heartbeat import BEAT_S, read_signs
+from distlaunch.base.heartbeat import BEAT_S, Signs
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.absence import find_absent
 from distlaunch.supervise.diagnose.exit_reason import read_error
-from distlaunch.supervise.facts import Absent, Blamed, Fact, Rules, Saving, Stalled
-from distlaunch.supervise.heartbeats import Vitality
-from distlaunch.supervise.state import Standing
+from distlaunch.supervise.facts import Absent, ErrorReported, Fact, Rules, Saving, Stalled
+from distlaunch.supervise.heartbeats import Heartbeats
+from distlaunch.supervise.state import RunState
 
 
-class Lookout:
+class Probes:
     """Looks after the tasks of one attempt.
 
     Args:
         now: when the attempt begins.
+        signs_of: the last signs of life of a task that has been started.
+        listening: those of some addresses that somebody listens on.
 
     Attributes:
         steps: where each task was when the last stall was found.
     """
 
-    def __init__(self, plan: LaunchPlan, rules: Rules, now: float) -> None:
-        self._plan, self._rules = plan, rules
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        rules: Rules,
+        now: float,
+        signs_of: Callable[[str], Signs],
+        listening: Callable[[Collection[str]], set[str]],
+    ) -> None:
+        self._plan, self._rules, self._signs_of, self._listening = plan, rules, signs_of, listening
         self._tasks = {str(task.task): task for task in plan.tasks}
-        self._vitality = Vitality(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
+        self._heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
         self._heard = False
         # only scripts are waited for by their ports; the others tell when they come
@@ -38,68 +46,80 @@ class Lookout:
         """The run has told something."""
         self._heard = True
 
-    def look(self, now: float, standing: Standing) -> list[Fact]:
+    def look(self, now: float, state: RunState) -> list[Fact]:
         """What is new."""
-        facts: list[Fact] = [*self._errors(now, standing), *self._saving(now, standing)]
+        facts: list[Fact] = [*self._errors(now, state), *self._saving(now, state)]
         if now >= self._stalls_from:
             self._stalls_from = now + BEAT_S
-            facts += self._raised(now, standing)
-            facts += self._stalls(now, standing)
+            facts += self._raised(now, state)
+            facts += self._stalls(now, state)
         if now >= self._absent_from:
             self._absent_from = float("inf")
-            facts += [Absent(now, name) for name in find_absent(self._plan, standing)] if not standing.asked else []
+            facts += [Absent(now, name) for name in self._absent(state)] if not state.asked else []
         return facts
 
     def shares(self) -> dict[str, float]:
-        """As of `Vitality`."""
-        return self._vitality.shares()
+        """As of `Heartbeats`."""
+        return self._heartbeats.shares()
 
-    def _errors(self, now: float, standing: Standing) -> Iterator[Blamed]:
+    def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
         """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
-        if self._is_stopping(standing) or all(
-            end.code == ExitCode.DONE or end.task in standing.given_up for end in standing.exits.values()
+        if self._is_stopping(state) or all(
+            end.code == ExitCode.DONE or end.task in state.given_up for end in state.exits.values()
         ):
             return
-        yield from self._blamed(now, standing, self._tasks)
+        yield from self._new_errors(now, state, self._tasks)
 
-    def _raised(self, now: float, standing: Standing) -> Iterator[Blamed]:
+    def _raised(self, now: float, state: RunState) -> Iterator[ErrorReported]:
         """Scripts that have raised, and have not ended yet: what is called at exit may wait for others, as JAX does."""
-        if not self._rules.scripts or self._is_stopping(standing):
+        if not self._rules.scripts or self._is_stopping(state):
             return
-        yield from self._blamed(now, standing, standing.alive)
+        yield from self._new_errors(now, state, state.alive)
 
-    def _blamed(self, now: float, standing: Standing, names: Iterable[str]) -> Iterator[Blamed]:
+    def _new_errors(self, now: float, state: RunState, names: Iterable[str]) -> Iterator[ErrorReported]:
         for name in names:
             files = self._tasks[name].files
             # what a log tells without an error.json is told by tasks that have ended
-            may_tell = name in standing.exits or files.error_json.exists()
-            if may_tell and name not in standing.blames and (error := read_error(files)) is not None:
-                yield Blamed(now, name, error.blame)
+            may_tell = name in state.exits or files.error_json.exists()
+            if may_tell and name not in state.errors and (error := read_error(files)) is not None:
+                yield ErrorReported(now, name, error.role)
 
-    def _is_stopping(self, standing: Standing) -> bool:
-        return bool((standing.termed.keys() | standing.killed.keys()) - standing.given_up)
+    def _is_stopping(self, state: RunState) -> bool:
+        return bool((state.termed.keys() | state.killed.keys()) - state.given_up)
 
-    def _saving(self, now: float, standing: Standing) -> Iterator[Saving]:
+    def _saving(self, now: float, state: RunState) -> Iterator[Saving]:
         """Who writes something just now; of interest only when others are gone, or held up."""
-        if self._rules.scripts or not (standing.exits or standing.stalled):
+        if self._rules.scripts or not (state.exits or state.stalled):
             return
-        for name in standing.alive:
-            saves = read_signs(self._tasks[name].files.pulse).saving
-            if saves != (name in standing.saving):
+        for name in state.alive:
+            saves = self._signs_of(name).saving
+            if saves != (name in state.saving):
                 yield Saving(now, name, over=not saves)
 
-    def _stalls(self, now: float, standing: Standing) -> list[Stalled]:
+    def _absent(self, state: RunState) -> list[str]:
+        """Which tasks of a script have not opened their ports, while others have and wait for them.
+
+        Nobody, if nobody has: the script needs none. Only TensorFlow's tasks open ports that are known.
+        """
+        has_servers = any(task.serves for task in self._plan.tasks)
+        # a task that was started again may be about to open its port; a coordinator opens none
+        here = {name: self._tasks[name] for name in state.alive if name not in state.restarted}
+        expected = {name: task.address for name, task in here.items() if task.address and task.serves == has_servers}
+        absent = set(expected.values()) - self._listening(expected.values())
+        return [name for name, address in expected.items() if address in absent] if len(absent) < len(expected) else []
+
+    def _stalls(self, now: float, state: RunState) -> list[Stalled]:
         """Who shows nothing any more, once for each process."""
-        alive = standing.came - standing.exits.keys()
+        alive = state.came - state.exits.keys()
         signs = {
-            name: read_signs(task.files.pulse) for name, task in self._tasks.items() if name in alive and not task.mute
+            name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised
         }
-        training = standing.training_at is not None and self._rules.needs_finish and not standing.closed
-        stalls = self._vitality.look(now, signs, training=training, heard=self._heard)
+        training = state.training_at is not None and self._rules.needs_finish and not state.closed
+        stalls = self._heartbeats.look(now, signs, training=training, heard=self._heard)
         self._heard = False
-        if standing.asked:  # the time to stop has a limit of its own
+        if state.asked:  # the time to stop has a limit of its own
             return []
-        new = [stall for stall in stalls if stall.task not in standing.stalled]
+        new = [stall for stall in stalls if stall.task not in state.stalled]
         if new:
-            self.steps = self._vitality.steps()
+            self.steps = self._heartbeats.steps()
         return new

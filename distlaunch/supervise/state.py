@@ -7,15 +7,15 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.supervise.facts import (
     Absent,
     Asked,
-    Blame,
-    Blamed,
     Came,
     Closed,
+    ErrorReported,
+    ErrorRole,
     Exited,
     Fact,
     Finished,
@@ -54,7 +54,7 @@ Reason = tuple[float, Why]
 
 
 @dataclass
-class Standing:
+class RunState:
     """The history, sorted by kind. Of a task that was started again, its present process counts.
 
     Attributes:
@@ -65,7 +65,7 @@ class Standing:
         saving: tasks that write something by themselves just now.
         closed: when each task told the end of its part, planned or not; `finished`: those that were done.
         dumped_at: when tasks were asked for their stacks first.
-        termed: when SIGTERM was sent to each task first; `killed`: SIGKILL.
+        termed: when each task was asked to stop first; `killed`: when it was killed.
     """
 
     spawned: dict[str, float] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Standing:
     closed: dict[str, float] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)
     exits: dict[str, Exited] = field(default_factory=dict)
-    blames: dict[str, Blamed] = field(default_factory=dict)
+    errors: dict[str, ErrorReported] = field(default_factory=dict)
     stalled: dict[str, Stalled] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
@@ -88,11 +88,11 @@ class Standing:
     killed: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(history: Sequence[Fact]) -> Standing:
-        standing = Standing()
+    def of(history: Sequence[Fact]) -> RunState:
+        state = RunState()
         for fact in history:
-            standing.add(fact)
-        return standing
+            state.add(fact)
+        return state
 
     @property
     def alive(self) -> list[str]:
@@ -118,8 +118,8 @@ class Standing:
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
                 self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
-            case Blamed(_, task, _):
-                self.blames.setdefault(task, fact)
+            case ErrorReported(_, task, _):
+                self.errors.setdefault(task, fact)
             case Stalled(_, task, _):
                 self.stalled.setdefault(task, fact)
             case Saving(_, task, over):
@@ -130,8 +130,8 @@ class Standing:
                 self.given_up.add(task)
             case Asked():
                 self.asked.append(fact)
-            case Sent(at, number, to):
-                self._signal(at, number, to)
+            case Sent(at, order, to):
+                self._order(at, order, to)
 
     def _start(self, at: float, task: str) -> None:
         if task in self.spawned:
@@ -140,27 +140,27 @@ class Standing:
         self.came.discard(task)
         self.saving.discard(task)
         self.exits.pop(task, None)
-        for told in (self.blames, self.stalled, self.termed, self.killed):
+        for told in (self.errors, self.stalled, self.termed, self.killed):
             told.pop(task, None)
 
-    def _signal(self, at: float, number: signal.Signals, to: tuple[str, ...]) -> None:
-        if number == DUMP_SIGNAL and self.dumped_at is None:
+    def _order(self, at: float, order: Order, to: tuple[str, ...]) -> None:
+        if order is Order.DUMP and self.dumped_at is None:
             self.dumped_at = at
-        told = {signal.SIGTERM: self.termed, signal.SIGKILL: self.killed}.get(number, {})
+        told = {Order.STOP: self.termed, Order.KILL: self.killed}.get(order, {})
         for task in to or self.alive:
             told.setdefault(task, at)
 
 
-def is_hopeless(task: str, standing: Standing) -> bool:
+def is_hopeless(task: str, state: RunState) -> bool:
     """Whether a task that is started again would end the same way."""
-    blame = standing.blames.get(task)
-    own = blame is not None and blame.blame in (Blame.CONFIG, Blame.CAUSE)
-    return own or standing.vain.get(task, 0) >= TRIES
+    blame = state.errors.get(task)
+    own = blame is not None and blame.role in (ErrorRole.CONFIG, ErrorRole.CAUSE)
+    return own or state.vain.get(task, 0) >= TRIES
 
 
-def is_to_be_replaced(end: Exited, standing: Standing, rules: Rules) -> bool:
+def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
     """Whether a task is to be started again after this end, if nothing calls for a stop."""
-    if end.task not in rules.replaceable or is_hopeless(end.task, standing):
+    if end.task not in rules.replaceable or is_hopeless(end.task, state):
         return False
     if rules.scripts and end.code not in (-signal.SIGKILL, -signal.SIGTERM):
         return False
@@ -168,94 +168,92 @@ def is_to_be_replaced(end: Exited, standing: Standing, rules: Rules) -> bool:
     return end.task != rules.chief or end.code < 0
 
 
-def is_failure(end: Exited, standing: Standing, rules: Rules) -> bool:
+def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     """Whether this end of a task, taken alone, is one that should not be."""
-    if end.task in rules.aside:
+    if end.task in rules.optional:
         return False
-    chief_done = standing.finished.get(rules.chief)
+    chief_done = state.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
-    told_at = standing.termed.get(end.task, float("inf"))
+    told_at = state.termed.get(end.task, float("inf"))
     if told_at <= end.at:
-        had_raised = end.task in standing.blames and standing.blames[end.task].at <= told_at
+        had_raised = end.task in state.errors and state.errors[end.task].at <= told_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
         if end.task in rules.servers or by_signal:
             return False
     if rules.scripts and end.code == ExitCode.DONE:
         return False
     if end.task in rules.replaceable and (end.task != rules.chief or end.code < 0):
-        return not is_to_be_replaced(end, standing, rules)
+        return not is_to_be_replaced(end, state, rules)
     if end.code == ExitCode.DONE:
-        return rules.needs_finish and end.task not in standing.finished
+        return rules.needs_finish and end.task not in state.finished
     return end.code not in rules.preempted
 
 
-def reasons(standing: Standing, rules: Rules) -> list[Reason]:
+def reasons(state: RunState, rules: Rules) -> list[Reason]:
     """Everything that calls for a stop, with its time, the first first."""
-    found = [(fact.at, Why.INTERRUPT if fact.number == signal.SIGINT else Why.TERMINATE) for fact in standing.asked]
-    for end in standing.exits.values():
-        if is_failure(end, standing, rules):
+    found = [(fact.at, Why.INTERRUPT if fact.number == signal.SIGINT else Why.TERMINATE) for fact in state.asked]
+    for end in state.exits.values():
+        if is_failure(end, state, rules):
             found.append((end.at, Why.FAILURE))
         elif end.code in rules.preempted and end.task not in rules.auxiliary:
             found.append((end.at, Why.STOPPED))
     if rules.scripts:
         found += [
-            (fact.at + RAISED_S, Why.FAILURE)
-            for fact in standing.blames.values()
-            if _hangs_at_exit(fact, standing, rules)
+            (fact.at + RAISED_S, Why.FAILURE) for fact in state.errors.values() if _hangs_at_exit(fact, state, rules)
         ]
-    if has_ended_well(standing, rules):
-        until = linger_until(standing, rules)
+    if has_ended_well(state, rules):
+        until = linger_until(state, rules)
         found.append((min(until.values(), default=float("inf")), Why.LINGERING))
-    found += [(fact.at, Why.STALLED) for fact in standing.stalled.values() if fact.task not in rules.replaceable]
-    found += [(at, Why.OVERDUE) for at in standing.absent.values()]
-    if standing.spawned:
-        deadline = min(standing.spawned.values()) + rules.start_timeout_s
-        if standing.training_at is None or _was_stopped_between(deadline, standing.training_at, standing):
+    found += [(fact.at, Why.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
+    found += [(at, Why.OVERDUE) for at in state.absent.values()]
+    if state.spawned:
+        deadline = min(state.spawned.values()) + rules.start_timeout_s
+        if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
             found.append((deadline, Why.OVERDUE))
     return sorted(found, key=lambda reason: reason[0])
 
 
-def _hangs_at_exit(fact: Blamed, standing: Standing, rules: Rules) -> bool:
+def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
     """Whether a task has raised, without having ended, what makes the run fail."""
-    if fact.task in standing.exits or fact.task in rules.aside:
+    if fact.task in state.exits or fact.task in rules.optional:
         return False
-    return fact.task not in rules.replaceable or fact.blame is not Blame.CONSEQUENCE
+    return fact.task not in rules.replaceable or fact.role is not ErrorRole.CONSEQUENCE
 
 
-def _was_stopped_between(begin: float, end: float, standing: Standing) -> bool:
+def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
     """Whether tasks were told to end then. Without that, training may only have been noticed late."""
-    told = [standing.dumped_at, *standing.termed.values(), *standing.killed.values()]
+    told = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in told)
 
 
-def has_ended_well(standing: Standing, rules: Rules) -> bool:
+def has_ended_well(state: RunState, rules: Rules) -> bool:
     """Whether the processes whose end is the run's end have ended as they should: the chief's, or all of scripts."""
-    ends = [standing.exits.get(task) for task in _leaders(standing, rules)]
-    return all(end is not None and _is_good(end, standing, rules) for end in ends)
+    ends = [state.exits.get(task) for task in _leaders(state, rules)]
+    return all(end is not None and _is_good(end, state, rules) for end in ends)
 
 
-def _is_good(end: Exited, standing: Standing, rules: Rules) -> bool:
+def _is_good(end: Exited, state: RunState, rules: Rules) -> bool:
     if end.code in rules.preempted:
         return False
-    return not is_failure(end, standing, rules) and not is_to_be_replaced(end, standing, rules)
+    return not is_failure(end, state, rules) and not is_to_be_replaced(end, state, rules)
 
 
-def _leaders(standing: Standing, rules: Rules) -> list[str]:
+def _leaders(state: RunState, rules: Rules) -> list[str]:
     if not rules.scripts:
         return [rules.chief]
-    return [task for task in standing.spawned if task not in rules.auxiliary]
+    return [task for task in state.spawned if task not in rules.auxiliary]
 
 
-def linger_until(standing: Standing, rules: Rules) -> dict[str, float]:
+def linger_until(state: RunState, rules: Rules) -> dict[str, float]:
     """How long each task that is left may go on after the chief has ended well."""
-    chief_at = max(standing.exits[leader].at for leader in _leaders(standing, rules))
+    chief_at = max(state.exits[leader].at for leader in _leaders(state, rules))
 
     def until(task: str) -> float:
         if task in rules.servers:
             return chief_at
-        if task in rules.aside:
-            return max(chief_at, standing.heard.get(task, chief_at)) + rules.start_timeout_s
+        if task in rules.optional:
+            return max(chief_at, state.heard.get(task, chief_at)) + rules.start_timeout_s
         return chief_at + rules.stop_timeout_s
 
-    return {task: until(task) for task in standing.alive}
+    return {task: until(task) for task in state.alive}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.supervise.facts import Blame, Blamed, Exited, Fact, Rules
-from distlaunch.supervise.state import TRIES, Standing, Why, is_failure, reasons
+from distlaunch.supervise.facts import ErrorReported, ErrorRole, Exited, Fact, Rules
+from distlaunch.supervise.state import TRIES, RunState, Why, is_failure, reasons
 
 
 @dataclass(frozen=True)
@@ -42,151 +42,149 @@ class Verdict:
 
 def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     """How the run ended; to be asked when `decide` says that it is over."""
-    standing = Standing.of(history)
-    due = [reason for reason in reasons(standing, rules) if reason[0] <= now]
+    state = RunState.of(history)
+    due = [reason for reason in reasons(state, rules) if reason[0] <= now]
     why = due[0][1] if due else Why.NOTHING
-    late = _late(standing)
-    if standing.asked and standing.asked[0].number == signal.SIGINT and why is Why.INTERRUPT:
-        if _all_done(standing, rules):
+    late = _late(state)
+    if state.asked and state.asked[0].number == signal.SIGINT and why is Why.INTERRUPT:
+        if _all_done(state, rules):
             return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
     if why is Why.FAILURE:
-        if _had_closed(standing, rules):
-            return _closed(standing, rules, late)
-        culprit, silent = _culprit(standing, rules, since=due[0][0])
-        in_vain = culprit in rules.replaceable and standing.vain.get(str(culprit), 0) >= TRIES
-        left = _left(culprit, standing, rules) if not silent else ()
+        if _had_closed(state, rules):
+            return _closed(state, rules, late)
+        culprit, silent = _culprit(state, rules, since=due[0][0])
+        in_vain = culprit in rules.replaceable and state.vain.get(str(culprit), 0) >= TRIES
+        left = _left(culprit, state, rules) if not silent else ()
         return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, left=left, silent=silent)
     if why is Why.STALLED:
-        held_up = next(fact for fact in standing.stalled.values() if fact.task not in rules.replaceable)
+        held_up = next(fact for fact in state.stalled.values() if fact.task not in rules.replaceable)
         return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
     if why is Why.OVERDUE:
-        late_comers = standing.restarted | rules.aside | standing.came
-        missing = tuple(standing.absent) or tuple(task for task in standing.spawned if task not in late_comers)
+        late_comers = state.restarted | rules.optional | state.came
+        missing = tuple(state.absent) or tuple(task for task in state.spawned if task not in late_comers)
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)
     if why in (Why.TERMINATE, Why.STOPPED):
-        return _stopped(standing, rules, why, late)
-    odd = _odd(standing, (ExitCode.DONE,))
-    unfinished = tuple(task for task in standing.termed if task in rules.aside and not standing.asked)
+        return _stopped(state, rules, why, late)
+    odd = _odd(state, (ExitCode.DONE,))
+    unfinished = tuple(task for task in state.termed if task in rules.optional and not state.asked)
     late = tuple(task for task in late if task not in unfinished)
     return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd, unfinished=unfinished)
 
 
-def _had_closed(standing: Standing, rules: Rules) -> bool:
+def _had_closed(state: RunState, rules: Rules) -> bool:
     """Whether another was lost, or crashed, when the run was at its end already, planned or asked for."""
-    if not rules.needs_finish or rules.chief not in standing.closed:
+    if not rules.needs_finish or rules.chief not in state.closed:
         return False
-    if rules.chief in standing.finished or rules.lockstep:  # together with one that is gone none could have closed
+    if rules.chief in state.finished or rules.lockstep:  # together with one that is gone none could have closed
         return True
-    return standing.closed[rules.chief] < _told_at(rules.chief, standing)
+    return state.closed[rules.chief] < _told_at(rules.chief, state)
 
 
-def _closed(standing: Standing, rules: Rules, late: tuple[str, ...]) -> Verdict:
+def _closed(state: RunState, rules: Rules, late: tuple[str, ...]) -> Verdict:
     """After the chief has told the end of the run, whatever became of the others."""
-    odd = _odd(standing, (ExitCode.DONE, *rules.preempted))
-    if rules.chief in standing.finished:
+    odd = _odd(state, (ExitCode.DONE, *rules.preempted))
+    if rules.chief in state.finished:
         return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd)
     return Verdict("stopped", ExitCode.PREEMPTED, Why.STOPPED, late=late, odd=odd)
 
 
-def _odd(standing: Standing, good: tuple[int, ...]) -> tuple[str, ...]:
-    ends = [end for end in standing.exits.values() if end.code not in good and end.task not in standing.given_up]
-    return tuple(end.task for end in ends if end.at < _told_at(end.task, standing))
+def _odd(state: RunState, good: tuple[int, ...]) -> tuple[str, ...]:
+    ends = [end for end in state.exits.values() if end.code not in good and end.task not in state.given_up]
+    return tuple(end.task for end in ends if end.at < _told_at(end.task, state))
 
 
-def _stopped(standing: Standing, rules: Rules, why: Why, late: tuple[str, ...]) -> Verdict:
+def _stopped(state: RunState, rules: Rules, why: Why, late: tuple[str, ...]) -> Verdict:
     # whoever is beside the run may have ended long ago
-    ends = [end.at for end in standing.exits.values() if end.task not in rules.aside]
-    asked_at = next((fact.at for fact in standing.asked), min(ends, default=0.0))
-    if _all_done(standing, rules):
+    ends = [end.at for end in state.exits.values() if end.task not in rules.optional]
+    asked_at = next((fact.at for fact in state.asked), min(ends, default=0.0))
+    if _all_done(state, rules):
         return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
-    if any(fact.number == signal.SIGINT for fact in standing.asked):
+    if any(fact.number == signal.SIGINT for fact in state.asked):
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
-    if rules.needs_finish and rules.chief in standing.closed:
-        return _closed(standing, rules, late)
-    trained = standing.training_at is not None and standing.training_at <= asked_at
+    if rules.needs_finish and rules.chief in state.closed:
+        return _closed(state, rules, late)
+    trained = state.training_at is not None and state.training_at <= asked_at
     if not trained and not rules.scripts:
         return Verdict("stopped", ExitCode.PREEMPTED, why, late=late)
     # servers and the evaluator have nothing to save
-    savers = [task for task in standing.spawned if task not in rules.servers | rules.aside]
-    bad = [end for end in standing.exits.values() if is_failure(end, standing, rules)]
-    if not bad and not any(task in standing.alive for task in savers):
+    savers = [task for task in state.spawned if task not in rules.servers | rules.optional]
+    bad = [end for end in state.exits.values() if is_failure(end, state, rules)]
+    if not bad and not any(task in state.alive for task in savers):
         return Verdict("stopped", ExitCode.PREEMPTED, why)
     failed = [end.task for end in bad if end.task not in late]
     culprit = failed[0] if failed else next((task for task in late if task in savers), None)
     return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, late=late)
 
 
-def _all_done(standing: Standing, rules: Rules) -> bool:
+def _all_done(state: RunState, rules: Rules) -> bool:
     """Whether the run came to its planned end although it was asked to stop."""
     if rules.needs_finish:
-        return rules.chief in standing.finished
-    if standing.alive:
+        return rules.chief in state.finished
+    if state.alive:
         return False
     needed = [
-        end for end in standing.exits.values() if not rules.scripts or end.task not in rules.servers | rules.aside
+        end for end in state.exits.values() if not rules.scripts or end.task not in rules.servers | rules.optional
     ]
     return all(end.code == ExitCode.DONE for end in needed)
 
 
-def _told_at(task: str, standing: Standing) -> float:
+def _told_at(task: str, state: RunState) -> float:
     """When the task was told to end."""
-    return min(standing.termed.get(task, float("inf")), standing.killed.get(task, float("inf")))
+    return min(state.termed.get(task, float("inf")), state.killed.get(task, float("inf")))
 
 
-def _late(standing: Standing) -> tuple[str, ...]:
+def _late(state: RunState) -> tuple[str, ...]:
     def was_killed(task: str) -> bool:
-        killed_at, end = standing.killed.get(task), standing.exits.get(task)
+        killed_at, end = state.killed.get(task), state.exits.get(task)
         return killed_at is not None and (end is None or end.at >= killed_at)
 
-    return tuple(task for task in standing.spawned if was_killed(task))
+    return tuple(task for task in state.spawned if was_killed(task))
 
 
-def _culprit(standing: Standing, rules: Rules, since: float) -> tuple[str | None, tuple[str, ...]]:
+def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, tuple[str, ...]]:
     """Who failed first, and who is silent if all that is known is that somebody is gone.
 
     Args:
         since: when the first failure was noticed; who was signalled before is another matter.
     """
-    told = [at for at in (*standing.termed.values(), *standing.killed.values()) if at >= since]
+    told = [at for at in (*state.termed.values(), *state.killed.values()) if at >= since]
     horizon = min(told, default=float("inf"))
-    blames = {
-        task: fact for task, fact in standing.blames.items() if fact.at <= horizon and _can_fail(task, standing, rules)
-    }
+    errors = {task: fact for task, fact in state.errors.items() if fact.at <= horizon and _can_fail(task, state, rules)}
     ends = {
         task: end
-        for task, end in standing.exits.items()
-        if end.at <= horizon and (is_failure(end, standing, rules) or task in blames)
+        for task, end in state.exits.items()
+        if end.at <= horizon and (is_failure(end, state, rules) or task in errors)
     }
-    ranked = sorted(dict.fromkeys([*ends, *blames]), key=lambda task: _rank(ends.get(task), blames.get(task)))
+    ranked = sorted(dict.fromkeys([*ends, *errors]), key=lambda task: _rank(ends.get(task), errors.get(task)))
     if not ranked:
         return None, ()
     first = ranked[0]
-    blame = blames.get(first)
-    if blame is None or blame.blame is not Blame.CONSEQUENCE:
+    blame = errors.get(first)
+    if blame is None or blame.role is not ErrorRole.CONSEQUENCE:
         return first, ()
-    gone = {task for task, end in standing.exits.items() if end.at <= horizon} | rules.aside
-    return first, tuple(task for task in standing.spawned if task not in gone and task not in blames)
+    gone = {task for task, end in state.exits.items() if end.at <= horizon} | rules.optional
+    return first, tuple(task for task in state.spawned if task not in gone and task not in errors)
 
 
-def _left(culprit: str | None, standing: Standing, rules: Rules) -> tuple[str, ...]:
+def _left(culprit: str | None, state: RunState, rules: Rules) -> tuple[str, ...]:
     """Scripts that had ended before the culprit complained that a peer is gone."""
-    blame = standing.blames.get(str(culprit))
-    if not rules.scripts or blame is None or blame.blame is not Blame.CONSEQUENCE:
+    blame = state.errors.get(str(culprit))
+    if not rules.scripts or blame is None or blame.role is not ErrorRole.CONSEQUENCE:
         return ()
-    ends = [end for end in standing.exits.values() if end.code == ExitCode.DONE and end.at <= blame.at]
-    return tuple(end.task for end in ends if end.task not in rules.aside)
+    ends = [end for end in state.exits.values() if end.code == ExitCode.DONE and end.at <= blame.at]
+    return tuple(end.task for end in ends if end.task not in rules.optional)
 
 
-def _can_fail(task: str, standing: Standing, rules: Rules) -> bool:
+def _can_fail(task: str, state: RunState, rules: Rules) -> bool:
     """Whether what the task says about its failure can be the run's; a task that is replaceable speaks for itself."""
-    if task in rules.aside:
+    if task in rules.optional:
         return False
-    blame = standing.blames[task].blame
-    return task not in rules.replaceable or blame is not Blame.CONSEQUENCE
+    blame = state.errors[task].role
+    return task not in rules.replaceable or blame is not ErrorRole.CONSEQUENCE
 
 
-def _rank(end: Exited | None, blame: Blamed | None) -> tuple[int, float]:
-    order = {Blame.CONFIG: 0, Blame.CAUSE: 1, Blame.CONSEQUENCE: 2}
+def _rank(end: Exited | None, blame: ErrorReported | None) -> tuple[int, float]:
+    order = {ErrorRole.CONFIG: 0, ErrorRole.CAUSE: 1, ErrorRole.CONSEQUENCE: 2}
     at = min(fact.at for fact in (end, blame) if fact is not None)
-    return (order[blame.blame] if blame else 1), at
+    return (order[blame.role] if blame else 1), at

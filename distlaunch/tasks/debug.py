@@ -23,9 +23,9 @@ from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import LoadedConfig, load_config
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice
 from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
 from distlaunch.tasks.process_end import end_process
@@ -63,8 +63,8 @@ def _parse() -> argparse.Namespace:
 
 def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
     config = for_debugging(loaded.config)
-    choose_backend(config.strategy.kind)
-    _run_eagerly(on_jax=config.strategy.kind == "jax")
+    choose_backend(config.strategy.backend)
+    _run_eagerly(tensorflow=config.strategy.runs_tensorflow)
     run = RunDir.claim(config.runs_dir, f"{name}-debug")
     print(f"debugging {run.path}: one device, without graphs and without export", flush=True)
     try:
@@ -79,16 +79,10 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
 
 
 def for_debugging(config: RunConfig) -> RunConfig:
-    """The same training, at the same global batch, on one device and in one process.
-
-    A config for JAX stays on JAX, on a mesh of one device: its model and its step may be written for it.
-    """
-    strategy: Any = OneDevice(kind="one_device")
-    if config.strategy.kind == "jax":
-        strategy = config.strategy.model_copy(update={"mesh": dict.fromkeys(config.strategy.mesh, 1)})
+    """The same training, at the same global batch, on one device and in one process."""
     return config.model_copy(
         update={
-            "strategy": strategy,
+            "strategy": config.strategy.on_one_device(),
             "cluster": Cluster(),
             "train": config.train.model_copy(update={"steps_per_call": 1}),
             "compile": config.compile and config.compile.model_copy(update={"jit_compile": False}),
@@ -98,14 +92,14 @@ def for_debugging(config: RunConfig) -> RunConfig:
     )
 
 
-def _run_eagerly(*, on_jax: bool) -> None:
+def _run_eagerly(*, tensorflow: bool) -> None:
     import tensorflow as tf
 
     from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     tf.config.run_functions_eagerly(True)
     tf.data.experimental.enable_debug_mode()
-    if on_jax:
+    if not tensorflow:
         import jax
 
         jax.config.update("jax_disable_jit", True)

@@ -1,8 +1,7 @@
-"""`python -m distlaunch.tasks.describe CONFIG`: builds the model of a config and prints where its variables go.
+"""`python -m distlaunch.tasks.describe CONFIG ANSWER`: builds a config's model and says where its variables go.
 
-For `distlaunch plan`. Prints one JSON object: `variables` and `mesh`, as the event VariablesPlaced has them, or
-`problems`.
-Servers run inside this process and nothing is trained.
+For `distlaunch plan`. Writes one JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has
+them, or `problems`. Servers run inside this process and nothing is trained.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from typing import Any
 
 from distlaunch.base.backend import choose_backend
@@ -25,12 +25,10 @@ from distlaunch.tasks.process_end import end_process
 
 def main() -> None:
     refuse_input()
-    answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the user's code prints is no part of the answer
-    code, told = _describe(sys.argv[1])
+    config, answer = sys.argv[1:]
+    code, told = _describe(config)
     if told is not None:
-        answer.write(json.dumps(told) + "\n")
-    answer.close()
+        Path(answer).write_text(json.dumps(told), encoding="utf-8")
     end_process(code)  # servers in this process cannot be stopped
 
 
@@ -38,8 +36,8 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
-        choose_backend(config.strategy.kind)
-        if config.strategy.kind == "parameter_server":
+        choose_backend(config.strategy.backend)
+        if config.strategy.has_coordinator:
             in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
             config = config.model_copy(update={"cluster": in_process})
         from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory

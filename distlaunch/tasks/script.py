@@ -17,10 +17,10 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, TracebackType
 
-from distlaunch.base.heartbeat import Pulse
-from distlaunch.base.lifeline import hold_lifeline
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import TaskDir
+from distlaunch.tasks.lifeline import hold_lifeline
 
 _Program = tuple[CodeType, types.ModuleType]
 
@@ -33,7 +33,7 @@ def main() -> None:
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    Pulse(files.pulse)
+    Heartbeat(files.heartbeat)
     _tell_start(files, arguments.attempt, arguments.task)
     if arguments.jax:
         from distlaunch.strategies.patches import jax_clusters
@@ -71,7 +71,8 @@ def _parse(own: list[str]) -> argparse.Namespace:
 def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
     import socket
 
-    from distlaunch.base.events import EventWriter, TaskStarted
+    from distlaunch.base.event_files import EventWriter
+    from distlaunch.base.events import TaskStarted
 
     try:
         writer = EventWriter(files.events, attempt=attempt, task=task)

@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.backend import choose_backend
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
-from distlaunch.base.events import Event, EventWriter, RunEnded, TaskStarted
-from distlaunch.base.heartbeat import Pulse
-from distlaunch.base.lifeline import hold_lifeline
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import Event, RunEnded, TaskStarted
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.task_error import write_exception, write_problems
@@ -30,8 +31,12 @@ from distlaunch.base.trial_records import TrialOrder
 from distlaunch.cluster.spec import Task
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
+from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
+
+if TYPE_CHECKING:
+    from distlaunch.training.session import Session
 
 
 class StopFlag:
@@ -83,69 +88,29 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One task's part in an attempt, and what it works with."""
+
+    arguments: argparse.Namespace
+    config: RunConfig
+    run: RunDir
+    task: Task
+    emit: Callable[[Event], None]
+    stop: StopFlag
+    heartbeat: Heartbeat
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    """The exit code. Whatever goes wrong is written to error.json."""
     run, task = RunDir(arguments.run_dir), arguments.task
     files = run.task(arguments.attempt, str(task))
-    session: Any = None
-    pulse = Pulse(files.pulse)
+    heartbeat = Heartbeat(files.heartbeat)
     try:
         config = load_resolved(run.attempt_config(arguments.attempt))
-        # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
-        choose_backend("one_device" if task.job == "evaluator" else config.strategy.kind)
-        if config.strategy.kind == "parameter_server":
-            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # servers print pages of settings otherwise
-        from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
-        from distlaunch.training.evaluator import Evaluator, evaluator_config
-        from distlaunch.training.server import is_server, serve
-        from distlaunch.training.session import Session
-
-        end_process.skip_earlier_hooks()
-        keep_in_memory()
-        writer = EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task))
-
-        def emit(event: Event) -> None:
-            was_behind = writer.behind
-            writer.write(event)
-            if writer.behind and not was_behind:
-                print(f"{writer.path} cannot be written; what happens is told when there is room", file=sys.stderr)
-
-        stop = StopFlag(pulse.turn)
-        began = time.monotonic()
-        if is_server(config, task):
-
-            def serving() -> None:
-                stop.install()
-                # only now: a server that dies before this every time is not started again for ever
-                emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-
-            serve(config, run, task, stop.event, serving, emit, wait_for_chief=arguments.wait_for_chief)
-            return ExitCode.DONE
-        emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-        if task.job == "evaluator":
-            session = Session(evaluator_config(config), run, task, lambda event: None, stop, on_connected=stop.install)
-            Evaluator(session, run, arguments.attempt, emit).follow(stop.event)
-            return ExitCode.DONE
-        if arguments.mode == "verify":
-            return _run_trial(arguments, config, run, emit, stop)
-        on_progress = {"on_step": pulse.at_step, "on_meeting": pulse.turn}
-        session = Session(config, run, task, emit, stop, on_connected=stop.install, saving=pulse.saving, **on_progress)
-        if arguments.mode == "train":
-            outcome = session.run_training(check_exports=not arguments.unchecked)
-            at = outcome.progress
-            seconds = time.monotonic() - began
-            emit(
-                RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs)
-            )
-            session.leave()
-            return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
-        if arguments.mode == "evaluate":
-            session.evaluate(arguments.split, arguments.checkpoint)
-        elif arguments.mode == "predict":
-            session.predict(arguments.split, arguments.checkpoint, arguments.output)
-        else:
-            session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
-        session.leave()
-        return ExitCode.DONE
+        _prepare_process(config, task)
+        emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
+        return _play(_Part(arguments, config, run, task, emit, StopFlag(heartbeat.turn), heartbeat))
     except ConfigError as error:
         write_problems(files, error.problems)  # the launcher shows them, once
         return ExitCode.USAGE
@@ -153,20 +118,103 @@ def _run(arguments: argparse.Namespace) -> int:
         user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
         if not user_error:
             print(format_exception(error), end="", file=sys.stderr)
-        write_exception(files, error, step=pulse.step, user_error=user_error)
+        write_exception(files, error, step=heartbeat.step, user_error=user_error)
         return ExitCode.FAILED
 
 
-def _run_trial(
-    arguments: argparse.Namespace, config: RunConfig, run: RunDir, emit: Callable[[Event], None], stop: StopFlag
-) -> ExitCode:
+def _prepare_process(config: RunConfig, task: Task) -> None:
+    # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
+    backend = "tensorflow" if task.job == "evaluator" else config.strategy.backend
+    choose_backend(backend, quiet=config.strategy.has_coordinator)
+    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
+
+    end_process.skip_earlier_hooks()
+    keep_in_memory()
+
+
+def _emitter(writer: EventWriter) -> Callable[[Event], None]:
+    def emit(event: Event) -> None:
+        was_behind = writer.behind
+        writer.write(event)
+        if writer.behind and not was_behind:
+            print(f"{writer.path} cannot be written; what happens is told when there is room", file=sys.stderr)
+
+    return emit
+
+
+def _play(part: _Part) -> ExitCode:
+    from distlaunch.training.server import is_server
+
+    if is_server(part.config, part.task):
+        return _serve(part)
+    part.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+    if part.task.job == "evaluator":
+        return _follow_checkpoints(part)
+    if part.arguments.mode == "verify":
+        return _run_trial(part)
+    return _train(part) if part.arguments.mode == "train" else _use_checkpoint(part)
+
+
+def _serve(part: _Part) -> ExitCode:
+    from distlaunch.training.server import serve
+
+    def serving() -> None:
+        part.stop.install()
+        # only now: a server that dies before this every time is not started again for ever
+        part.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+
+    stop, waits = part.stop.event, part.arguments.wait_for_chief
+    serve(part.config, part.run, part.task, stop, serving, part.emit, wait_for_chief=waits)
+    return ExitCode.DONE
+
+
+def _follow_checkpoints(part: _Part) -> ExitCode:
+    from distlaunch.training.evaluator import Evaluator, evaluator_config
     from distlaunch.training.session import Session
+
+    config, stop = evaluator_config(part.config), part.stop
+    session = Session(config, part.run, part.task, lambda event: None, stop, on_connected=stop.install)
+    Evaluator(session, part.run, part.arguments.attempt, part.emit).follow(stop.event)
+    return ExitCode.DONE
+
+
+def _session(part: _Part, **hooks: Any) -> Session:
+    from distlaunch.training.session import Session
+
+    stop = part.stop
+    return Session(part.config, part.run, part.task, part.emit, stop, on_connected=stop.install, **hooks)
+
+
+def _train(part: _Part) -> ExitCode:
+    began, heartbeat = time.monotonic(), part.heartbeat
+    session = _session(part, saving=heartbeat.saving, on_step=heartbeat.at_step, on_meeting=heartbeat.turn)
+    outcome = session.run_training(check_exports=not part.arguments.unchecked)
+    at, seconds = outcome.progress, time.monotonic() - began
+    part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))
+    session.leave()
+    return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
+
+
+def _use_checkpoint(part: _Part) -> ExitCode:
+    arguments, heartbeat = part.arguments, part.heartbeat
+    session = _session(part, saving=heartbeat.saving, on_step=heartbeat.at_step, on_meeting=heartbeat.turn)
+    if arguments.mode == "evaluate":
+        session.evaluate(arguments.split, arguments.checkpoint)
+    elif arguments.mode == "predict":
+        session.predict(arguments.split, arguments.checkpoint, arguments.output)
+    else:
+        session.export_checkpoint(arguments.formats or (), arguments.checkpoint)
+    session.leave()
+    return ExitCode.DONE
+
+
+def _run_trial(part: _Part) -> ExitCode:
     from distlaunch.training.trials.recorder import Stopped, Trial
 
-    trial = Trial(arguments.trial, config, emit, stop)
-    session = Session(config, run, arguments.task, emit, stop, on_connected=stop.install, on_built=trial.prepare)
+    trial = Trial(part.arguments.trial, part.config, part.emit, part.stop)
+    session = _session(part, on_built=trial.prepare)
     try:
-        trial.run(session, run.record(arguments.attempt))
+        trial.run(session, part.run.record(part.arguments.attempt))
     except Stopped:
         return ExitCode.PREEMPTED
     session.leave()

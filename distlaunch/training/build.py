@@ -87,7 +87,7 @@ def _model(config: RunConfig, rows: Batch) -> keras.Model:
         expected = "expected a keras.Model, or a tf.Module with __call__"
         message = f"{config.model.function} returned {type(made).__name__}; {expected}"
         raise ConfigError(Problem(("model", "function"), message))
-    if keras.backend.backend() != "tensorflow":
+    if not config.strategy.runs_tensorflow:
         message = f"{config.model.function} returned a tf.Module, which computes with TensorFlow"
         hint = f"strategy {config.strategy.kind} needs a keras.Model; use dtensor, or another strategy"
         raise ConfigError(Problem(("model", "function"), f"{message}; {hint}"))
@@ -181,7 +181,7 @@ def _create_variables(
     model: keras.Model, rows: Batch, strategy: Strategy, config: RunConfig, findings: Findings
 ) -> None:
     """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
-    on_jax = keras.backend.backend() == "jax"
+    on_jax = not config.strategy.runs_tensorflow
     if on_jax:
         from distlaunch.strategies.jax.feed import on_host
 
@@ -203,7 +203,7 @@ def _create_variables(
             check_loss(model, y, predictions, key, findings.warnings.append)
             findings.rules.extend(label_rules(model, y, predictions))
         _build_losses(model, rows, predictions, key, own_step=own_step)
-    _check_optimizers(model)
+    _check_optimizers(model, traced=on_jax or tf.distribute.has_strategy())
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
@@ -232,9 +232,9 @@ def _first_line(error: Exception) -> str:
     return re.sub(r"([(\[])2, ", r"\1rows, ", re.sub(r"\(2,\)", "(rows,)", text))
 
 
-def _check_optimizers(model: keras.Model) -> None:
-    needed = tf.distribute.has_strategy() or keras.backend.backend() == "jax"  # both trace a step that makes none
+def _check_optimizers(model: keras.Model, *, traced: bool) -> None:
+    """A step that is traced for several devices can make no variables."""
     for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and not value.built and needed:
+        if isinstance(value, keras.optimizers.Optimizer) and not value.built and traced:
             message = f"the model's '{name}' has no variables yet; call its build(variables) in the model's function"
             raise ConfigError(Problem(("model", "function"), message))

@@ -10,10 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.base.errors import CheckpointError, ConfigError, Problem
-from distlaunch.base.events import Evaluated, Event, EventReader, RunEnded, read_events
+from distlaunch.base.event_files import EventReader, read_events
+from distlaunch.base.events import Evaluated, Event, RunEnded
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.config.strategies.base import OneDevice
 from distlaunch.training.session import Session
 
 _LOOK_S = 0.5

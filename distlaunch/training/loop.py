@@ -6,38 +6,29 @@ within an epoch, fails with several steps to a call on replicas, and would be a 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
-from distlaunch.base.errors import CheckpointWriteError, ConfigError, Problem
-from distlaunch.base.events import CheckpointFailed, CheckpointSaved, EpochEnded, Event, Notice, StepsDone
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.events import EpochEnded, Notice, StepsDone
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import (
-    array_state,
     continue_log,
-    place_of,
-    plain_state,
-    restore_arrays,
-    restore_state,
     watch_batches,
     watch_test_batches,
 )
-from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checks.nonfinite import NonFinite, trained_names
+from distlaunch.training.checkpoints.saver import Saver
+from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.surroundings import Surroundings
 
 REPORT_INTERVAL_S = 0.5
-CALLBACK = "callback/"
-"""Names in checkpoints of arrays that callbacks hold begin so."""
 
 
 @dataclass(frozen=True)
@@ -47,27 +38,6 @@ class Outcome:
     status: Literal["done", "stopped"]
     progress: Progress
     logs: Logs
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the loop needs from the process it runs in.
-
-    Attributes:
-        should_stop: asked before each call of the program that trains or evaluates.
-        on_step: told the number of global batches done.
-        on_meeting: told before each other call in which all tasks wait for each other.
-        saving: entered while this process writes something by itself: a checkpoint, or what callbacks keep.
-    """
-
-    emit: Callable[[Event], None]
-    should_stop: Callable[[], bool]
-    store: CheckpointStore
-    is_chief: bool
-    on_step: Callable[[int], None] = lambda step: None
-    on_meeting: Callable[[], None] = lambda: None
-    saving: Callable[[], AbstractContextManager[None]] = nullcontext
-    clock: Callable[[], float] = time.monotonic
 
 
 class TrainingLoop:
@@ -90,7 +60,7 @@ class TrainingLoop:
         self._last_report = around.clock()
         self._next_steps = 0
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
-        self._saved_step: int | None = None
+        self._saver = Saver(config, model, callbacks, around, self._nonfinite)
 
     def run(self, start: Progress, state: State | None, callback_arrays: State | None = None) -> Outcome:
         """Trains from `start`.
@@ -111,7 +81,7 @@ class TrainingLoop:
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
         self._hook("train_begin")
-        self._restore_callbacks(start, callback_arrays or {})
+        self._saver.restore_callbacks(start, callback_arrays or {})
         logs = {name: values[-1] for name, values in start.history.items() if values}
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
@@ -304,54 +274,12 @@ class TrainingLoop:
     # state
 
     def _save_checkpoint(self, *, otherwise: str | None = "training goes on") -> None:
-        """
-        Args:
-            otherwise: what then happens if it cannot be written; None: the run fails.
-        """
+        """As `Saver.save`, with all tasks."""
         self._around.on_meeting()
         state = self._program.snapshot()
         if self._around.is_chief:
             with self._around.saving():
-                self._write_checkpoint(state, otherwise)
-
-    def _write_checkpoint(self, state: State, otherwise: str | None) -> None:
-        progress = replace(
-            self._progress,
-            callbacks=[plain_state(callback) for callback in self._callbacks],
-            stop_training=bool(self._model.stop_training),
-        )
-        for index, callback in enumerate(self._callbacks):
-            state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
-        self._nonfinite.state(state, trained_names(self._model), progress.step)
-        began = self._around.clock()
-        try:
-            path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
-        except OSError as error:
-            why = error.strerror or str(error)
-            if otherwise is None:
-                message = f"the last checkpoint, of step {progress.step}, cannot be written: {why}"
-                raise CheckpointWriteError(f"{message}; make room, and resume the run") from None
-            reason = f"not written: {why}; {otherwise}"
-            self._around.emit(CheckpointFailed(step=progress.step, reason=reason))
-            return
-        seconds = self._around.clock() - began
-        if progress.step == self._saved_step:
-            return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
-        self._saved_step = progress.step
-        self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
-
-    def _restore_callbacks(self, start: Progress, arrays: State) -> None:
-        for index, callback in enumerate(self._callbacks):
-            place = place_of(callback, index)
-            if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:
-                continue  # the config has another there by now
-            restore_state(callback, start.callbacks[place])
-            prefix = f"{CALLBACK}{place}/"
-            own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-            restore_arrays(callback, own)
-        history = self._model.history
-        history.history = {name: list(values) for name, values in start.history.items()}
-        history.epoch = list(range(start.epoch))
+                self._saver.save(state, self._progress, otherwise)
 
 
 def scalars(logs: Logs) -> Logs:

@@ -28,8 +28,7 @@ _GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
 
 def is_server(config: RunConfig, task: Task) -> bool:
     """Whether a task of this run serves a coordinator, instead of training by itself."""
-    kind, hosting = config.strategy.kind, config.cluster.hosting
-    return kind == "parameter_server" and hosting == "processes" and task.job in SERVERS
+    return task.job in config.strategy.processes(config.cluster) and config.strategy.is_server(task.job)
 
 
 def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.Event, on_started: Callable[[], None],

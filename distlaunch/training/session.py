@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import keras
 
-from distlaunch.base.errors import CheckpointError, ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import (
-    CheckpointFailed,
     DataResolved,
     Evaluated,
     Event,
@@ -25,29 +22,29 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
-from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
-from distlaunch.strategies import state_bytes
 from distlaunch.strategies.data_ends import different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.protocol import Logs, State, StateMismatchError, Strategy, Vote
+from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
 from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
-from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
+from distlaunch.training.checkpoints.files import CheckpointStore, Saved
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checks.labels import told_plainly, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import CALLBACK, Outcome, Surroundings, TrainingLoop, scalars
+from distlaunch.training.loop import Outcome, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.surroundings import Surroundings
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from
 
@@ -79,14 +76,11 @@ class Session:
         self.strategy: Strategy = create(config, task)
         on_connected()
         self._check_replicas()
-        for warning in new_warnings(run, config.strategy.kind) if self.strategy.is_chief else ():
+        for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
         self._compare_lengths()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
-        self._restored_step = 0
-        self._changed: list[str] = []
-        """What has changed in the config since the checkpoint that was restored, as far as it makes the model."""
         findings = Findings()
         self.model = build_model(config, self.strategy, self._rows, findings)
         self._heed(findings)
@@ -96,12 +90,13 @@ class Session:
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+        self._restorer = Restorer(config, self.strategy, self.store, emit)
 
     def run_training(self, *, check_exports: bool = True) -> Outcome:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
-        saved = self._newest(set_aside=True) if is_chief else None
-        start = self._progress_of(saved)
+        saved = self._restorer.newest(archive=True) if is_chief else None
+        start = self._restorer.progress_of(saved)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving
@@ -115,9 +110,9 @@ class Session:
         if placed := self.program.placement():
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
         state = saved.state if saved else None
-        arrays = self._callback_arrays(state) if start.step else None
+        arrays = self._restorer.callback_arrays(state) if start.step else None
         with told_plainly():
-            outcome = self._with_matching_state(lambda: loop.run(start, state, arrays))
+            outcome = self._restorer.with_matching_state(lambda: loop.run(start, state, arrays))
         if outcome.status == "done":
             self.export(config.export, checked=check_exports)
         return outcome
@@ -130,11 +125,11 @@ class Session:
         """Tells the metrics of a checkpoint on one split, every example counted once."""
         logs = self.evaluate_checkpoint(split, step)
         if logs is not None:
-            self._emit(Evaluated(step=self._restored_step, split=split, logs=logs))
+            self._emit(Evaluated(step=self._restorer.restored_step, split=split, logs=logs))
 
     def evaluate_checkpoint(self, split: str, step: int | None) -> Logs | None:
         """The metrics of a checkpoint on one split, every example counted once; None if asked to stop."""
-        self._restore(step)
+        self._restorer.restore(self.program, step)
         data = self.validation if split == "validation" else self.train
         if data is None:
             raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
@@ -152,17 +147,17 @@ class Session:
         Args:
             output: the file; None: one below the run directory.
         """
-        self._restore(step)
+        self._restorer.restore(self.program, step)
         data = in_order(self._config, self._run, split, self.validation)
         predictions = self.program.predict(data.evaluation_source(), self._should_stop)
         if predictions is None:
             return
         if self.strategy.is_chief:
-            path = output or self._run.predictions(split, self._restored_step)
+            path = output or self._run.predictions(split, self._restorer.restored_step)
             arrays = named_arrays(predictions)
             write_arrays(path, arrays)
             shapes = {name: list(array.shape) for name, array in arrays.items()}
-            self._emit(Predicted(step=self._restored_step, split=split, path=str(path), shapes=shapes))
+            self._emit(Predicted(step=self._restorer.restored_step, split=split, path=str(path), shapes=shapes))
         self.program.agree(Vote())
 
     def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | None) -> None:
@@ -175,7 +170,7 @@ class Session:
         formats = formats or self._config.export or ["saved_model" if is_module else "keras"]
         if is_module:
             check_formats_of_module(formats)
-        self._restore(step)
+        self._restorer.restore(self.program, step)
         self.export(formats)
 
     def export(self, formats: Sequence[ExportFormat], *, checked: bool = True) -> None:
@@ -256,7 +251,7 @@ class Session:
                 strategy=config.strategy.kind,
                 loop=config.train.loop,
                 replicas=self.strategy.num_replicas,
-                tasks=self._num_tasks(),
+                tasks=sum(config.strategy.jobs(config.cluster).values()) or 1,
                 global_batch=config.data.global_batch,
                 epochs=config.train.epochs,
                 first_epoch=start.epoch,
@@ -265,75 +260,6 @@ class Session:
                 parameters=int(self.model.count_params()) if self.model.built else 0,
             )
         )
-
-    def _num_tasks(self) -> int:
-        cluster = self._config.cluster
-        coordinator = self._config.strategy.kind == "parameter_server"
-        return cluster.num_workers + cluster.ps + coordinator
-
-    # checkpoints
-
-    def _newest(self, *, set_aside: bool = False) -> Saved | None:
-        damaged: list[int] = []
-
-        def pass_over(step: int, error: DamagedError) -> None:
-            damaged.append(step)
-            self._emit(CheckpointFailed(step=step, reason=str(error)))
-
-        saved = self.store.newest_good(pass_over)
-        if damaged and saved is not None:
-            self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
-        for step in damaged if set_aside else ():
-            self.store.set_aside(step)
-        return saved
-
-    def _progress_of(self, saved: Saved | None) -> Progress:
-        """Where to start, as the chief found it."""
-        if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
-            message = (
-                "the global batch size has changed since the checkpoint: the order of examples differs from here on"
-            )
-            self._emit(Notice(level="warning", message=message))
-        told = {
-            "progress": saved.progress.to_plain() if saved else None,
-            "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
-        }
-        received = json.loads(self.strategy.from_chief(json.dumps(told).encode()))
-        self._changed = received["changed"]
-        progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
-        self._restored_step = progress.step
-        return progress
-
-    def _callback_arrays(self, state: State | None) -> State:
-        """What callbacks hold, as the chief's checkpoint has it."""
-        mine = {name: value for name, value in (state or {}).items() if name.startswith(CALLBACK)}
-        return state_bytes.from_bytes(self.strategy.from_chief(state_bytes.to_bytes(mine)))
-
-    def _restore(self, step: int | None) -> None:
-        saved = None
-        if self.strategy.is_chief:
-            saved = self.store.load(step) if step is not None else self._newest()
-            if saved is None:
-                raise CheckpointError(f"{self._run.checkpoints}: there is no checkpoint that can be read")
-        self._progress_of(saved)
-        state: State | None = saved.state if saved else None
-        self._with_matching_state(lambda: self.program.restore(state))
-        if saved is not None:
-            self._emit(Restored(step=saved.progress.step, epoch=saved.progress.epoch, path=str(saved.path)))
-
-    def _with_matching_state(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except StateMismatchError as error:
-            message = f"the checkpoint of step {self._restored_step:,} does not fit this model: {error}"
-            raise CheckpointError(f"{message}; {self._why_changed()}") from None
-
-    def _why_changed(self) -> str:
-        hint = "go back to what it was, or start a new run"
-        if self._changed:
-            return f"changed in the config since: {', '.join(self._changed)}; {hint}"
-        model = self._config.model.function
-        return f"the config is what it was, so {model}, or what it reads, makes another model now; {hint}"
 
 
 def _length_of(split: Split) -> str:

@@ -100,7 +100,7 @@ def _short(value: float | None) -> str:
 
 
 def _name(row: Row) -> str:
-    many = row.planned.replicas is not None and row.planned.kind in ("mirrored", "multi_worker_mirrored")
+    many = row.planned.replicas is not None and row.planned.config.strategy.has_replicas
     return f"{row.planned.label}, {row.planned.replicas} replicas" if many else row.planned.label
 
 

@@ -17,7 +17,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job import Request, choose
 from distlaunch.plan.train import REMOVED_ENV
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings
 from distlaunch.verify.judge import Judgement, first_not_a_number
@@ -103,8 +103,8 @@ def verify(
     choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
-    kinds = ["one_device", *(each.kind for each in planned if not each.verdict)]
-    for warning in untested(dict.fromkeys(package for kind in kinds for package in frameworks(kind))):
+    backends = ["tensorflow", *(each.config.strategy.backend for each in planned if not each.verdict)]
+    for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
         note(f"warning: {warning}")
     with _folder(request.keep) as folder, SignalPipe() as signals:
         try:

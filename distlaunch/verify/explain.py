@@ -10,7 +10,6 @@ from distlaunch.verify.judge import Judgement, is_loss
 from distlaunch.verify.trials import PlannedTrial
 
 _CLOSE = 0.02
-_REPLICA_KINDS = ("mirrored", "multi_worker_mirrored")
 
 
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
@@ -137,7 +136,7 @@ def _is_multiple(own: float, expected: float, factor: int) -> bool:
 
 def on_replicas(planned: PlannedTrial) -> bool:
     """Whether several replicas compute with a part of the batch each."""
-    return planned.kind in _REPLICA_KINDS and (planned.replicas or 1) > 1
+    return planned.config.strategy.has_replicas and (planned.replicas or 1) > 1
 
 
 def unexplained(judgement: Judgement, trial: Series, first: str) -> str:

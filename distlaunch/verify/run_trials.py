@@ -15,11 +15,10 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Choice, checked
 from distlaunch.supervise.observer import Silent
-from distlaunch.supervise.signals import SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.judge import Judgement, judge
 from distlaunch.verify.trials import PlannedTrial, reference_config
 
-_MESH_KINDS = ("dtensor", "jax")
 """Gradients are dense there."""
 
 
@@ -84,7 +83,7 @@ class Bench:
         reference = self._reference(order)
         if isinstance(reference, AttemptResult):
             return reference
-        dense = reference.record.dense is not None and planned.kind in _MESH_KINDS
+        dense = reference.record.dense is not None and planned.config.strategy.is_functional
         result = self._attempt(planned.config, reference.run, dataclasses.replace(order, dense=dense))
         if result.outcome.failure is not None or result.outcome.problems:
             return result

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from distlaunch.base.backend import missing_backend
 from distlaunch.config.checks.config import cross_check
-from distlaunch.config.checks.replicas import num_replicas
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, DTensor, Jax, ParameterServer
-from distlaunch.config.strategy import Strategy as AnyStrategy
-from distlaunch.plan.train import local_tasks
+from distlaunch.config.strategies import MODELS, REFERENCE
+from distlaunch.config.strategies import Strategy as AnyStrategy
+from distlaunch.plan.train import processes
 
-KINDS = ("mirrored", "multi_worker_mirrored", "parameter_server", "dtensor", "jax")
+KINDS = tuple(kind for kind in MODELS if kind != REFERENCE)
 REPLICAS = (2, 4)
-WORKERS = 2
-"""Processes of a `multi_worker_mirrored` trial on GPUs, if they can share the replicas equally."""
 
 _STRATEGY: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
 
@@ -49,7 +47,8 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
     """The trials, in the order in which they are shown."""
     planned = [
         _planned(trial_config(config, strategy, cluster), num_gpus)
-        for strategy, cluster in _strategies(kinds, replicas, num_gpus)
+        for kind in kinds
+        for strategy, cluster in MODELS[kind].trials(replicas, num_gpus)
     ]
     own = trial_config(config, config.strategy.model_dump(), config.cluster.model_dump())
     known = [(each.config.strategy, each.config.cluster.num_workers) for each in planned]
@@ -59,7 +58,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
 
 
 def reference_config(config: RunConfig) -> RunConfig:
-    return trial_config(config, {"kind": "one_device"}, {})
+    return trial_config(config, {"kind": REFERENCE}, {})
 
 
 def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str, Any]) -> RunConfig:
@@ -84,47 +83,18 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
     )
 
 
-def _strategies(
-    kinds: Sequence[str], replicas: Sequence[int], num_gpus: int
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The section `strategy` and the keys of `cluster` of each trial."""
-    for kind in kinds:
-        if kind == "parameter_server":
-            for workers in (1, 2):
-                yield {"kind": kind}, {"workers": workers, "ps": 1}
-            continue
-        for number in replicas:
-            if kind == "mirrored":
-                yield {"kind": kind, "replicas": number}, {}
-            elif kind == "multi_worker_mirrored":
-                # TensorFlow gives a worker without GPUs one CPU replica
-                workers = WORKERS if num_gpus and number % WORKERS == 0 else number
-                yield {"kind": kind, "replicas_per_worker": number // workers}, {"workers": workers}
-            else:
-                yield {"kind": kind, "mesh": {"batch": number}}, {}
-
-
 def _planned(config: RunConfig, num_gpus: int) -> PlannedTrial:
-    processes = sum(local_tasks(config).values()) or 1
+    strategy, cluster = config.strategy, config.cluster
     verdict, reason = _refusal(config, num_gpus)
-    return PlannedTrial(_label(config), num_replicas(config, num_gpus), processes, config, verdict, reason)
-
-
-def _label(config: RunConfig) -> str:
-    strategy = config.strategy
-    if isinstance(strategy, DTensor | Jax):
-        mesh = " x ".join(f"{axis} {size}" for axis, size in strategy.mesh.items())
-        return f"{strategy.kind}, {mesh}"
-    if isinstance(strategy, ParameterServer):
-        return f"{strategy.kind}, {config.cluster.num_workers} worker{'s' * (config.cluster.num_workers > 1)}"
-    return strategy.kind
+    replicas, tasks = strategy.num_parts(cluster, num_gpus), sum(processes(config).values()) or 1
+    return PlannedTrial(strategy.label(cluster), replicas, tasks, config, verdict, reason)
 
 
 def _refusal(config: RunConfig, num_gpus: int) -> tuple[str, str]:
     """Verdict and reason of a trial that is not run."""
-    if isinstance(config.strategy, ParameterServer) and config.cluster.num_workers > 1:
+    if config.strategy.is_asynchronous(config.cluster):
         return "not compared", "several workers update asynchronously, in an order that no two runs share"
-    if isinstance(config.strategy, Jax) and importlib.util.find_spec("jax") is None:
-        return "cannot run", "JAX is not installed: pip install 'distlaunch[jax]'"
+    if missing := missing_backend(config.strategy.backend):
+        return "cannot run", missing
     problems = cross_check(config, num_gpus)
     return ("cannot run", "; ".join(map(str, problems))) if problems else ("", "")

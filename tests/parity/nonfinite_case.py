@@ -71,7 +71,9 @@ def main() -> None:
     from tests.parity.train_jobs import prepare_devices
 
     [kind] = sys.argv[1:]
-    choose_backend(kind)
+    from distlaunch.config.strategies import MODELS
+
+    choose_backend(MODELS[kind].backend)
     if kind == "jax":
         prepare_devices(2)
     found = [

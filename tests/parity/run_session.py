@@ -16,6 +16,7 @@ from typing import Any
 
 from distlaunch.base.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.config.strategies import MODELS
 from tests.parity.train_jobs import prepare_devices
 
 Steps = list[dict[str, float]]
@@ -53,7 +54,7 @@ def main() -> None:
     results, listed = sys.argv[1:]
     jobs = json.loads(listed)
     strategy, cluster = jobs[0][1]["strategy"], jobs[0][1].get("cluster", {})
-    choose_backend(strategy["kind"])
+    choose_backend(MODELS[strategy["kind"]].backend)
     if "mesh" in strategy:
         prepare_devices(8 // cluster.get("workers", 1))
     found = [

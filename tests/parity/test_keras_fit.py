@@ -17,8 +17,9 @@ from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.loop import TrainingLoop
 from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.surroundings import Surroundings
 from tests.parity.cases import BATCH, CASES
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

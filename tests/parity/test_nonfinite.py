@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.errors import NonFiniteError
-from distlaunch.base.events import CheckpointSaved, EpochEnded, Notice, RunEnded, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import CheckpointSaved, EpochEnded, Notice, RunEnded
 from tests.parity.nonfinite_case import BAD, STEPS, first_call
 
 HERE = "tests.parity.nonfinite_case"

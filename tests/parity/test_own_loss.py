@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from distlaunch import notebook
-from distlaunch.base.events import EpochEnded, Notice, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded, Notice
 
 HERE = "tests.parity.test_own_loss"
 layers = keras.layers

@@ -122,7 +122,7 @@ def test_many_steps_to_a_call_on_replicas(name, one_device):
 
 def train_mirrored(name: str | dict, replicas: int, **options) -> dict:
     from distlaunch.cluster.spec import Task
-    from distlaunch.config.strategy import Mirrored as Config
+    from distlaunch.config.strategies.replicas import Mirrored as Config
     from distlaunch.strategies.replica.mirrored import Mirrored
     from tests.parity.train_case import train_case
 

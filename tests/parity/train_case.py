@@ -26,8 +26,9 @@ from distlaunch.strategies.table import create
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import Surroundings, TrainingLoop
+from distlaunch.training.loop import TrainingLoop
 from distlaunch.training.steps.functions import make_steps
+from distlaunch.training.surroundings import Surroundings
 from distlaunch.training.trials.recorder import rounded as moved
 from tests.parity.cases import CASES
 

@@ -16,13 +16,14 @@ import yaml
 
 from distlaunch.base.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.config.strategies import MODELS as KINDS
 
 
 def main() -> None:
     results, listed = sys.argv[1:]
     jobs = yaml.safe_load(listed if listed.startswith("[") else Path(listed).read_text())
     kind = jobs[0][2]["strategy"]["kind"]
-    choose_backend(kind)
+    choose_backend(KINDS[kind].backend)
     workers, task = 1, Task("worker", 0)
     if "TF_CONFIG" in os.environ:
         spec, task = from_tf_config(os.environ["TF_CONFIG"])

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from distlaunch.base.events import Evaluated, EventWriter, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import Evaluated, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 from distlaunch.base.run_dir import RunDir
 
@@ -44,9 +45,9 @@ def train() -> None:
 
 
 def pulse(step: str) -> None:
-    from distlaunch.base.heartbeat import Pulse
+    from distlaunch.base.heartbeat import Heartbeat
 
-    Pulse(RUN.task(0, TASK).pulse).at_step(int(step))
+    Heartbeat(RUN.task(0, TASK).heartbeat).at_step(int(step))
 
 
 def finish(status: str = "done") -> None:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from distlaunch.cli.main import main
-from distlaunch.engines import local
 from distlaunch.plan import train as plan
+from distlaunch.supervise.supervisor import Supervisor
 
 real_argv = plan.worker_argv
 
@@ -18,12 +18,12 @@ def fake_argv(*arguments, **options):  # type: ignore[no-untyped-def]
 plan.worker_argv = fake_argv
 
 if "FAKE_BETWEEN" in os.environ:
-    real_execute = local.LocalEngine.execute
+    real_run = Supervisor.run
 
-    def execute(*arguments):  # type: ignore[no-untyped-def]
-        outcome = real_execute(*arguments)
+    def run(self):  # type: ignore[no-untyped-def]
+        outcome = real_run(self)
         os.kill(os.getpid(), int(os.environ["FAKE_BETWEEN"]))
         return outcome
 
-    local.LocalEngine.execute = execute
+    Supervisor.run = run
 main()

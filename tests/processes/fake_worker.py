@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distlaunch.base import events as ev
-from distlaunch.base.heartbeat import Pulse
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
@@ -30,7 +30,7 @@ TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
 WRITER = ev.EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
-PULSE = Pulse(FILES.pulse)
+HEARTBEAT = Heartbeat(FILES.heartbeat)
 faulthandler.register(DUMP_SIGNAL, all_threads=True)
 
 
@@ -41,7 +41,7 @@ def end(code: int) -> None:
 
 def train() -> None:
     first = int(SAVED.read_text()) if ATTEMPT and SAVED.exists() else 0
-    PULSE.at_step(first)
+    HEARTBEAT.at_step(first)
     if first:
         WRITER.write(ev.Restored(step=first, epoch=first // 4, path=str(SAVED)))
     epochs, batch = CONFIG.train.epochs, CONFIG.data.global_batch
@@ -56,8 +56,8 @@ def train() -> None:
     for epoch in range(first // 4, epochs):
         step = epoch * 4 + 4
         hold_up(step)
-        PULSE.turn()
-        PULSE.at_step(step)
+        HEARTBEAT.turn()
+        HEARTBEAT.at_step(step)
         logs = {"loss": 1 / (epoch + 1), "accuracy": 0.5}
         WRITER.write(ev.StepsDone(epoch=epoch, step=step, step_in_epoch=4, steps=4, seconds=0.1, logs=logs))
         misbehave(step)
@@ -75,9 +75,9 @@ def hold_up(step: int) -> None:
     how, _, victim = os.environ.get("FAKE", "").partition("=")
     if how not in ("hang", "freeze") or step <= 4 or ATTEMPT:
         return
-    PULSE.at_step(4)
+    HEARTBEAT.at_step(4)
     if victim != ARGS.task:
-        PULSE.turn()
+        HEARTBEAT.turn()
     elif how == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     while True:

@@ -5,15 +5,13 @@ import json
 import sys
 from pathlib import Path
 
-from supervised import Recorder, make_plan
-
-from distlaunch.supervise.supervisor import Supervisor
+from supervised import Recorder, make_plan, supervise
 
 if __name__ == "__main__":
     run_dir, stop_timeout_s, *rest = sys.argv[1:]
     groups = [list(group) for is_split, group in itertools.groupby(rest, lambda word: word == "--") if not is_split]
     recorder = Recorder()
     plan = make_plan(Path(run_dir), *groups, stop_timeout_s=float(stop_timeout_s))
-    outcome = Supervisor(plan, recorder).run()
+    outcome = supervise(plan, recorder)
     print(json.dumps({"status": outcome.status, "notes": recorder.notes}))
     sys.exit(outcome.exit_code)

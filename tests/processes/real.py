@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.base.events import Event, StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_dir import RunDir
 
 CONFIGS = Path(REPOSITORY) / "configs"

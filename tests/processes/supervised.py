@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +15,11 @@ import psutil
 from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
+from distlaunch.engines.local import LocalAllocation
 from distlaunch.plan.train import LaunchPlan, Mode, TaskPlan
+from distlaunch.supervise.observer import Observer
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.supervise.supervisor import Supervisor
 
 CHILD = Path(__file__).with_name("child.py")
 REPOSITORY = str(Path(__file__).parents[2])
@@ -44,6 +49,11 @@ class Recorder:
         self.on_tick()
 
     def ended(self) -> None: ...
+
+
+def supervise(plan: LaunchPlan, observer: Observer | None = None, environ: Mapping[str, str] = os.environ) -> Outcome:
+    """Runs a plan to its end, with real processes of this machine."""
+    return Supervisor(plan, LocalAllocation(environ), observer or Recorder()).run()
 
 
 def make_plan(

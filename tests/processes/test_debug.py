@@ -8,7 +8,8 @@ import pytest
 from real import run
 from terminal import Terminal
 
-from distlaunch.base.events import EpochEnded, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded
 from distlaunch.base.run_dir import RunDir
 
 MINE = """

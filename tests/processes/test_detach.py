@@ -166,6 +166,25 @@ def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
     assert err == f"error: runs/job: its launcher (process {pid}) still works after 0.2 s\n"
 
 
+def test_a_run_that_was_started_with_ctrl_c_ignored_ends_at_once(shell: Shell) -> None:
+    """As `&` in a script starts it."""
+    words = f"trap '' INT; exec {sys.executable} {Path(__file__).with_name('fake_cli.py')} train job.yaml -q"
+    process = subprocess.Popen(["sh", "-c", words], cwd=shell.directory, env={**shell.env, "FAKE": "wait"})
+    wait_until(lambda: list(shell.directory.glob("runs/job/waiting-*")))
+    assert shell("stop", "runs/job", "--now")[0] == 0
+    assert process.wait(timeout=10) == 130
+
+
+def test_stacks_of_a_run_that_goes_on(shell: Shell) -> None:
+    detach(shell)
+    code, out, _ = shell("logs", "runs/job", "--stacks", "--raw")
+    assert code == 0
+    assert "most recent call first" in out
+    assert run_of(shell).is_busy()
+    shell("stop", "runs/job")
+    assert "--stacks: runs/job is not going on, so no task has any" in shell("logs", "runs/job", "--stacks")[2]
+
+
 def test_only_the_holder_of_the_lock_is_stopped(shell: Shell) -> None:
     """The lock file of a launcher that is gone names a number that may be another process by now."""
     shell("train", "job.yaml", "-q")

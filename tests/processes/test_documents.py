@@ -1,4 +1,4 @@
-"""What the documents show, run as it is written there, with a look at what comes out."""
+"""What the documents show, run as it is written there, with a look at what comes out; and what they name, looked up."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from click.testing import CliRunner
 from real import CONFIGS, assert_nothing_left, at_step, json_lines, run, wait_for
 
-from distlaunch.base.events import Evaluated, read_events
+from distlaunch import __version__
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Evaluated
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.config.read.load import load_config
-from distlaunch.config.strategy_switch import KINDS
-from tests.documents import commands, snippet, snippets
+from distlaunch.config.strategies import KINDS
+from tests.documents import DOCUMENTS, ROOT, CodeName, anchors, code_names, commands, links, snippet, snippets
 
 HERE = Path(__file__).parent
 START = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/distlaunch train configs/fashion_mnist.yaml"
@@ -31,6 +35,7 @@ SESSION = {
 DETACHED = {
     "distlaunch train configs/fashion_mnist.yaml --detach",
     "distlaunch stop runs/fashion-mnist",
+    "distlaunch logs runs/fashion-mnist --stacks",
     "distlaunch logs runs/fashion-mnist -f",
     "distlaunch train configs/fashion_mnist.yaml --resume",
 }
@@ -39,7 +44,9 @@ MESHES = {
     "distlaunch train configs/sentiment_model_parallel.yaml",
     "distlaunch train configs/sentiment_spatial_parallel.yaml",
 }
+MINE = {"distlaunch validate mine.yaml", "distlaunch train mine.yaml"}
 VERIFY = "distlaunch verify mine.yaml"
+TESTS = "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest"
 ELSEWHERE = {
     "distlaunch train configs/fashion_mnist.yaml --smoke": "test_train.py::test_every_config_passes_its_smoke_test",
     "distlaunch train configs/fashion_mnist.yaml --debug": "test_debug.py::test_a_custom_step_a_pipeline_and_keys",
@@ -48,7 +55,16 @@ ELSEWHERE = {
     "distlaunch predict runs/NAME --input reviews.txt --output -": "test_sentiment.py::texts_in_scores_out",
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
+    "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
+    "distlaunch export RUN": "test_documents.py::test_the_first_commands_of_the_readme",
+    "distlaunch logs RUN --stacks": "test_detach.py::test_stacks_of_a_run_that_goes_on",
+    "distlaunch stop runs/fashion-mnist --now": "test_detach.py::test_stop_now",
+    "distlaunch train runs/fashion-mnist --resume": "test_commands.py::test_more_epochs_for_a_finished_run",
+    "distlaunch validate CONFIG": "../unit/test_config_commands.py::test_validate",
+    "distlaunch schema > configs/distlaunch.schema.json": (
+        "../unit/test_config_commands.py::test_the_shipped_schema_is_not_stale"
+    ),
     "distlaunch report RUN": "test_parameter_server.py::test_both_hostings_give_the_same_report",
     "distlaunch init DIR": "test_init.py::test_the_starter_trains_well_under_every_strategy",
     "distlaunch run --workers 2 script.py ARGS": "test_run_frameworks.py::test_multi_worker_mirrored",
@@ -68,12 +84,14 @@ CANNOT = {
     "distlaunch run guide.py": "likewise, and it is for several GPUs",
     "distlaunch run --jax guide.py": "likewise, and it is for several GPUs",
     "distlaunch train config.yaml": "names no file; it stands for `train` as such",
-    "pip install -e '.[dev]'": "installs what this test runs with",
-    "pip install 'distlaunch[jax]'": "likewise",
+    "pip install 'distlaunch[jax]'": "installs what these tests run with",
     "pip install tensorboard": "no part of distlaunch",
-    "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest": "runs this test",
-    "pytest": "likewise",
-    "pytest -m slow": "likewise",
+    TESTS: "runs this test",
+    "scripts/check.sh": "CI runs it before the tests",
+    "pytest": "runs this test",
+    "pytest --regenerate": "writes golden files",
+    "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
+    "pytest -m slow": "runs this test",
     "pytest -m full_data": "likewise",
     "pytest -m full_grid": "likewise",
 }
@@ -81,25 +99,73 @@ CANNOT = {
 
 def test_every_command_of_the_documents_is_run() -> None:
     """A command that is new or changed needs a place above."""
-    assert commands() == {*SESSION, *DETACHED, *MESHES, VERIFY, *ELSEWHERE, *CANNOT}
+    assert commands() == {*SESSION, *DETACHED, *MESHES, *MINE, VERIFY, *ELSEWHERE, *CANNOT}
     for place in ELSEWHERE.values():
         file, _, name = place.partition("::")
         assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE), place
 
 
+def test_ci_runs_the_commands_of_the_documents() -> None:
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert TESTS in [line.replace(" --quiet", "") for line in lines]
+    assert any(line.endswith(" scripts/check.sh") for line in lines)
+
+
+def test_every_command_has_its_help_and_its_line() -> None:
+    shown = set(re.findall(r"^\| `(\w+)[ `]", (ROOT / "docs/commands.md").read_text(), re.MULTILINE))
+    assert shown == COMMANDS.keys()
+    for name in COMMANDS:
+        assert CliRunner().invoke(cli, [name, "--help"]).exit_code == 0, name
+
+
 def test_every_snippet_of_the_documents_is_used() -> None:
     used = [
-        "# mine.py",
-        "# mine.yaml",
-        "def step(context, batch):",
-        "name: null",
-        "strategy:",
-        "mesh: batch 4",
-        "strategy:",
+        ("README.md", "# mine.py"),
+        ("README.md", "# mine.yaml"),
+        ("architecture.md", "  distlaunch train"),  # a picture
+        ("config.md", "name: null"),
+        ("meshes.md", "strategy:"),
+        ("meshes.md", "mesh: batch 4"),
+        ("models_and_data.md", "def step(context, batch):"),
+        ("parameter_servers.md", "strategy:"),
     ]
-    shown = [one.first_line for one in snippets()]
-    assert len(shown) == len(used)
-    assert all(line.startswith(start) for line, start in zip(shown, used, strict=True)), shown
+    shown = [(one.document, one.first_line) for one in snippets()]
+    assert [name for name, _ in shown] == [name for name, _ in used]
+    assert all(line.startswith(start) for (_, line), (_, start) in zip(shown, used, strict=True)), shown
+
+
+def test_every_link_leads_somewhere() -> None:
+    for path, target in links():
+        file, _, anchor = target.partition("#")
+        found = path.parent / file if file else path
+        assert found.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{path.name}: {target}; there are {sorted(anchors(found))}"
+
+
+def test_every_page_is_in_the_table_of_the_readme() -> None:
+    linked = {(path.parent / target).resolve() for path, target in links() if path.name == "README.md"}
+    assert linked >= {*DOCUMENTS[1:], ROOT / "CHANGELOG.md"}
+
+
+@pytest.mark.parametrize("code", sorted(code_names("architecture.md"), key=str), ids=lambda c: f"{c.file} {c.name}")
+def test_the_names_of_the_architecture_exist(code: CodeName) -> None:
+    """`file.py`, `file.py: NAME`, `file.py: function()`, `file.py: Class` or `file.py: Class.method()`."""
+    source = (ROOT / "distlaunch" / code.file).read_text()
+    for name in code.name.split(".") if code.name else ():
+        assert re.search(rf"^\s*(?:class |def |async def )?{name}\b(?:\(|:| =|\[)", source, re.MULTILINE), name
+
+
+def test_methods_that_the_architecture_names_alone_exist() -> None:
+    """`Class.method()` without a file: the page has named the file just before."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    sources = [(ROOT / "distlaunch" / code.file).read_text() for code in code_names("architecture.md")]
+    for owner, method in re.findall(r"`(\w+)\.(\w+)\(\)`", text):
+        assert any(f"class {owner}" in source and f"def {method}(" in source for source in sources), (owner, method)
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == __version__
 
 
 class Session:
@@ -159,6 +225,9 @@ def test_a_run_in_the_background_stopped_and_resumed(tmp_path: Path) -> None:
     longer = ("--set", "train.epochs=30", "--set", "train.steps_per_call=1", "--set", "export=[]")
     session("distlaunch train configs/fashion_mnist.yaml --detach", *longer)
     wait_for(run_dir, at_step(10))
+    for task in ("worker:0", "worker:1"):
+        stacks = session("distlaunch logs runs/fashion-mnist --stacks")
+        assert re.search(rf"^\[{task}\] .*training/loop.py", stacks, re.MULTILINE)
     session("distlaunch stop runs/fashion-mnist")
     (stopped,) = run_dir.checkpoint_steps()[-1:]
     assert session("distlaunch logs runs/fashion-mnist -f").splitlines()[-1] == "stopped"
@@ -183,7 +252,7 @@ def test_the_dtensor_tutorial_is_three_commands(tmp_path: Path) -> None:
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
     """The README's own model, with its own step below, which imports what a custom step needs."""
-    step = snippet("README.md", "def step(")
+    step = snippet("models_and_data.md", "def step(")
     code = "import tensorflow as tf\n" + snippet("README.md", "# mine.py") + "\n\n" + step
     (tmp_path / "mine.py").write_text(code)
     (tmp_path / "mine.yaml").write_text(snippet("README.md", "# mine.yaml"))
@@ -198,6 +267,9 @@ def losses(project: Path, *options: str) -> list[float]:
 
 
 def test_the_readmes_own_model_and_step(mine: Path) -> None:
+    code, out, err = run("validate", "mine.yaml", cwd=mine)
+    assert (code, err) == (0, "")
+    assert out.startswith("mine.yaml: ok (")
     found = losses(mine)
     assert len(found) == 5
     assert found[-1] < 0.1
@@ -240,7 +312,7 @@ def test_the_mesh_of_the_document(tmp_path: Path) -> None:
 
 def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
     """Every key of the schema is there, and each that has a default has it."""
-    page = snippet("README.md", "name: null")
+    page = snippet("config.md", "name: null")
     filled = page.replace("function: ...", 'function: "mine.py:model"', 1)
     filled = filled.replace("function: ...", 'function: "mine.py:data"', 1).replace(
         "global_batch: ...", "global_batch: 8"
@@ -252,14 +324,14 @@ def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
     assert told | {"name": None} == real | {"name": None}
     keys = yaml.safe_load(filled)
     assert set(keys) == set(real)
-    for section in ("data", "compile", "train", "cluster", "checkpoint", "restarts"):
+    for section in ("data", "compile", "train", "cluster", "engine", "checkpoint", "restarts"):
         assert set(keys[section]) | {"tfds"} == set(real[section]) | {"tfds"}, section
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_strategies_in_one_page_are_valid(mine: Path, kind: str) -> None:
     """And name every key of theirs."""
-    (shown,) = re.findall(rf"\{{kind: {kind}(?=[,}}]).*\}}", snippet("README.md", "name: null"))
+    (shown,) = re.findall(rf"\{{kind: {kind}(?=[,}}]).*\}}", snippet("config.md", "name: null"))
     strategy = yaml.safe_load(shown)
     least = {"model": {"function": "mine.py:model"}, "data": {"function": "mine.py:data", "global_batch": 8}}
     servers = {"cluster": {"ps": 1}} if kind == "parameter_server" else {}

@@ -13,7 +13,8 @@ import pytest
 from real import LIMIT_S, final_state
 from supervised import REPOSITORY
 
-from distlaunch.base.events import CheckpointFailed, CheckpointSaved, RunEnded, StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import CheckpointFailed, CheckpointSaved, RunEnded, StepsDone
 from distlaunch.base.run_dir import RunDir
 
 MOUNT = ["unshare", "--map-root-user", "--mount"]

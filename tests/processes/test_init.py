@@ -9,7 +9,7 @@ import pytest
 from real import json_lines, run
 
 from distlaunch.config.read.load import load_config
-from distlaunch.config.strategy_switch import KINDS
+from distlaunch.config.strategies import KINDS
 
 ACCURACY = 0.985  # it says 99 %
 IN_CI = ("one_device", "dtensor", "jax")

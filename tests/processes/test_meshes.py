@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from real import assert_nothing_left, at_step, final_state, finish, json_lines, kill_task, run, start, wait_for
 
-from distlaunch.base.events import EpochEnded, Event, Restored, StepsDone, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded, Event, Restored, StepsDone
 from distlaunch.base.run_dir import RunDir
 
 pytest.importorskip("jax")

@@ -14,7 +14,8 @@ import pytest
 from real import CONFIGS, assert_nothing_left, at_step, final_state, finish, run, start, wait_for
 from supervised import wait_until
 
-from distlaunch.base.events import EpochEnded, Evaluated, Event, RunEnded, TaskRestarted, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded, Evaluated, Event, RunEnded, TaskRestarted, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 FASHION = str(CONFIGS / "fashion_mnist_servers.yaml")

@@ -11,7 +11,8 @@ import pytest
 from real import finish, run, start
 from supervised import processes_of, wait_until
 
-from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 MINE = """
@@ -109,7 +110,8 @@ from pathlib import Path
 
 import keras
 
-from distlaunch.base.events import TaskStarted, read_events
+from distlaunch.base.events import TaskStarted
+from distlaunch.base.event_files import read_events
 from distlaunch.supervise.policy import LOCKSTEP_STOP_S
 
 
@@ -140,7 +142,7 @@ def test_what_is_being_written_when_a_peer_is_lost_is_written_whole(project: Pat
 def test_told_before_there_is_anything_to_save(project: Path) -> None:
     job = RunDir(project / "runs" / "job")
     process = start("train", "mine.yaml", cwd=project)
-    wait_until(lambda: (job.task(0, "worker:1").pulse).exists(), timeout_s=60)  # it runs, and loads TensorFlow
+    wait_until(lambda: (job.task(0, "worker:1").heartbeat).exists(), timeout_s=60)  # it runs, and loads TensorFlow
     worker = next(p for p in psutil.Process(process.pid).children(recursive=True) if "worker:1" in p.cmdline())
     worker.terminate()
     code, out, err = finish(process)

@@ -12,7 +12,8 @@ import pytest
 from supervised import processes_of, wait_until
 from test_commands import CONFIG, Shell
 
-from distlaunch.base.events import RunEnded, TaskFailed, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, TaskFailed
 from distlaunch.base.run_dir import RunDir
 
 SERVERS = ["--set", "strategy.kind=parameter_server", "--set", "cluster.workers=2", "--set", "cluster.ps=1"]

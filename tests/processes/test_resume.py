@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from real import json_lines, run
 
-from distlaunch.base.events import CheckpointFailed, EpochEnded, Restored, TrainingStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import CheckpointFailed, EpochEnded, Restored, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 
 MINE = """

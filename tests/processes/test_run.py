@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
-from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S, read_signs
 from distlaunch.base.run_dir import RunDir
 
@@ -545,8 +546,8 @@ hang()
 
 def test_tasks_that_open_no_ports_have_all_the_time(runner: Runner) -> None:
     process = runner.start("-q", "--workers", "2", "--start-timeout", "2", runner.script("wait_for('told')\n"))
-    pulse = runner.run_dir().task(0, "worker:1").pulse
-    wait_until(lambda: read_signs(pulse).beats * BEAT_S > 2.5)
+    heartbeat = runner.run_dir().task(0, "worker:1").heartbeat
+    wait_until(lambda: read_signs(heartbeat).beats * BEAT_S > 2.5)
     (runner.directory / "told").touch()
     assert end(process) == (0, "", "")
 

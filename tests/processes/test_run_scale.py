@@ -12,14 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from supervised import Recorder, processes_of, wait_until
+from supervised import Recorder, processes_of, supervise, wait_until
 from test_run import Runner, end
 
 from distlaunch.base.events import TaskStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import pick_ports
 from distlaunch.plan.script import ScriptJob, plan_script
-from distlaunch.supervise.supervisor import Supervisor
 
 MEMORY_BYTES = 100_000_000
 
@@ -126,9 +125,10 @@ def test_a_gigabyte_of_output(run_dir: Path) -> None:
     began = time.monotonic()
     environ = {**runner.env, "MARKER": str(runner.directory)}
     try:
-        plan = plan_script(ScriptJob("script", str(script), workers=2), run, 0, held.numbers)
+        addresses = [f"127.0.0.1:{port}" for port in held.numbers]
+        plan = plan_script(ScriptJob("script", str(script), workers=2), run, 0, addresses)
         memory = psutil.Process().memory_info().rss
-        assert Supervisor(plan, Listener(), environ=environ).run().status == "done"
+        assert supervise(plan, Listener(), environ).status == "done"
     finally:
         held.release()
     assert psutil.Process().memory_info().rss - memory < 20_000_000

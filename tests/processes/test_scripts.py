@@ -14,7 +14,8 @@ import pytest
 from supervised import REPOSITORY, wait_until
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import CheckpointSaved, EpochEnded, Restored, RunEnded, StepsDone, TaskStarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import CheckpointSaved, EpochEnded, Restored, RunEnded, StepsDone, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 CONFIGS = Path(REPOSITORY) / "configs"

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from real import CONFIGS, run
 
-from distlaunch.base.events import Restored, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Restored
 from distlaunch.base.run_dir import RunDir
 from distlaunch.workloads.sentiment import reviews
 

@@ -9,21 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from supervised import Recorder, make_servers_plan
+from supervised import Recorder, make_servers_plan, supervise
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.events import Evaluated, RunEnded, TaskRestarted, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Evaluated, RunEnded, TaskRestarted
 from distlaunch.base.run_dir import RunDir
-from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.supervisor import Supervisor
 
 SERVE = ["serve"]
 LONG = ["train", "hang"]
-
-
-def supervise(plan: LaunchPlan, recorder: Recorder | None = None) -> Outcome:
-    return Supervisor(plan, recorder or Recorder()).run()
 
 
 def killer(run_dir: Path, *marks: str, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:

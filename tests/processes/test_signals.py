@@ -89,13 +89,13 @@ def test_nothing_survives_a_killed_launcher(run_dir: Path, actions: list[str]) -
     wait_until(lambda: not processes_of(run_dir), timeout_s=5)
 
 
-def test_the_lifeline_works_without_the_warden(run_dir: Path) -> None:
+def test_the_lifeline_works_without_the_guard(run_dir: Path) -> None:
     import psutil
 
     process = launch(run_dir, ["honour_lifeline", *STUBBORN])
-    wardens = [p for p in psutil.Process(process.pid).children() if any("warden" in word for word in p.cmdline())]
-    assert len(wardens) == 1
-    wardens[0].kill()
+    guards = [p for p in psutil.Process(process.pid).children() if any("orphan_guard" in word for word in p.cmdline())]
+    assert len(guards) == 1
+    guards[0].kill()
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(run_dir), timeout_s=5)

@@ -6,22 +6,16 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from supervised import Recorder, make_plan
+from supervised import Recorder, make_plan, supervise
 
 from distlaunch.base.errors import ExitCode, Problem
-from distlaunch.base.events import RunEnded, TaskFailed, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import RunEnded, TaskFailed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.supervisor import Supervisor
 
 GOOD = ["train", "wait_for=training-1", "finish"]
 PEER = ["train", "hang"]
 DONE_MARK = "mark=done"
-
-
-def supervise(plan: LaunchPlan, recorder: Recorder | None = None) -> Outcome:
-    return Supervisor(plan, recorder or Recorder()).run()
 
 
 def test_all_done(run_dir: Path) -> None:

@@ -22,6 +22,7 @@ from real import (
     wait_for,
 )
 
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     EpochEnded,
@@ -31,7 +32,6 @@ from distlaunch.base.events import (
     StepsDone,
     TaskFailed,
     TrainingStarted,
-    read_events,
 )
 from distlaunch.base.run_dir import RunDir
 

@@ -9,7 +9,8 @@ import pytest
 from real import run
 
 from distlaunch.base.compat import TESTED, installed
-from distlaunch.base.events import Notice, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Notice
 from distlaunch.base.run_dir import RunDir
 
 MINE = """

@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 from distlaunch.base.errors import Problem
 from distlaunch.config.base import Section
 from distlaunch.config.checks.config import cross_check
-from distlaunch.config.checks.replicas import num_replicas
 from distlaunch.config.read.tree import Key
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import sites
@@ -88,7 +87,7 @@ def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) ->
     elif key == ("checkpoint",):
         data["checkpoint"] = {}
     elif key == ("data", "global_batch"):
-        data["data"]["global_batch"] = num_replicas(config, None)
+        data["data"]["global_batch"] = config.strategy.num_parts(config.cluster, None)
     else:
         _take_out(data, key)
 

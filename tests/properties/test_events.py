@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.base.events import FORMAT, Event, EventWriter, Logs, read_events
+from distlaunch.base.event_files import EventWriter, read_events
+from distlaunch.base.events import FORMAT, Event, Logs
 from tests.properties.drawn import texts
 
 _finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -10,11 +10,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlaunch.base.events import EpochEnded, EventWriter, RunEnded, StepsDone, TaskFailed, TrainingStarted
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TaskFailed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report
-from distlaunch.supervise.event_facts import last_end, tell_end_again
+from distlaunch.supervise.run_events import last_end, tell_end_again
 
 STEPS = 3  # of an epoch
 START = TrainingStarted(

@@ -218,8 +218,8 @@ def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000020, step-00000010.*begin anew on purpose"):
         store.newest_good(lambda step, error: heard.append(step))
     assert heard == [20, 10]
-    store.set_aside(10)
-    store.set_aside(20)
+    store.archive(10)
+    store.archive(20)
     with pytest.raises(CheckpointError, match="damaged-step-00000010"):
         store.newest_good()
     shutil.rmtree(tmp_path / "checkpoints")
@@ -268,7 +268,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     for step in (10, 20):
         store.save(STATE, Progress(step=step), {})
     (tmp_path / "step-00000020" / "state.npz").write_bytes(b"torn")
-    store.newest_good(lambda step, error: store.set_aside(step))
+    store.newest_good(lambda step, error: store.archive(step))
     assert store.steps() == [10]
     store.save(STATE, Progress(step=15), {})
     store.save(STATE, Progress(step=18), {})

@@ -84,9 +84,9 @@ def test_validate_as_json(folder: Path) -> None:
     assert (bad["problems"][0]["source"], bad["problems"][0]["line"]) == ("bad.yaml:6", 6)
 
 
-def test_the_help_of_verify_says_of_random_layers_what_the_readme_says() -> None:
+def test_the_help_of_verify_says_of_random_layers_what_the_documents_say() -> None:
     told = " ".join(CliRunner().invoke(verify, ["--help"]).stdout.split())
-    for text in (told, " ".join((ROOT / "README.md").read_text().split())):
+    for text in (told, " ".join((ROOT / "docs/numbers.md").read_text().split())):
         assert re.search(r"Random layers [\w ]*stay on", text)
         assert "each example keeps its mask" in text
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.events import EpochEnded, Event, EventWriter, Notice, RunEnded, read_events
+from distlaunch.base.event_files import EventWriter, read_events
+from distlaunch.base.events import EpochEnded, Event, Notice, RunEnded
 
 
 def test_half_a_line_does_not_swallow_the_next_writers_event(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,
     explain_exit,
-    headline,
     last_lines,
     may_pass,
     read_error,
 )
-from distlaunch.supervise.facts import Blame
+from distlaunch.supervise.diagnose.headline import headline
+from distlaunch.supervise.facts import ErrorRole
 
 GRAPH_ERROR = """Graph execution error:
 
@@ -108,22 +108,22 @@ def write(files: TaskDir, **data: object) -> None:
 @pytest.mark.parametrize(
     ("kind", "message", "blame"),
     [
-        ("UnavailableError", "x", Blame.CONSEQUENCE),
-        ("DeadlineExceededError", "x", Blame.CONSEQUENCE),
-        ("InternalError", "Collective ops is aborted by: x", Blame.CONSEQUENCE),
-        ("JaxRuntimeError", "INTERNAL: Gloo all-reduce failed: Connection closed by peer", Blame.CONSEQUENCE),
-        ("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses", Blame.CONSEQUENCE),
-        ("JaxRuntimeError", "RESOURCE_EXHAUSTED: out of memory", Blame.CAUSE),
-        ("ValueError", "bad shape", Blame.CAUSE),
-        ("ResourceExhaustedError", "OOM when allocating", Blame.CAUSE),
+        ("UnavailableError", "x", ErrorRole.CONSEQUENCE),
+        ("DeadlineExceededError", "x", ErrorRole.CONSEQUENCE),
+        ("InternalError", "Collective ops is aborted by: x", ErrorRole.CONSEQUENCE),
+        ("JaxRuntimeError", "INTERNAL: Gloo all-reduce failed: Connection closed by peer", ErrorRole.CONSEQUENCE),
+        ("JaxRuntimeError", "UNAVAILABLE: failed to connect to all addresses", ErrorRole.CONSEQUENCE),
+        ("JaxRuntimeError", "RESOURCE_EXHAUSTED: out of memory", ErrorRole.CAUSE),
+        ("ValueError", "bad shape", ErrorRole.CAUSE),
+        ("ResourceExhaustedError", "OOM when allocating", ErrorRole.CAUSE),
     ],
 )
-def test_blame(tmp_path: Path, kind: str, message: str, blame: Blame) -> None:
+def test_blame(tmp_path: Path, kind: str, message: str, blame: ErrorRole) -> None:
     files = TaskDir(tmp_path)
     write(files, type=kind, message=message)
     error = read_error(files)
     assert error is not None
-    assert error.blame is blame
+    assert error.role is blame
 
 
 def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_process_that_jax_has_aborted_has_lost_a_peer(tmp_path: Path, seen: bo
                                 "distributed service detected fatal errors. This most likely ...")  # fmt: skip
     error = read_error(files)
     assert error is not None
-    assert error.blame is Blame.CONSEQUENCE
+    assert error.role is ErrorRole.CONSEQUENCE
     assert "another task is gone" in explain_exit(-6, error)
 
 

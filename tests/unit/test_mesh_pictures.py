@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from distlaunch.base.events import EventWriter, VariablesPlaced
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
 from distlaunch.plan.train import LaunchPlan, plan_json

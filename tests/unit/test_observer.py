@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from distlaunch.base.events import Event, Notice
-from distlaunch.supervise.observer import LINE_ROOM, Observer, Silent, Sturdy
+from distlaunch.supervise.observer import LINE_ROOM, Observer, Silent, ThreadedObserver
 
 DEADLINE_S = 10.0
 
@@ -61,7 +61,7 @@ def num_threads() -> int:
 
 def test_everything_is_shown_in_order_and_no_thread_stays() -> None:
     view = View()
-    with Sturdy(view) as told:
+    with ThreadedObserver(view) as told:
         for number in range(100):
             told.line("worker:0", str(number))
             told.event(notice(number))
@@ -73,13 +73,13 @@ def test_everything_is_shown_in_order_and_no_thread_stays() -> None:
 
 
 def test_who_tells_nothing_needs_no_thread() -> None:
-    with Sturdy(View()):
+    with ThreadedObserver(View()):
         assert num_threads() == 0
 
 
 def test_it_can_be_used_again() -> None:
     view = View()
-    told = Sturdy(view)
+    told = ThreadedObserver(view)
     for text in ("a", "b"):
         with told:
             told.note(text)
@@ -90,7 +90,7 @@ def test_it_can_be_used_again() -> None:
 def test_nobody_waits_for_a_view_that_is_stuck() -> None:
     """Each call returns although the view never does; of ticks one waits, of lines so many, of the rest all."""
     view = View()
-    with Sturdy(view, room=4 * LINE_ROOM) as told:
+    with ThreadedObserver(view, room=4 * LINE_ROOM) as told:
         view.close(told)
         for number in range(10):
             told.tick(number)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_view_that_is_stuck() -> None:
 
 def test_dropped_lines_are_told_once_when_there_is_room_again() -> None:
     view, shown = View(), threading.Event()
-    with Sturdy(view, room=4 * LINE_ROOM) as told:
+    with ThreadedObserver(view, room=4 * LINE_ROOM) as told:
         view.close(told)
         for number in range(7):
             told.line("a", str(number))
@@ -132,7 +132,7 @@ def test_a_reader_that_has_gone_ends_the_showing_alone() -> None:
     def fail() -> None:
         raise BrokenPipeError
 
-    told = Sturdy(view)
+    told = ThreadedObserver(view)
     with told:
         told.note("a")
     view.fail = fail
@@ -154,7 +154,7 @@ def test_a_bug_of_the_view_surfaces_once_where_it_harms_nothing(call: str) -> No
         failed.set()
         raise RuntimeError("bug")
 
-    told = Sturdy(view)
+    told = ThreadedObserver(view)
 
     def use() -> None:
         with told:
@@ -179,9 +179,9 @@ def test_a_bug_of_the_view_surfaces_once_where_it_harms_nothing(call: str) -> No
 def test_who_shows_by_the_same_view_shares_a_thread_and_its_order() -> None:
     """The end of an attempt waits for nothing; that of the job does."""
     view = View()
-    with Sturdy.of(view) as job:
+    with ThreadedObserver.of(view) as job:
         for attempt in range(2):
-            with Sturdy.of(job) as told:
+            with ThreadedObserver.of(job) as told:
                 assert told is job
                 if not attempt:
                     view.close(told)

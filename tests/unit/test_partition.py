@@ -7,7 +7,7 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.config.strategy import Partitioner  # noqa: E402
+from distlaunch.config.strategies.parameter_server import Partitioner  # noqa: E402
 from distlaunch.strategies.parameter_server.partition import (  # noqa: E402
     Shards,
     make_partitioner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.train import (
     LaunchPlan,
+    cluster_at,
     fit_config,
-    local_cluster,
     plan_json,
     plan_launch,
+    processes,
     render_plan,
     task_run_name,
 )
@@ -44,6 +45,10 @@ def _python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/bin/python")
 
 
+def _cluster(run_config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
+    return cluster_at(processes(run_config), [f"127.0.0.1:{port}" for port in ports])
+
+
 CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
     "one_device": (config({"kind": "one_device"}), {}),
     "mirrored_4_gpus": (config({"kind": "mirrored", "replicas": 2}), {"gpus": ("0", "1", "2", "3")}),
@@ -66,7 +71,7 @@ CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
 def test_plan(case: str, golden: Callable[[str, str], None]) -> None:
     run_config, arguments = CASES[case]
     ports = run_config.cluster.ports
-    cluster = local_cluster(run_config, ports if ports != "auto" else ["(picked at start)"] * 4)
+    cluster = _cluster(run_config, ports if ports != "auto" else ["(picked at start)"] * 4)
     plan = plan_launch(run_config, RunDir("/runs/mnist"), 0, "train", cluster, **arguments)
     golden(f"plan/{case}.txt", render_plan(plan, run_config) + "\n")
     golden(f"plan/{case}.json", plan_json(plan) + "\n")
@@ -138,10 +143,10 @@ def test_the_given_cluster_shares_the_mesh() -> None:
 def test_too_few_gpus() -> None:
     run_config = config({"kind": "multi_worker_mirrored"}, workers=2)
     with pytest.raises(UsageError, match="2 workers do not fit on 1 GPU"):
-        plan_launch(run_config, RunDir("/r"), 0, "train", local_cluster(run_config, [1, 2]), gpus=("0",))
+        plan_launch(run_config, RunDir("/r"), 0, "train", _cluster(run_config, [1, 2]), gpus=("0",))
     mesh = config({"kind": "jax", "mesh": {"batch": 8}}, workers=2)
     with pytest.raises(UsageError, match=r"2 workers with 4 GPU\(s\) each do not fit on 4 GPU"):
-        plan_launch(mesh, RunDir("/r"), 0, "train", local_cluster(mesh, [1, 2]), gpus=("0", "1", "2", "3"))
+        plan_launch(mesh, RunDir("/r"), 0, "train", _cluster(mesh, [1, 2]), gpus=("0", "1", "2", "3"))
 
 
 def test_names() -> None:

@@ -13,7 +13,7 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.data.numbered_batches import Reader, offer_splits  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.data.splits import Splits  # noqa: E402
-from distlaunch.strategies.parameter_server.strategy import worker_batches  # noqa: E402
+from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
 from distlaunch.strategies.protocol import Source  # noqa: E402
 from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
 

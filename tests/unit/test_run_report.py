@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
     Evaluated,
     Event,
-    EventWriter,
     Exported,
     RunEnded,
     StepsDone,

@@ -7,19 +7,33 @@ import sys
 
 import pytest
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
-from distlaunch.supervise.facts import Absent, Asked, Blame, Blamed, Came, Exited, Fact, GivenUp, Rules, Sent, Spawned
+from distlaunch.supervise.facts import (
+    Absent,
+    Asked,
+    Came,
+    ErrorReported,
+    ErrorRole,
+    Exited,
+    Fact,
+    GivenUp,
+    Rules,
+    Sent,
+    Spawned,
+)
 from distlaunch.supervise.facts import Training as Up
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import RAISED_S, Standing, Why
+from distlaunch.supervise.state import RAISED_S, RunState, Why
 from distlaunch.supervise.verdict import Verdict, conclude
 
 A, B, CHIEF, PS, EVALUATOR = "worker:0", "worker:1", "chief:0", "ps:0", "evaluator:0"
 WORKERS = Rules(A, False, 100, 30, scripts=True)
 SERVERS = Rules(CHIEF, False, 100, 30, frozenset({A, PS}), frozenset({A}), scripts=True)
-BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), aside=frozenset({EVALUATOR}), scripts=True)
-TERM, KILL, DONE = signal.SIGTERM, signal.SIGKILL, ExitCode.DONE
+BESIDE = Rules(A, False, 100, 30, replaceable=frozenset({EVALUATOR}), optional=frozenset({EVALUATOR}), scripts=True)
+STOP, KILL, DUMP = Order
+CONFIG, CAUSE, CONSEQUENCE = ErrorRole
+TERM, DONE = signal.SIGTERM, ExitCode.DONE
 
 
 def up(*tasks: str) -> list[Fact]:
@@ -31,43 +45,53 @@ TWO, SERVED, EVALUATED = up(A, B), up(CHIEF, A, PS), up(A, EVALUATOR)
 DECISIONS = {
     "one is done early": (WORKERS, [*TWO, Exited(10, A, 0)], 9999, Decision(Why.NOTHING)),
     "the last is done": (WORKERS, [*TWO, Exited(10, A, 0), Exited(99, B, 0)], 99, Decision(Why.NOTHING, over=True)),
-    "one fails": (WORKERS, [*TWO, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=TERM)),
-    "one is preempted": (WORKERS, [*TWO, Exited(10, B, 42)], 10.8, Decision(Why.STOPPED, send=TERM)),
-    "asked to stop": (WORKERS, [*TWO, Asked(10, TERM), Sent(10, TERM)], 11, Decision(Why.TERMINATE, wake_at=40)),
+    "one fails": (WORKERS, [*TWO, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=STOP)),
+    "one is preempted": (WORKERS, [*TWO, Exited(10, B, 42)], 10.8, Decision(Why.STOPPED, send=STOP)),
+    "asked to stop": (WORKERS, [*TWO, Asked(10, TERM), Sent(10, STOP)], 11, Decision(Why.TERMINATE, wake_at=40)),
     "asked before they are up": (
         WORKERS,
-        [*TWO[:2], Asked(10, TERM), Sent(10, TERM)],
+        [*TWO[:2], Asked(10, TERM), Sent(10, STOP)],
         16,
         Decision(Why.TERMINATE, wake_at=40),
     ),
     "one ends by SIGTERM, the other takes its time": (
         WORKERS,
-        [*TWO, Asked(10, TERM), Sent(10, TERM), Exited(10.1, B, -TERM)],
+        [*TWO, Asked(10, TERM), Sent(10, STOP), Exited(10.1, B, -TERM)],
         20,
         Decision(Why.TERMINATE, wake_at=40),
     ),
-    "one has not opened its port": (WORKERS, [*TWO, Absent(100, B)], 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
-    "the chief is done": (SERVERS, [*SERVED, Exited(10, CHIEF, 0)], 10, Decision(Why.LINGERING, send=TERM)),
+    "one has not opened its port": (WORKERS, [*TWO, Absent(100, B)], 100, Decision(Why.OVERDUE, send=DUMP)),
+    "the chief is done": (SERVERS, [*SERVED, Exited(10, CHIEF, 0)], 10, Decision(Why.LINGERING, send=STOP)),
     "servers that do not end": (
         SERVERS,
-        [*SERVED, Exited(10, CHIEF, 0), Sent(10, TERM)],
+        [*SERVED, Exited(10, CHIEF, 0), Sent(10, STOP)],
         10 + FAILURE_STOP_S,
         Decision(Why.LINGERING, send=KILL),
     ),
-    "a worker is killed": (SERVERS, [*SERVED, Exited(10, A, -KILL)], 10, Decision(Why.NOTHING, respawn=(A,))),
+    "a worker is killed": (SERVERS, [*SERVED, Exited(10, A, -signal.SIGKILL)], 10, Decision(Why.NOTHING, respawn=(A,))),
     "a worker crashes": (SERVERS, [*SERVED, Exited(10, A, -11)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
     "a worker ends by itself": (SERVERS, [*SERVED, Exited(10, A, 0)], 10, Decision(Why.NOTHING)),
-    "a server dies": (SERVERS, [*SERVED, Exited(10, PS, -KILL)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
-    "one has raised": (WORKERS, [*TWO, Blamed(10, B, Blame.CAUSE)], 11, Decision(Why.NOTHING, wake_at=10 + RAISED_S)),
+    "a server dies": (
+        SERVERS,
+        [*SERVED, Exited(10, PS, -9)],
+        10,
+        Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
+    ),
+    "one has raised": (
+        WORKERS,
+        [*TWO, ErrorReported(10, B, CAUSE)],
+        11,
+        Decision(Why.NOTHING, wake_at=10 + RAISED_S),
+    ),
     "one has raised, and does not end": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE)],
+        [*TWO, ErrorReported(10, B, CAUSE)],
         10 + RAISED_S + SETTLE_S,
-        Decision(Why.FAILURE, send=TERM),
+        Decision(Why.FAILURE, send=STOP),
     ),
     "a server has noticed that the chief is gone": (
         SERVERS,
-        [*SERVED, Blamed(10, A, Blame.CONSEQUENCE)],
+        [*SERVED, ErrorReported(10, A, CONSEQUENCE)],
         50,
         Decision(Why.NOTHING),
     ),
@@ -79,7 +103,7 @@ DECISIONS = {
     ),
     "the evaluator is killed": (
         BESIDE,
-        [*EVALUATED, Exited(10, EVALUATOR, -KILL)],
+        [*EVALUATED, Exited(10, EVALUATOR, -signal.SIGKILL)],
         10,
         Decision(Why.NOTHING, respawn=(EVALUATOR,)),
     ),
@@ -96,7 +120,7 @@ DECISIONS = {
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     rules, history, now, expected = DECISIONS[case]
-    assert decide(Standing.of(history), now, rules) == expected
+    assert decide(RunState.of(history), now, rules) == expected
 
 
 def test_many_servers_are_decided_on_at_once() -> None:
@@ -104,17 +128,17 @@ def test_many_servers_are_decided_on_at_once() -> None:
     servers = [f"worker:{index}" for index in range(500)] + [f"ps:{index}" for index in range(500)]
     rules = Rules(CHIEF, False, 100, 30, frozenset(servers), scripts=True)
     history = [*up(CHIEF, *servers), Exited(5, CHIEF, 0)]
-    standing, calls = Standing.of(history), []
+    state, calls = RunState.of(history), []
     sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
     try:
-        decision = decide(standing, 5, rules)
+        decision = decide(state, 5, rules)
     finally:
         sys.setprofile(None)
     assert len(calls) < 50 * len(servers)  # and not by each with each
-    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, TERM, ())
+    assert (decision.why, decision.send, decision.to) == (Why.LINGERING, STOP, ())
 
 
-ASKED = [Asked(10, TERM), Sent(10, TERM)]
+ASKED = [Asked(10, TERM), Sent(10, STOP)]
 VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
     "ended by SIGTERM": (
         WORKERS,
@@ -133,7 +157,7 @@ VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
     ),
     "the chief done in spite of SIGTERM": (
         SERVERS,
-        [*SERVED, Asked(10, TERM), Sent(10, TERM, (CHIEF,)), Exited(12, CHIEF, 0), Sent(12, TERM, (A, PS)),
+        [*SERVED, Asked(10, TERM), Sent(10, STOP, (CHIEF,)), Exited(12, CHIEF, 0), Sent(12, STOP, (A, PS)),
          Exited(12, A, -TERM), Exited(12, PS, -TERM)],
         Verdict("done", DONE, Why.NOTHING),
     ),
@@ -144,29 +168,29 @@ VERDICTS: dict[str, tuple[Rules, list[Fact], Verdict]] = {
     ),
     "who left": (
         WORKERS,
-        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CONSEQUENCE), Exited(10, A, 1)],
+        [*TWO, Exited(9, B, 0), ErrorReported(10, A, CONSEQUENCE), Exited(10, A, 1)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A, left=(B,)),
     ),
     "nobody left": (
         WORKERS,
-        [*TWO, Exited(9, B, 0), Blamed(10, A, Blame.CAUSE), Exited(10, A, 1)],
+        [*TWO, Exited(9, B, 0), ErrorReported(10, A, CAUSE), Exited(10, A, 1)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=A),
     ),
     "absent": (
         WORKERS,
-        [*TWO, Absent(100, B), Sent(100, DUMP_SIGNAL), Sent(100.5, TERM), Exited(100.6, A, -TERM),
+        [*TWO, Absent(100, B), Sent(100, DUMP), Sent(100.5, STOP), Exited(100.6, A, -TERM),
          Exited(100.6, B, -TERM)],
         Verdict("failed", ExitCode.FAILED, Why.OVERDUE, silent=(B,)),
     ),
     "one had raised, and hung at its exit": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, TERM), Exited(15.8, A, -TERM), Sent(20.7, KILL),
-         Exited(20.8, B, -KILL)],
+        [*TWO, ErrorReported(10, B, CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Sent(20.7, KILL),
+         Exited(20.8, B, -signal.SIGKILL)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
     ),
     "one had raised, and was ended at its exit": (
         WORKERS,
-        [*TWO, Blamed(10, B, Blame.CAUSE), Sent(15.7, TERM), Exited(15.8, A, -TERM), Exited(15.8, B, -TERM)],
+        [*TWO, ErrorReported(10, B, CAUSE), Sent(15.7, STOP), Exited(15.8, A, -TERM), Exited(15.8, B, -TERM)],
         Verdict("failed", ExitCode.FAILED, Why.FAILURE, culprit=B),
     ),
     "an evaluator that was given up": (

@@ -7,14 +7,14 @@ import signal
 
 import pytest
 
+from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.supervise.facts import (
     Asked,
-    Blame,
-    Blamed,
     Came,
     Closed,
+    ErrorReported,
+    ErrorRole,
     Exited,
     Fact,
     Finished,
@@ -27,7 +27,7 @@ from distlaunch.supervise.facts import (
     Training,
 )
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import Standing, Why
+from distlaunch.supervise.state import RunState, Why
 from distlaunch.supervise.verdict import conclude
 
 CHIEF, W0, W1, PS, EV = "chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"
@@ -38,7 +38,7 @@ RULES = Rules(
     stop_timeout_s=30,
     servers=frozenset({W0, W1, PS}),
     replaceable=frozenset({W0, W1, EV}),
-    aside=frozenset({EV}),
+    optional=frozenset({EV}),
 )
 LONE = dataclasses.replace(
     RULES,
@@ -46,18 +46,20 @@ LONE = dataclasses.replace(
     needs_finish=False,
     servers=frozenset({W0}),
     replaceable=frozenset({W0}),
-    aside=frozenset(),
+    optional=frozenset(),
 )
 START: list[Fact] = [Spawned(0, task) for task in (CHIEF, W0, W1, PS, EV)]
 TRAINING: list[Fact] = [*START, *(Came(1, task) for task in (CHIEF, W0, W1, PS, EV)), Training(2)]
 DONE: list[Fact] = [*TRAINING, Finished(9, CHIEF), Exited(10, CHIEF, 0)]
 SERVERS_GONE: list[Fact] = [
     *DONE,
-    Sent(10, signal.SIGTERM, (W0, W1, PS)),
+    Sent(10, Order.STOP, (W0, W1, PS)),
     *(Exited(10.1, task, 0) for task in (W0, W1, PS)),
 ]
 ALONE: list[Fact] = [Spawned(0, W0), Came(1, W0), Training(1)]
-INT, TERM, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGKILL
+STOP, KILL, DUMP = Order
+CONFIG, CAUSE, CONSEQUENCE = ErrorRole
+INT, TERM = signal.SIGINT, signal.SIGTERM
 AGAIN = Decision(Why.NOTHING, respawn=(W1,))
 
 
@@ -73,7 +75,11 @@ DECISIONS = {
     "a worker is killed": ([*TRAINING, Exited(10, W1, -9)], 10, AGAIN),
     "a worker ends by itself": ([*TRAINING, Exited(10, W1, 0)], 10, AGAIN),
     "a worker ends for preemption": ([*TRAINING, Exited(10, W1, 4)], 10, AGAIN),
-    "a worker has lost a peer": ([*TRAINING, Exited(10, W1, 3), Blamed(10, W1, Blame.CONSEQUENCE)], 10, AGAIN),
+    "a worker has lost a peer": (
+        [*TRAINING, Exited(10, W1, 3), ErrorReported(10, W1, CONSEQUENCE)],
+        10,
+        AGAIN,
+    ),
     "two at once": (
         [*TRAINING, Exited(10, W0, -9), Exited(10, EV, -9)],
         10,
@@ -82,12 +88,12 @@ DECISIONS = {
     "a worker is back": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1)], 11, Decision(Why.NOTHING)),
     "a worker dies again": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1), Exited(11, W1, -9)], 11, AGAIN),
     "a worker raises": (
-        [*TRAINING, Exited(10, W1, 3), Blamed(10, W1, Blame.CAUSE)],
+        [*TRAINING, Exited(10, W1, 3), ErrorReported(10, W1, CAUSE)],
         10,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "a worker finds the config wrong": (
-        [*TRAINING, Exited(10, W1, 2), Blamed(10, W1, Blame.CONFIG)],
+        [*TRAINING, Exited(10, W1, 2), ErrorReported(10, W1, CONFIG)],
         10,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
@@ -95,7 +101,7 @@ DECISIONS = {
         [
             *TRAINING,
             Exited(10, W1, 3),
-            Blamed(10, W1, Blame.CONSEQUENCE),
+            ErrorReported(10, W1, CONSEQUENCE),
             Spawned(10, W1),
             Came(12, W1),
             Exited(13, W1, -9),
@@ -106,20 +112,20 @@ DECISIONS = {
     "twice in vain": ([*TRAINING, *deaths(W1, 2)], 12, AGAIN),
     "three times in vain": ([*TRAINING, *deaths(W1, 3)], 13, Decision(Why.FAILURE, wake_at=13 + SETTLE_S)),
     "three times in vain, all told": (
-        [*TRAINING, *deaths(W1, 3), Sent(13.7, TERM)],
+        [*TRAINING, *deaths(W1, 3), Sent(13.7, STOP)],
         14,
         Decision(Why.FAILURE, wake_at=13 + SETTLE_S + FAILURE_STOP_S),
     ),
-    "a chief that is killed": ([*TRAINING, Exited(10, CHIEF, -9)], 10.8, Decision(Why.FAILURE, send=TERM)),
-    "a ps that is killed": ([*TRAINING, Exited(10, PS, -9)], 10.8, Decision(Why.FAILURE, send=TERM)),
-    "a ps that ends": ([*TRAINING, Exited(10, PS, 0)], 10.8, Decision(Why.FAILURE, send=TERM)),
+    "a chief that is killed": ([*TRAINING, Exited(10, CHIEF, -9)], 10.8, Decision(Why.FAILURE, send=STOP)),
+    "a ps that is killed": ([*TRAINING, Exited(10, PS, -9)], 10.8, Decision(Why.FAILURE, send=STOP)),
+    "a ps that ends": ([*TRAINING, Exited(10, PS, 0)], 10.8, Decision(Why.FAILURE, send=STOP)),
     "no restart in a failed attempt": (
         [*TRAINING, Exited(10, PS, -9), Exited(10.1, W1, -9)],
         10.2,
         Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "no restart while stopping": (
-        [*TRAINING, Asked(10, TERM), Sent(10, TERM, (CHIEF, EV)), Exited(11, W1, -9)],
+        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(11, W1, -9)],
         11,
         Decision(Why.TERMINATE, wake_at=40),
     ),
@@ -135,57 +141,57 @@ DECISIONS = {
     ),
     "an evaluator is killed": ([*TRAINING, Exited(10, EV, -9)], 10, Decision(Why.NOTHING, respawn=(EV,))),
     "an evaluator raises": (
-        [*TRAINING, Exited(10, EV, 3), Blamed(10, EV, Blame.CAUSE)],
+        [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE)],
         10,
         Decision(Why.NOTHING, give_up=(EV,)),
     ),
     "an evaluator in vain": ([*TRAINING, *deaths(EV, 3)], 13, Decision(Why.NOTHING, give_up=(EV,))),
     "an evaluator that is given up": (
-        [*TRAINING, Exited(10, EV, 3), Blamed(10, EV, Blame.CAUSE), GivenUp(10, EV)],
+        [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE), GivenUp(10, EV)],
         11,
         Decision(Why.NOTHING),
     ),
     "SIGTERM goes to the chief first": (
         [*TRAINING, Asked(10, TERM)],
         10,
-        Decision(Why.TERMINATE, send=TERM, to=(CHIEF, EV)),
+        Decision(Why.TERMINATE, send=STOP, to=(CHIEF, EV)),
     ),
-    "so does Ctrl-C": ([*TRAINING, Asked(10, INT)], 10, Decision(Why.INTERRUPT, send=TERM, to=(CHIEF, EV))),
+    "so does Ctrl-C": ([*TRAINING, Asked(10, INT)], 10, Decision(Why.INTERRUPT, send=STOP, to=(CHIEF, EV))),
     "servers wait for the chief": (
-        [*TRAINING, Asked(10, TERM), Sent(10, TERM, (CHIEF, EV)), Exited(10.1, EV, 0)],
+        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0)],
         15,
         Decision(Why.TERMINATE, wake_at=40),
     ),
     "servers end after the chief": (
-        [*TRAINING, Asked(10, TERM), Sent(10, TERM, (CHIEF, EV)), Exited(10.1, EV, 0), Exited(15, CHIEF, 4)],
+        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0), Exited(15, CHIEF, 4)],
         15,
-        Decision(Why.TERMINATE, send=TERM),
+        Decision(Why.TERMINATE, send=STOP),
     ),
     "servers have a moment of their own": (
-        [*TRAINING, Asked(10, TERM), Sent(10, TERM, (CHIEF, EV)), Exited(39.9, CHIEF, 4), Sent(39.9, TERM)],
+        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(39.9, CHIEF, 4), Sent(39.9, STOP)],
         40,
         Decision(Why.TERMINATE, send=KILL, to=(EV,)),
     ),
     "a second Ctrl-C ends all": (
-        [*TRAINING, Asked(10, INT), Sent(10, TERM, (CHIEF, EV)), Asked(11, INT)],
+        [*TRAINING, Asked(10, INT), Sent(10, STOP, (CHIEF, EV)), Asked(11, INT)],
         11,
         Decision(Why.INTERRUPT, send=KILL),
     ),
     "someone else stops the chief": (
         [*TRAINING, Exited(10, CHIEF, 4)],
         10 + SETTLE_S,
-        Decision(Why.STOPPED, send=TERM),
+        Decision(Why.STOPPED, send=STOP),
     ),
-    "the chief is done": (DONE, 10, Decision(Why.LINGERING, send=TERM, to=(W0, W1, PS))),
+    "the chief is done": (DONE, 10, Decision(Why.LINGERING, send=STOP, to=(W0, W1, PS))),
     "the evaluator is waited for": (SERVERS_GONE, 50, Decision(Why.NOTHING, awaits=(EV,), wake_at=110)),
     "it may take its time while it tells": (
         [*SERVERS_GONE, Heard(90, EV)],
         120,
         Decision(Why.NOTHING, awaits=(EV,), wake_at=190),
     ),
-    "it takes too long": ([*SERVERS_GONE, Heard(90, EV)], 190, Decision(Why.LINGERING, send=TERM)),
-    "it ignores that": ([*SERVERS_GONE, Sent(110, TERM)], 110 + FAILURE_STOP_S, Decision(Why.LINGERING, send=KILL)),
-    "Ctrl-C while it is waited for": ([*SERVERS_GONE, Asked(20, INT)], 20, Decision(Why.INTERRUPT, send=TERM)),
+    "it takes too long": ([*SERVERS_GONE, Heard(90, EV)], 190, Decision(Why.LINGERING, send=STOP)),
+    "it ignores that": ([*SERVERS_GONE, Sent(110, STOP)], 110 + FAILURE_STOP_S, Decision(Why.LINGERING, send=KILL)),
+    "Ctrl-C while it is waited for": ([*SERVERS_GONE, Asked(20, INT)], 20, Decision(Why.INTERRUPT, send=STOP)),
     "a worker is frozen": (
         [*TRAINING, Stalled(50, W1, frozen=True)],
         50,
@@ -201,14 +207,14 @@ DECISIONS = {
         51,
         AGAIN,
     ),
-    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP_SIGNAL)),
+    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP)),
 }
 
 
 @pytest.mark.parametrize("case", DECISIONS)
 def test_decide(case: str) -> None:
     history, now, expected = DECISIONS[case]
-    assert decide(Standing.of(history), now, RULES) == expected
+    assert decide(RunState.of(history), now, RULES) == expected
 
 
 def test_twenty_kills_are_survived() -> None:
@@ -216,30 +222,30 @@ def test_twenty_kills_are_survived() -> None:
     for number in range(20):
         at = 10.0 * (number + 1)
         history.append(Exited(at, W1, -9))
-        assert decide(Standing.of(history), at, RULES) == AGAIN
+        assert decide(RunState.of(history), at, RULES) == AGAIN
         history += [Spawned(at, W1), Came(at + 1, W1)]
-    history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, TERM, (W0, W1, PS))]
+    history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, STOP, (W0, W1, PS))]
     history += [*(Exited(301, task, 0) for task in (W0, W1, PS)), Exited(310, EV, 0)]
     verdict = conclude(history, 310, RULES)
     assert (verdict.status, verdict.odd, verdict.late, verdict.unfinished) == ("done", (), (), ())
 
 
 VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
-    "in vain": ([*TRAINING, *deaths(W1, 3), Sent(13.7, TERM)], "failed", ExitCode.FAILED, W1),
+    "in vain": ([*TRAINING, *deaths(W1, 3), Sent(13.7, STOP)], "failed", ExitCode.FAILED, W1),
     "a ps is killed, the chief notices": (
-        [*TRAINING, Exited(10, PS, -9), Exited(10.3, CHIEF, 3), Blamed(10.3, CHIEF, Blame.CONSEQUENCE)],
+        [*TRAINING, Exited(10, PS, -9), Exited(10.3, CHIEF, 3), ErrorReported(10.3, CHIEF, CONSEQUENCE)],
         "failed",
         ExitCode.FAILED,
         PS,
     ),
     "a worker that lost its ps is not to blame": (
-        [*TRAINING, Exited(9.9, W1, 3), Blamed(9.9, W1, Blame.CONSEQUENCE), Exited(10, PS, -9)],
+        [*TRAINING, Exited(9.9, W1, 3), ErrorReported(9.9, W1, CONSEQUENCE), Exited(10, PS, -9)],
         "failed",
         ExitCode.FAILED,
         PS,
     ),
     "nor is an evaluator": (
-        [*TRAINING, Exited(9, EV, 3), Blamed(9, EV, Blame.CAUSE), GivenUp(9, EV), Exited(10, CHIEF, -11)],
+        [*TRAINING, Exited(9, EV, 3), ErrorReported(9, EV, CAUSE), GivenUp(9, EV), Exited(10, CHIEF, -11)],
         "failed",
         ExitCode.FAILED,
         CHIEF,
@@ -248,10 +254,10 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         [
             *TRAINING,
             Asked(10, TERM),
-            Sent(10, TERM, (CHIEF, EV)),
+            Sent(10, STOP, (CHIEF, EV)),
             Exited(10.1, EV, 0),
             Exited(12, CHIEF, 4),
-            Sent(12, TERM),
+            Sent(12, STOP),
             *(Exited(12.1, task, 0) for task in (W0, W1, PS)),
         ],
         "stopped",
@@ -262,9 +268,9 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         [
             *TRAINING,
             Asked(10, TERM),
-            Sent(10, TERM, (CHIEF, EV)),
+            Sent(10, STOP, (CHIEF, EV)),
             Exited(12, CHIEF, 4),
-            Sent(12, TERM),
+            Sent(12, STOP),
             *(Exited(12.1, task, 0) for task in (W0, W1)),
             Sent(40, KILL),
             Exited(40, PS, -9),
@@ -278,7 +284,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         [
             *TRAINING,
             Asked(10, TERM),
-            Sent(10, TERM, (CHIEF, EV)),
+            Sent(10, STOP, (CHIEF, EV)),
             Exited(10.1, EV, 0),
             Sent(40, KILL),
             *(Exited(40.1, task, -9) for task in (CHIEF, W0, W1, PS)),
@@ -291,7 +297,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "a worker fails, and the chief stops since it is told to": (
         [
             *TRAINING,
-            *[Exited(10, W1, 3), Blamed(10, W1, Blame.CAUSE), Sent(10.7, TERM), Closed(11, CHIEF)],
+            *[Exited(10, W1, 3), ErrorReported(10, W1, CAUSE), Sent(10.7, STOP), Closed(11, CHIEF)],
             *[Exited(11, CHIEF, 4), *(Exited(11, task, 0) for task in (W0, PS, EV))],
         ],
         "failed",
@@ -307,7 +313,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
             Spawned(50.2, W1),
             Came(55, W1),
             Exited(60, CHIEF, 3),
-            Blamed(60, CHIEF, Blame.CAUSE),
+            ErrorReported(60, CHIEF, CAUSE),
         ],
         "failed",
         ExitCode.FAILED,
@@ -327,14 +333,14 @@ def test_conclude(case: str) -> None:
 def test_what_becomes_of_the_evaluator_after_the_end_is_told() -> None:
     died = conclude([*SERVERS_GONE, Exited(20, EV, -9)], 20, RULES)
     assert (died.status, died.odd, died.unfinished) == ("done", (EV,), ())
-    ended = conclude([*SERVERS_GONE, Sent(110, TERM), Sent(115, KILL), Exited(115, EV, -9)], 115, RULES)
+    ended = conclude([*SERVERS_GONE, Sent(110, STOP), Sent(115, KILL), Exited(115, EV, -9)], 115, RULES)
     assert (ended.status, ended.odd, ended.late, ended.unfinished) == ("done", (), (), (EV,))
-    stopped = conclude([*SERVERS_GONE, Asked(20, INT), Sent(20, TERM), Exited(21, EV, 0)], 21, RULES)
+    stopped = conclude([*SERVERS_GONE, Asked(20, INT), Sent(20, STOP), Exited(21, EV, 0)], 21, RULES)
     assert (stopped.status, stopped.exit_code, stopped.unfinished) == ("done", ExitCode.DONE, ())
 
 
 def test_who_came_late_is_not_who_was_started_again() -> None:
-    history = [*START, Came(1, CHIEF), Exited(5, W0, -9), Spawned(5, W0), Came(6, W1), Sent(100, TERM)]
+    history = [*START, Came(1, CHIEF), Exited(5, W0, -9), Spawned(5, W0), Came(6, W1), Sent(100, STOP)]
     assert conclude(history, 101, RULES).silent == (PS,)
 
 
@@ -343,19 +349,19 @@ def test_who_came_late_is_not_who_was_started_again() -> None:
     [
         ([Exited(10, W0, -9)], Decision(Why.NOTHING, respawn=(W0,))),
         ([Exited(10, W0, 0)], Decision(Why.NOTHING, over=True)),
-        ([Exited(10, W0, 3), Blamed(10, W0, Blame.CONSEQUENCE)], Decision(Why.FAILURE, over=True)),
+        ([Exited(10, W0, 3), ErrorReported(10, W0, CONSEQUENCE)], Decision(Why.FAILURE, over=True)),
         (deaths(W0, 3, since=7), Decision(Why.FAILURE, over=True)),
-        ([Asked(5, TERM)], Decision(Why.TERMINATE, send=TERM)),
-        ([Asked(5, TERM), Sent(5, TERM)], Decision(Why.TERMINATE, wake_at=5 + 30 + FAILURE_STOP_S)),
+        ([Asked(5, TERM)], Decision(Why.TERMINATE, send=STOP)),
+        ([Asked(5, TERM), Sent(5, STOP)], Decision(Why.TERMINATE, wake_at=5 + 30 + FAILURE_STOP_S)),
     ],
 )
 def test_a_worker_whose_chief_is_elsewhere(facts: list[Fact], expected: Decision) -> None:
-    assert decide(Standing.of([*ALONE, *facts]), 10, LONE) == expected
+    assert decide(RunState.of([*ALONE, *facts]), 10, LONE) == expected
 
 
 def test_the_end_of_a_worker_whose_chief_is_elsewhere() -> None:
     assert conclude([*ALONE, Exited(10, W0, 0)], 10, LONE).status == "done"
-    assert conclude([*ALONE, Asked(5, TERM), Sent(5, TERM), Exited(10, W0, 0)], 10, LONE).status == "done"
-    killed = [*ALONE, Asked(5, TERM), Sent(5, TERM), Sent(40, KILL), Exited(40, W0, -9)]
+    assert conclude([*ALONE, Asked(5, TERM), Sent(5, STOP), Exited(10, W0, 0)], 10, LONE).status == "done"
+    killed = [*ALONE, Asked(5, TERM), Sent(5, STOP), Sent(40, KILL), Exited(40, W0, -9)]
     assert conclude(killed, 41, LONE).status == "stopped"
     assert conclude([*ALONE, Exited(10, W0, 3)], 10, LONE).culprit == W0

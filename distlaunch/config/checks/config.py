@@ -143,10 +143,9 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
 CHECKS = (
     Check(strategy.batch_divides, frozenset({"data", "strategy", "cluster"})),
     Check(strategy.devices_suffice, frozenset({"strategy"})),
-    Check(strategy.mesh_holds, frozenset({"strategy"})),
+    Check(strategy.section_holds, frozenset({"strategy"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
-    Check(strategy.partitioner_fits, frozenset({"strategy"})),
-    Check(strategy.servers_can_compile, frozenset({"strategy", "compile"})),
+    Check(strategy.variables_can_compile, frozenset({"strategy", "compile"})),
     Check(strategy.scale_is_kept, frozenset({"strategy", "cluster", "precision"})),
     Check(data_fits, frozenset({"data"})),
     Check(loop_fits, frozenset({"train", "compile"})),

@@ -13,7 +13,7 @@ from distlaunch.config.base import Section, Words
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.words import either, listed
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy_switch import MODELS
+from distlaunch.config.strategies import MODELS
 
 _WORDS = {str: "text", float: "a number", bool: "true, false", type(None): "null"}
 

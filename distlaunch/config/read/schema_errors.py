@@ -12,7 +12,7 @@ from distlaunch.config.read.expected import Expected, inside
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.words import closest, did_you_mean, listed, received, show
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy_switch import KINDS, MODELS
+from distlaunch.config.strategies import KINDS, MODELS
 
 _BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
 _STRATEGY = "strategy"

@@ -53,6 +53,12 @@ def either(words: Iterable[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " or " + parts[-1]
 
 
+def all_of(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    parts = list(words)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
 def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The option that was most likely meant, whatever its case."""
     folded: dict[str, str] = {}

@@ -17,8 +17,6 @@ from distlaunch.config.references.sites import Site, sites
 from distlaunch.config.references.source_names import ModuleNames, SourceError, read_module
 from distlaunch.config.run import RunConfig
 
-_STEP, _FUNCTIONAL_STEP = ("context", "batch"), ("context", "state", "batch")
-_STEPS_OF_MESHES = {"jax": (_FUNCTIONAL_STEP,), "dtensor": (_STEP, _FUNCTIONAL_STEP)}
 _GIVEN = {"preprocessing": 1}
 """Values that distlaunch gives by position, before the config's arguments."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
@@ -28,7 +26,7 @@ Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 def reference_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
-    forms = {"map": (("x", "y"),), "step": _STEPS_OF_MESHES.get(config.strategy.kind, (_STEP,))}
+    forms = {"map": (("x", "y"),), "step": config.strategy.step_forms}
     return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, forms)]
 
 

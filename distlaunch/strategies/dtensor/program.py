@@ -12,8 +12,6 @@ metrics and in BatchNorm.
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,6 +23,7 @@ from tensorflow.experimental import dtensor
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import layout_of, parts_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
@@ -97,9 +96,9 @@ class DTensorProgram:
         done, nonfinite, ended = 0, None, False
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = next(self._batches)
-            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
+            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
                 break
-            with _told_plainly():
+            with in_plain_words():
                 self._find_log_names(batch)
                 probe = self._train_call(batch)
             done += 1
@@ -107,10 +106,6 @@ class DTensorProgram:
                 nonfinite = done
         self._steps_in_epoch += done
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite)
-
-    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
-        """Whether there is no batch, for any process; without a known length they have to ask each other."""
-        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
 
     def evaluate(
         self,
@@ -126,11 +121,11 @@ class DTensorProgram:
             if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._has_ended(batch, source.ends, done):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=done):
                 break
             if hooks is not None:
                 hooks.begin(done)
-            with _told_plainly():
+            with in_plain_words():
                 self._test_call(batch)
             if hooks is not None:
                 hooks.end(done, self._metric_logs())
@@ -140,11 +135,11 @@ class DTensorProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
         for batch in self._feed(source):
-            if self._has_ended(batch, source.ends, len(batches)):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=len(batches)):
                 break
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
-            with _told_plainly():
+            with in_plain_words():
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
         return concatenated(batches)
@@ -276,24 +271,6 @@ def _one_stream_of_random_numbers(mesh: dtensor.Mesh) -> AbstractContextManager[
         return dtensor.relayout(tensor, dtensor.Layout.replicated(mesh, rank=tensor.shape.rank))
 
     return draws_through(whole)
-
-
-@contextlib.contextmanager
-def _told_plainly() -> Iterator[None]:
-    """Turns what DTensor's compiler says about a model that it cannot split into one sentence."""
-    try:
-        yield
-    except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-        if "tensorflow/dtensor/" not in str(error):
-            raise
-        if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
-            loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
-            message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"
-            raise ConfigError(Problem(("strategy", "kind"), message)) from error
-        found = re.search(r"error: (.*)", str(error))
-        reason = found[1].strip() if found else str(error).splitlines()[0]
-        message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"
-        raise ConfigError(Problem(("strategy", "layout"), message)) from error
 
 
 def _read(variables: list[Any]) -> list[Any]:

@@ -15,9 +15,9 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.spec import Task
-from distlaunch.config.checks.replicas import CPU_REPLICAS, batch_axis, mesh_product
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import DTensor as DTensorConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.base import CPU_DEVICES
+from distlaunch.config.strategies.mesh import DTensor as DTensorConfig
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor.arrays import parts_of_process
@@ -40,7 +40,7 @@ class DTensor(MeshStrategy):
         self._peers = _peers()
         self._sizes, devices = _sizes_and_devices(config, self._peers.number)
         self.mesh = _mesh(self._sizes, devices, self._peers)
-        self.num_replicas = self._sizes.get(batch_axis(config) or "", 1)
+        self.num_replicas = self._sizes.get(config.batch_axis or "", 1)
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -79,10 +79,10 @@ def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[
     Raises:
         ConfigError: there are not as many GPUs.
     """
-    product, filled = mesh_product(config), -1 in config.mesh.values()
+    product, filled = config.product, -1 in config.mesh.values()
     gpus = len(tf.config.list_physical_devices("GPU")) * num_processes
     step = math.lcm(product, num_processes)
-    available = gpus // step * step if gpus else product * CPU_REPLICAS
+    available = gpus // step * step if gpus else product * CPU_DEVICES
     wanted = available if filled else product
     if gpus and not 0 < wanted <= gpus:
         message = f"needs {wanted or product} devices, but there are {gpus} GPUs"

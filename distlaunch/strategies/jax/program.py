@@ -83,7 +83,7 @@ class JaxProgram:
         nonfinite, ended = None, False
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
-            if ended := self._has_ended(batch, self._ends, self._steps_in_epoch + done):
+            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
                 break
             if self._train_call is None:
                 self._train_call = self._make_train_call(state, batch)
@@ -100,10 +100,6 @@ class JaxProgram:
             nonfinite = nonfinite or _if_nonfinite(step, probe)
         return CallResult(done, ended, self._train_logs(state), agreed, nonfinite)
 
-    def _has_ended(self, batch: Any, ends: bool, steps: int) -> bool:
-        """Whether there is no batch, for any process; without a known length they have to ask each other."""
-        return self._peers.check_end(ended=batch is None, steps=steps) if ends else batch is None
-
     def evaluate(
         self,
         source: Source,
@@ -117,7 +113,7 @@ class JaxProgram:
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._has_ended(batch := feed.take(), source.ends, done):
+            if stopped or self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=done):
                 break
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
@@ -143,7 +139,7 @@ class JaxProgram:
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
-        while not self._has_ended(batch := feed.take(), source.ends, len(batches)):
+        while not self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=len(batches)):
             if not batches:
                 self._check_convolutions(step, state, batch)
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:

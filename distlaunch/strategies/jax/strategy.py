@@ -15,9 +15,9 @@ from jax.sharding import Mesh
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.cluster.spec import Task
-from distlaunch.config.checks.replicas import CPU_REPLICAS, batch_axis, mesh_product
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import Jax as JaxConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.base import CPU_DEVICES
+from distlaunch.config.strategies.mesh import Jax as JaxConfig
 from distlaunch.strategies.jax.feed import parts_of_process
 from distlaunch.strategies.jax.keras_backend import building
 from distlaunch.strategies.jax.processes import connect
@@ -39,7 +39,7 @@ class Jax(MeshStrategy):
             tf.config.set_visible_devices([], "GPU")  # it only reads data here
         self._peers = connect((cluster or Cluster()).start_timeout_s)
         self.mesh = make_mesh(config, self._peers.number)
-        self.num_replicas = int(dict(self.mesh.shape).get(batch_axis(config) or "", 1))
+        self.num_replicas = int(dict(self.mesh.shape).get(config.batch_axis or "", 1))
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -59,8 +59,8 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
     Raises:
         ConfigError: there are not as many devices.
     """
-    product, filled = mesh_product(config), -1 in config.mesh.values()
-    cpus = product * CPU_REPLICAS if filled else product
+    product, filled = config.product, -1 in config.mesh.values()
+    cpus = product * CPU_DEVICES if filled else product
     with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
         each = -(-cpus // num_processes)
         jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))

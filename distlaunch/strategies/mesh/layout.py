@@ -13,7 +13,7 @@ from typing import Any, Literal
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.checks.strategy import AUTO_AXIS
+from distlaunch.config.strategies.mesh import AUTO_AXIS
 from distlaunch.layouts import ATTRIBUTE
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.patches.keras_private import attention_inputs, attention_output, layers_directly_in

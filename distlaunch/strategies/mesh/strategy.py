@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from distlaunch.config.checks.replicas import batch_axis
-from distlaunch.config.strategy import DTensor, Jax
+from distlaunch.config.strategies.mesh import Mesh as MeshConfig
 from distlaunch.strategies.coordination import AmongPeers
 from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
 
@@ -19,7 +18,7 @@ class MeshStrategy(AmongPeers):
         whole: kinds of layers that `layout: auto` leaves whole.
     """
 
-    def __init__(self, config: DTensor | Jax, whole: tuple[type, ...] = ()) -> None:
+    def __init__(self, config: MeshConfig, whole: tuple[type, ...] = ()) -> None:
         self._config, self._whole = config, whole
         self._notes: list[str] = []
 
@@ -34,7 +33,7 @@ class MeshStrategy(AmongPeers):
             ConfigError: a rule matches no weight, or one that it does not fit.
         """
         layouts, notes = chosen_layouts(self._config.layout, model, sizes, self._whole)
-        axis = batch_axis(self._config)
+        axis = self._config.batch_axis
         apart = notes_of_processes(layouts, lambda name: num_here(name) == sizes[name])
         self._notes = [*notes, *apart, *whole_batch_notes(axis, sizes)]
         inputs = self._config.input_layout

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.strategy import Partitioner
+from distlaunch.config.strategies.parameter_server import Partitioner
 from distlaunch.strategies.patches.keras_embedding import look_up_by
 from distlaunch.strategies.patches.keras_private import (
     embedding_table,

@@ -11,24 +11,23 @@ the coordinator's; `optimizer.iterations` follows them, since workers that count
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
+from distlaunch.strategies.parameter_server.blocks import Block
+from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import batch_spec, fetch, read_failure
-from distlaunch.strategies.patches.keras_private import put_value, raw_counter, value_of
+from distlaunch.strategies.patches.keras_private import raw_counter
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.stand_in import StandIn
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -45,66 +44,6 @@ EVALUATION_BLOCK = 16  # steps
 STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
 _POLL_S = 0.002
 _pause = threading.Event()  # never set
-
-
-class Cell(StandIn):
-    """Stands in a Keras variable while a block is traced: it holds a tensor, and assigning replaces that."""
-
-    def __init__(self, tensor: tf.Tensor, name: str) -> None:
-        self.tensor, self._name = tensor, name
-        self._graph = _graph()
-        self.assignments = 0
-
-    @property
-    def dtype(self) -> tf.DType:
-        return self.tensor.dtype
-
-    @property
-    def shape(self) -> tf.TensorShape:
-        return self.tensor.shape
-
-    def as_tensor(self) -> tf.Tensor:
-        return self.tensor
-
-    def assign(self, value: Any) -> None:
-        if _graph() is not self._graph:
-            message = (
-                f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"
-            )
-            raise ConfigError(Problem(("strategy", "kind"), f"{message}; update it in every step"))
-        self.tensor = tf.cast(value, self.tensor.dtype)
-        self.assignments += 1
-
-
-def _graph() -> Any:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-@contextlib.contextmanager
-def _standing_in(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[Cell]]:
-    """Within it, the variables are cells that hold these tensors."""
-    kept = [value_of(variable) for variable in variables]
-    cells = [Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]
-    for variable, cell in zip(variables, cells, strict=True):
-        put_value(variable, cell)
-    try:
-        yield cells
-    finally:
-        for variable, value in zip(variables, kept, strict=True):
-            put_value(variable, value)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """What came of a block: steps done, the metrics' values after it, the step's own logs.
-
-    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were.
-    """
-
-    done: int
-    nonfinite: int
-    metrics: list[np.ndarray]
-    logs: list[float]
 
 
 class CoordinatorProgram:
@@ -183,7 +122,7 @@ class CoordinatorProgram:
             at += wanted
         return self._logs(totals, own=False)
 
-    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[_Block]:
+    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[Block]:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
         results = []
         for start in range(0, num_steps, size):
@@ -218,7 +157,7 @@ class CoordinatorProgram:
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
-            with _standing_in(self._counters, counts) as counters, _standing_in(self._metrics, metrics) as cells:
+            with standing_in(self._counters, counts) as counters, standing_in(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
             if step is self._steps.train:
                 self._increments = [cell.assignments for cell in counters]
@@ -263,7 +202,7 @@ class CoordinatorProgram:
         def trace(batch: Any) -> Any:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
-            with _standing_in(self._counters, counts), _standing_in(self._metrics, metrics):
+            with standing_in(self._counters, counts), standing_in(self._metrics, metrics):
                 return self._strategy.run(self._steps.train, args=(batch,))
 
         with self._strategy.scope():
@@ -273,11 +212,11 @@ class CoordinatorProgram:
             self._log_names = sorted(names)
         return self._log_names
 
-    def _unpack(self, vector: np.ndarray) -> _Block:
+    def _unpack(self, vector: np.ndarray) -> Block:
         sizes = [1, 1, *(zero.size for zero in self._zeros)]
         done, nonfinite, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
         shaped = [value.reshape(zero.shape) for value, zero in zip(metrics, self._zeros, strict=True)]
-        return _Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
+        return Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
 
     def _count(self, done: int) -> None:
         self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
@@ -289,14 +228,14 @@ class CoordinatorProgram:
     def _fresh_totals(self) -> list[np.ndarray]:
         return [np.array(zero, np.float64) for zero in self._zeros]
 
-    def _add(self, blocks: list[_Block], totals: list[np.ndarray]) -> None:
+    def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:
         for block in blocks:
             for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
                 total += value - zero
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
-        with tf.device("CPU:0"), _standing_in(self._metrics, tensors):
+        with tf.device("CPU:0"), standing_in(self._metrics, tensors):
             results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":

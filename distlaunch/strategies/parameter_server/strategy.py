@@ -17,8 +17,8 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import ParameterServer as ParameterServerConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.parameter_server import ParameterServer as ParameterServerConfig
 from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.parameter_server.partition import (
     Shards,

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.spec import Task
-from distlaunch.config.checks.replicas import CPU_REPLICAS
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import Mirrored as MirroredConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.base import CPU_DEVICES
+from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.replica.program import ReplicaProgram
+from distlaunch.strategies.replica.sums import Replicas
 
 
 class Mirrored(StrategyDefaults):
@@ -40,7 +41,7 @@ class Mirrored(StrategyDefaults):
 def _devices(replicas: int | str) -> list[str]:
     gpus = len(tf.config.list_physical_devices("GPU"))
     if not gpus:
-        return virtual_cpus(CPU_REPLICAS if replicas == "auto" else int(replicas))
+        return virtual_cpus(CPU_DEVICES if replicas == "auto" else int(replicas))
     if replicas == "auto":
         return [f"GPU:{index}" for index in range(gpus)]
     if int(replicas) > gpus:

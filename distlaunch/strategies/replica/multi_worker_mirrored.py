@@ -9,11 +9,12 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.spec import Task
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import MultiWorkerMirrored as MultiWorkerMirroredConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
 from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.replica.program import ReplicaProgram
+from distlaunch.strategies.replica.sums import Replicas
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
 
 _COMMUNICATION = {

@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.cluster.spec import Task
-from distlaunch.config.strategy import Cluster
-from distlaunch.config.strategy import OneDevice as OneDeviceConfig
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.strategies.base import OneDevice as OneDeviceConfig
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
-from distlaunch.strategies.replica.program import ReplicaProgram, Replicas
+from distlaunch.strategies.replica.program import ReplicaProgram
+from distlaunch.strategies.replica.sums import Replicas
 
 
 class OneDevice(StrategyDefaults):

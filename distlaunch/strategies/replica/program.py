@@ -8,15 +8,12 @@ Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.ballots import Ballots
-from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.patches.keras_branches import branch_together
@@ -25,30 +22,18 @@ from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.share import replica_share
+from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.variables import (
     chain,
     checked_value,
     host_value,
     loss_trackers,
-    metric_results,
     metric_variables,
-    named_metrics,
     optimizers_of,
-    plain_logs,
     state_variables,
 )
 
 EVALUATION_CALL = 16  # steps of one evaluation call: few enough to stop soon, many enough to be fast
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """Where this process stands among all replicas."""
-
-    total: int
-    local: int
-    first: int
-    peers: Peers = field(default_factory=Peers)
 
 
 class ReplicaProgram:
@@ -57,22 +42,15 @@ class ReplicaProgram:
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
-        self._metrics = metric_variables(self._model)
         trackers = {id(variable) for variable in loss_trackers(self._model)}
-        self._of_rows = [variable for variable in self._metrics if id(variable) not in trackers]
-        self._extras: dict[str, tf.Variable] = {}
-        self._extras_made = False
+        self._of_rows = [variable for variable in metric_variables(self._model) if id(variable) not in trackers]
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
+        self._sums = Sums(strategy, steps, replicas, self._ballots)
         self._iterator: Any = None
         self._ends = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
-        self._sum_call = tf.function(lambda ballot: self._sum_over_replicas(ballot, []))
-        self._sum_metrics_call = tf.function(
-            # traced anew when the extras are there: a snapshot may come before the first step
-            lambda ballot, num_extras: self._sum_over_replicas(ballot, [*self._metrics, *self._extras.values()])
-        )
         self._optimizers = optimizers_of(self._model)
         # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
         # an uneven last batch has not. Whether there are any is known when the first step is traced.
@@ -106,7 +84,7 @@ class ReplicaProgram:
         if self._train_call is None:
             self._make_extras()
             stops = self._steps.stop_at_nonfinite
-            self._train_call = self._make_call(self._train_step, list(self._extras.values()), stops=stops)
+            self._train_call = self._make_call(self._train_step, list(self._sums.extras.values()), stops=stops)
         done, votes, logs, extras, nonfinite = 0, None, {}, [], None
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
@@ -122,7 +100,9 @@ class ReplicaProgram:
                 break
         self._steps_in_epoch += done
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
-        return CallResult(done, ended, self._to_logs(logs, extras), self._ballots.vote(votes), nonfinite)
+        return CallResult(
+            done, ended, self._sums.to_logs(logs, extras, self._steps_in_epoch), self._ballots.vote(votes), nonfinite
+        )
 
     def evaluate(
         self,
@@ -149,11 +129,11 @@ class ReplicaProgram:
                 return None
             self._ballots.check_ends(votes, at + int(done))
             if hooks is not None and int(done):
-                hooks.end(at, self._to_logs(logs, []))
+                hooks.end(at, self._sums.to_logs(logs, [], self._steps_in_epoch))
             at += int(done)
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:
-                return self._to_logs(logs, [])
+                return self._sums.to_logs(logs, [], self._steps_in_epoch)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
@@ -161,7 +141,7 @@ class ReplicaProgram:
         batches: list[Any] = []
         for element in self._distribute(source):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0
-            if replicas.peers.check_end(ended=ended, steps=len(batches)) if self._may_differ(source) else ended:
+            if replicas.peers.is_over(ended=ended, unknown=self._may_differ(source), steps=len(batches)):
                 break
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -171,11 +151,11 @@ class ReplicaProgram:
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
-        for variable in self._extras.values():
+        for variable in self._sums.extras.values():
             variable.assign(0.0)
 
     def agree(self, vote: Vote) -> Vote:
-        return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
+        return self._sums.agree(vote)
 
     def _make_call(
         self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool
@@ -212,7 +192,7 @@ class ReplicaProgram:
                 nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
                 if stops and not (finite & sound if alone else sound):
                     break
-            return done, *self._collect(self._ballots.counted(ballot, nonfinite, ended), extras)
+            return done, *self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras)
 
         return call
 
@@ -226,9 +206,16 @@ class ReplicaProgram:
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0] > 0
 
+    def _make_extras(self) -> None:
+        def trace(iterator: Any) -> Any:
+            step = self._steps.train
+            return self._strategy.run(lambda *element: self._with_share(step, *element), args=next(iterator))
+
+        self._sums.make_extras(trace, self._iterator)
+
     def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
         returned = self._with_share(self._steps.train, batch, rows, total)
-        for name, variable in self._extras.items():
+        for name, variable in self._sums.extras.items():
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
             if self._steps.logs == "last":
                 variable.assign(value * rows / total)
@@ -252,73 +239,6 @@ class ReplicaProgram:
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 
-    # metrics
-
-    def _make_extras(self) -> None:
-        """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once."""
-        if self._extras_made:
-            return
-        self._extras_made = True
-        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
-            return
-
-        @tf.function(autograph=False)
-        def trace(iterator: Any) -> Any:
-            step = self._steps.train
-            return self._strategy.run(lambda *element: self._with_share(step, *element), args=next(iterator))
-
-        returned = trace.get_concrete_function(self._iterator).structured_outputs
-        names = set(returned) if isinstance(returned, dict) else set()
-        if self._steps.logs == "last" and names == set(metric_results(self._model)):
-            return
-        with self._strategy.scope():
-            for name in sorted(names):
-                self._extras[name] = tf.Variable(
-                    0.0,
-                    trainable=False,
-                    name=f"log_{name}",
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.SUM,
-                )
-
-    def _sum_over_replicas(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
-        """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
-
-        def local() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
-            parts = [ballot * tf.cast(voter, tf.float64)]
-            parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
-            vector = tf.concat(parts, 0)
-            return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
-
-        return self._strategy.experimental_local_results(self._strategy.run(local))[0]
-
-    def _split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
-        """The inverse of the joining in `_sum_over_replicas`: the ballot, then each variable's value."""
-        ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
-        values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
-        return [ballot, *values]
-
-    def _collect(
-        self, ballot: tf.Tensor, extras: list[tf.Variable]
-    ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
-        variables = [*self._metrics, *extras]
-        votes, *values = self._split(self._sum_over_replicas(ballot, variables), variables)
-        mapping = list(zip(self._metrics, values, strict=False))
-        with keras.StatelessScope(state_mapping=mapping):
-            logs = metric_results(self._model)
-        return votes, logs, values[len(self._metrics) :]
-
-    def _to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor]) -> Logs:
-        values = {name: value.numpy() for name, value in logs.items()}
-        if extras and self._steps.logs == "last":
-            values = {}  # as Keras: the step's own logs stand instead of the metrics
-        scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
-        if extras:
-            values.update({name: value.numpy() / scale for name, value in zip(self._extras, extras, strict=True)})
-        return plain_logs(values)
-
     # state
 
     def placement(self) -> list[dict[str, Any]]:
@@ -330,10 +250,7 @@ class ReplicaProgram:
     def snapshot(self) -> State:
         model = self._model
         state = {name: host_value(variable) for name, variable in state_variables(model).items()}
-        named = self._partial_variables()
-        vector = self._sum_metrics_call(self._ballots.cast(Vote()), len(self._extras))
-        for name, value in zip(named, self._split(vector, list(named.values()))[1:], strict=True):
-            state[name] = value.numpy()
+        state.update(self._sums.values())
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
 
@@ -343,27 +260,9 @@ class ReplicaProgram:
         state = self._replicas.peers.state_from_chief(state)
         for name, variable in state_variables(self._model).items():
             variable.assign(checked_value(name, variable, state))
-        partial = self._partial_variables()
+        partial = self._sums.partial_variables()
         if not all(name in state for name in partial):
             state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
         for name, variable in partial.items():
-            self._assign_to_first_replica(variable, checked_value(name, variable, state))
+            self._sums.assign_to_first_replica(variable, checked_value(name, variable, state))
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
-
-    def _partial_variables(self) -> dict[str, Any]:
-        """Variables of which each replica holds a part, by name: metrics and logs."""
-        return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self._extras.items()}}
-
-    def _assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
-        """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
-
-        def local() -> None:
-            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
-            constant = tf.constant(value, variable.dtype)
-            variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
-
-        self._strategy.run(tf.function(local, autograph=False))
-
-
-def _tensor(variable: Any) -> Any:
-    return variable.value if isinstance(variable, keras.Variable) else variable

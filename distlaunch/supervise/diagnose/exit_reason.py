@@ -6,15 +6,15 @@ import json
 import re
 import signal
 from dataclasses import dataclass
-from itertools import dropwhile, takewhile
+from itertools import dropwhile
 from pathlib import Path
-from textwrap import dedent
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import ExitCode, Problem
 from distlaunch.base.run_dir import TaskDir
+from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
-from distlaunch.supervise.facts import PREEMPTION_CODE, Blame
+from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole
 
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
@@ -26,9 +26,6 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX logs before it ends a process at once that has lost a peer."""
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
-_LISTING = "Arguments received by"
-"""Keras lists what a layer or a function was called with, after the reason."""
 _TAIL_BYTES = 64 * 1024
 _LAST_LINES = 15
 
@@ -61,10 +58,10 @@ class TaskError:
         return "" if self.consequence else f"{self.summary}{at}"
 
     @property
-    def blame(self) -> Blame:
+    def role(self) -> ErrorRole:
         if self.problems:
-            return Blame.CONFIG
-        return Blame.CONSEQUENCE if self.consequence else Blame.CAUSE
+            return ErrorRole.CONFIG
+        return ErrorRole.CONSEQUENCE if self.consequence else ErrorRole.CAUSE
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
     A crash of native code is the program's own, and may come again.
     """
     if error is not None:
-        return error.blame is Blame.CONSEQUENCE
+        return error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
     return code < 0 or code == PREEMPTION_CODE or code >= 128
@@ -207,7 +204,7 @@ def _signal_of(code: int) -> int:
 
 def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
     """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
-    if error is None or error.user_error or error.blame is Blame.CONFIG or (tells_steps and error.step is None):
+    if error is None or error.user_error or error.role is ErrorRole.CONFIG or (tells_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 
@@ -226,10 +223,10 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
-        trace = _COLOURS.sub("", error.traceback).rstrip().splitlines()
-        told = _without_listing(trace)
+        trace = COLOURS.sub("", error.traceback).rstrip().splitlines()
+        told = without_listing(trace)
         if place := place_of_node(trace):  # the graph was only called where the exception was raised
-            told = [*place, *dropwhile(lambda line: not line.endswith(_GRAPH_ERROR), told)]
+            told = [*place, *dropwhile(lambda line: not line.endswith(GRAPH_ERROR), told)]
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
     lines = _lines_of(telling_log(files))
@@ -247,60 +244,12 @@ def _lines_of(path: Path) -> list[str]:
     return [line for line in _tail_text(path).splitlines() if line.strip() and not is_noise(line)]
 
 
-def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in this process's cgroup; None if it cannot be told."""
-    try:
-        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
-        text = Path(f"/sys/fs/cgroup{group.rstrip('/')}/memory.events").read_text()
-    except OSError:
-        return None
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else None
-
-
-def headline(message: str) -> str:
-    """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
-    lines = [_COLOURS.sub("", line) for line in _without_listing(message.splitlines())]
-    lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
-    if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
-        return headline(dedent(cause[0]))  # below the frames
-    # of several operations that failed at once each has a line of its own
-    heads = [line for line in lines if not line.startswith(_GRAPH_ERROR) and not _SEVERAL.match(line)]
-    line = _ROOT.sub("", heads[0]) if heads else lines[0] if lines else ""
-    if line.endswith(_OPENING) and lines[-1].lstrip().startswith(_CLOSING):
-        line = f"{line} ... {lines[-1].strip()}"  # a value printed over many lines
-    if line.startswith("Exception encountered when calling") and len(lines) > lines.index(line) + 1:
-        line = f"{line} {lines[lines.index(line) + 1].strip()}"  # Keras gives the reason below
-    return _cut(line)
-
-
-_GRAPH_ERROR = "Graph execution error:"
-_USER_CODE = "in user code:"
-_SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
-_ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
-_OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
 _NUMBERS = re.compile(r"(?=.*\d)[\s\[\](){}\d.,e+-]*")
 """A line of a large array."""
 
 
-def _cut(line: str) -> str:
-    return line if len(line) <= 400 else line[:400] + " ..."
-
-
-def _without_listing(lines: list[str]) -> list[str]:
-    """Without `Detected at node ...` and the frames below it, and without node names."""
-    kept: list[str] = []
-    listing = False
-    for line in lines:
-        in_list = not line.strip() or line.startswith(("  File ", "    "))
-        listing = line.startswith("Detected at node") or (listing and in_list)
-        if not listing and not line.lstrip().startswith("[[{{node"):
-            kept.append(line)
-    return kept
-
-
 def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
-    return tuple(_cut(line) for line in lines[-limit:])
+    return tuple(cut(line) for line in lines[-limit:])
 
 
 def _tail_text(path: Path) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from distlaunch.base.errors import Problem
-from distlaunch.base.heartbeat import read_signs
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.diagnose.advice import Advice, advise
 from distlaunch.supervise.diagnose.exit_reason import (
@@ -35,18 +34,20 @@ class Traces:
     """What the launcher saw of the processes beside the facts.
 
     Attributes:
-        states: the kernel's letter for each process that still ran when the first failure was settled.
+        suspended: of each process that still ran when the first failure was settled, whether somebody had stopped it.
         hosts: where each task said that it runs.
         steps: where each task was when the run stalled.
-        oom: whether the kernel killed for memory meanwhile; None: not known.
+        reached: the step that each task has shown last.
+        ooms: of each task that has ended, whether the kernel of its host has killed for memory; None: not known.
     """
 
     codes: dict[str, int] = field(default_factory=dict)
-    states: dict[str, str] = field(default_factory=dict)
+    suspended: dict[str, bool] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     spawn_errors: dict[str, str] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
-    oom: bool | None = None
+    reached: dict[str, int | None] = field(default_factory=dict)
+    ooms: dict[str, bool | None] = field(default_factory=dict)
 
 
 def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
@@ -75,7 +76,7 @@ def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     error, tells_steps = _error_of(plan, verdict), plan.mode != "run"
     if error is None:
         code = traces.codes.get(verdict.culprit)
-        return may_come_further(code, _step_of(plan, verdict), tells_steps=tells_steps)
+        return may_come_further(code, traces.reached.get(str(verdict.culprit)), tells_steps=tells_steps)
     return may_pass(error, tells_steps=tells_steps)
 
 
@@ -92,7 +93,7 @@ def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
         return ""
     if (error := _error_of(plan, verdict)) is not None:
         return error.mark
-    step = _step_of(plan, verdict)
+    step = traces.reached.get(str(verdict.culprit))
     if step is None or is_lost(plan, verdict, traces):  # of a script nobody knows how far it had come
         return ""
     return f"{EXIT_MARK}{traces.codes.get(str(verdict.culprit))} at step {step}"
@@ -101,11 +102,6 @@ def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
 def _error_of(plan: LaunchPlan, verdict: Verdict) -> TaskError | None:
     culprit = _culprit(plan, verdict)
     return None if culprit is None else read_error(culprit.files)
-
-
-def _step_of(plan: LaunchPlan, verdict: Verdict) -> int | None:
-    culprit = _culprit(plan, verdict)
-    return None if culprit is None else read_signs(culprit.files.pulse).step
 
 
 def _culprit(plan: LaunchPlan, verdict: Verdict) -> TaskPlan | None:
@@ -131,7 +127,7 @@ def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
         start_timeout_s=plan.start_timeout_s,
         stall_timeout_s=plan.stall_timeout_s,
         stop_timeout_s=plan.stop_timeout_s,
-        oom=traces.oom,
+        oom=traces.ooms.get(str(verdict.culprit)),
         late=culprit in verdict.late,
         unstartable=culprit in traces.spawn_errors,
     )
@@ -152,7 +148,7 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     if verdict.culprit in traces.spawn_errors:
         return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
     error = read_error(culprit.files)
-    reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.oom)
+    reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.ooms.get(str(verdict.culprit)))
     if verdict.in_vain:
         return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
     if plan.elsewhere and error is not None and error.consequence:
@@ -171,7 +167,7 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
             culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
         )
     silent = tasks[silent_names[0]]
-    stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(silent_names[0]) == "T" else ""
+    stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(silent_names[0]) else ""
     return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
 
 
@@ -203,7 +199,7 @@ def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
     step = traces.steps.get(verdict.culprit)
     where = "" if step is None else f" after step {step}"
     if verdict.frozen:
-        stopped = " (its process is suspended, as by SIGSTOP)" if traces.states.get(verdict.culprit) == "T" else ""
+        stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(verdict.culprit) else ""
         reason = f"gave no sign of life{stopped} {limit}{where}"
     else:
         others = " while the others waited for it" if len(plan.tasks) > 1 else ""

@@ -159,7 +159,7 @@ class CheckpointStore:
                 threading.Event().wait(pause_s)
         return self.load(step)
 
-    def set_aside(self, step: int) -> None:
+    def archive(self, step: int) -> None:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
         damaged = self.directory / f"damaged-step-{step:08d}"
         with contextlib.suppress(OSError):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 
 from distlaunch import serving
 from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.helper_process import ANSWER, ask
 
 _SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
@@ -86,7 +85,7 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
 
 def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: Code, backend: str,
          folder: Path) -> dict[str, Finding]:  # fmt: skip
-    parcel, told = folder / "parcel.pickle", folder / "findings.json"
+    parcel = folder / "parcel.pickle"
     content = {
         "files": {name: str(path) for name, path in files.items()},
         "to_convert": str(to_convert),
@@ -98,31 +97,20 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         "sys_path": [entry or os.getcwd() for entry in sys.path],
     }
     parcel.write_bytes(pickle.dumps(content))
-    told.unlink(missing_ok=True)
     # -P: neither this folder nor that of the script is on the path
-    command = [sys.executable, "-P", str(_SCRIPT), str(parcel), str(told)]
+    command = [sys.executable, "-P", str(_SCRIPT), str(parcel), ANSWER]
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
-        done = subprocess.run(
-            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_LIMIT_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
+        answer = ask(command, environment, cwd=folder, timeout_s=_LIMIT_S)
+    except TimeoutError:
         raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
-    if done.returncode != 0 or not told.exists():
-        said = "".join(f"\n{line}" for line in done.stdout.splitlines()[-_LAST_LINES:])
+    if answer.code != 0 or answer.told is None:
+        why = " (perhaps since memory had run out)" if answer.code == -signal.SIGKILL else ""
+        how, said = f"{answer.how_it_ended}{why}", answer.last_lines(_LAST_LINES)
         raise DistlaunchError(
-            f"the process that loads the exports to check them {_ended(done.returncode)}; nothing was replaced"
-            + (f":{said}" if said.strip() else "")
+            f"the process that loads the exports to check them {how}; nothing was replaced"
+            + (f":{said}" if said else "")
         )
-    found = json.loads(told.read_text())
+    found = answer.told
     return {name: Finding(entry["signature"], entry["problem"], tuple(entry["notes"])) for name, entry in found.items()}
-
-
-def _ended(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    if -code == signal.SIGKILL:
-        return "was ended by SIGKILL (perhaps since memory had run out)"
-    return f"was ended by {signal.Signals(-code).name}"

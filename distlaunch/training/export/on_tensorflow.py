@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.helper_process import ask
+from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategy import Cluster, OneDevice
+from distlaunch.config.strategies.base import OneDevice
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.protocol import Batch, State
 
@@ -43,12 +44,12 @@ def export_on_tensorflow(
     parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
     command = [sys.executable, "-m", "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    answer = ask(command, environment)
     parcel.unlink()
-    if done.returncode != 0:
-        said = "\n".join(done.stdout.splitlines()[-_LAST_LINES:])
+    if answer.code != 0:
+        said = answer.last_lines(_LAST_LINES)
         message = "the SavedModel could not be written: the model was rebuilt on TensorFlow for it, which failed"
-        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):\n{said}")
+        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):{said}")
 
 
 def main() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.serving.exported import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
+from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Code, Finding, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow
 from distlaunch.training.export.writers import (
@@ -88,7 +88,7 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
         if "tflite" in files and alone:
             wanted[_PLAIN] = None
             notes.append(f"{EXPORTS['tflite']} takes what data.preprocessing gives: TFLite has no texts")
-        if keras.backend.backend() == "tensorflow":
+        if export_backend().makes_saved_models:
             for name, layer in wanted.items():
                 save_saved_model(model, folder / name, trained.rows, layer)
         elif wanted:
@@ -171,23 +171,6 @@ def _plain(x: Any) -> Any:
 
 
 def _predict(model: Any, x: Any) -> dict[str, Any]:
-    with _exact_products():
+    with export_backend().exact_products():
         texts = any(leaf.dtype.kind == "O" for leaf in tf.nest.flatten(x))
         return named_outputs(model(tf.nest.map_structure(tf.constant, x) if texts else x, training=False), on_host)
-
-
-@contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """GPUs multiply with 10 bits otherwise, and a CPU does not."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        with jax.default_matmul_precision("highest"):
-            yield
-        return
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        tf.config.experimental.enable_tensor_float_32_execution(before)

@@ -20,25 +20,18 @@ from distlaunch.strategies.protocol import Batch, State
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.build import build_model
+from distlaunch.training.export.backends import export_backend
 
 _STAGING = ".new_"
 
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """The model on one device with the values of a snapshot; what was built before keeps working."""
-    with _building():
+    with export_backend().building():
         model = build_model(config, OneDevice(), rows)
     for name, variable in state_variables(model).items():
         variable.assign(state[name])
     return model
-
-
-def _building() -> contextlib.AbstractContextManager[None]:
-    if keras.backend.backend() != "jax":
-        return contextlib.nullcontext()
-    from distlaunch.strategies.jax.keras_backend import building
-
-    return building()
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ def make_steps(config: RunConfig, model: keras.Model) -> Steps:
 
 
 def _steps(config: RunConfig, model: keras.Model) -> Steps:
-    if keras.backend.backend() == "jax" or config.strategy.kind == "dtensor":
+    if config.strategy.is_functional:
         return mesh_steps(config, model)
     test = model.test_step
     if config.train.loop == "fit":

@@ -59,23 +59,27 @@ def mesh_steps(config: RunConfig, model: keras.Model) -> Steps:
     if not model.compiled:
         message = "missing: on a mesh the training step is Keras's own, so it needs an optimizer and a loss"
         raise ConfigError(Problem(("compile",), message))
+    in_place = config.strategy.changes_in_place
     if config.train.loop == "fit":
         step = FunctionalStep(model)
-        return Steps(model, _own(model, "train_step") or step.train_step, _own(model, "test_step") or step.test_step)
+        train = _own(model, "train_step", in_place) or step.train_step
+        return Steps(model, train, _own(model, "test_step", in_place) or step.test_step)
     if config.train.step is not None:
-        return Steps(model, _users_step(config.train.step, model), FunctionalStep(model).test_step, logs="mean")
+        return Steps(
+            model, _users_step(config.train.step, model, in_place), FunctionalStep(model).test_step, logs="mean"
+        )
     context = StepContext(model, per_example(model))
     check_reference(context)
     step = FunctionalStep(model, reference_loss(model, context.per_example_loss))
     return Steps(model, step.train_step, step.test_step, logs="mean")
 
 
-def _users_step(reference: str, model: keras.Model) -> StepFunction:
+def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunction:
     function = load_function(reference, _STEP)
     if num_arguments(function) == 3:
         functional = FunctionalContext(model)
         return lambda state, batch: function(functional, state, batch)
-    if keras.backend.backend() != "tensorflow":
+    if not in_place:
         message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
         raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
     context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
@@ -112,14 +116,14 @@ class _Collected(keras.StatelessScope):
         return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
 
 
-def _own(model: keras.Model, name: str) -> StepFunction | None:
+def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
     """The model's own `train_step` or `test_step`; None if it has Keras's."""
     if getattr(type(model), name) is getattr(keras.Model, name):
         return None
     own = getattr(model, name)
     if num_arguments(own) == 2:
         return own
-    if keras.backend.backend() != "tensorflow":
+    if not in_place:
         what = f"{type(model).__name__}.{name}(self, data)"
         message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
         raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))

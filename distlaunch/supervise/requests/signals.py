@@ -1,22 +1,33 @@
-"""Signals to the launcher, as data to read in its loop instead of code that runs anywhere."""
+"""Signals to the controller, and requests to its run, as data to read in its loop."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD)
+from distlaunch.supervise.requests.control import ControlChannel
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ask the job to end."""
+_TAKEN = (*ENDING, signal.SIGCHLD)
 
 
 class SignalPipe:
     """While entered, signals make `fd` readable and are read from it. To be used in the main thread.
 
     A signal that was ignored before (`nohup`) stays ignored.
+
+    Args:
+        control: the socket through which other processes may ask for the same, and for stacks (SIGUSR2).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, control: Path | None = None) -> None:
+        self._control_path = control
+        self._control: ControlChannel | None = None
         self.fd, self._write_fd = os.pipe()
         for fd in (self.fd, self._write_fd):
             os.set_blocking(fd, False)
@@ -35,11 +46,19 @@ class SignalPipe:
         for number in _TAKEN:
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)
+        if self._control_path is not None:
+            self._control = ControlChannel(self._control_path, self._put)
         return self
+
+    def _put(self, number: signal.Signals) -> None:
+        with contextlib.suppress(OSError):  # it is over
+            os.write(self._write_fd, bytes([number]))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
+        if self._control is not None:
+            self._control.close()
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.heartbeat import BEAT_S, Pulse, Signs, read_signs
+from distlaunch.base.heartbeat import BEAT_S, Heartbeat, Signs, read_signs
 from distlaunch.supervise.facts import Stalled
-from distlaunch.supervise.heartbeats import Vitality
+from distlaunch.supervise.heartbeats import Heartbeats
 
 A, B, SERVER = "worker:0", "worker:1", "ps:0"
 
@@ -19,11 +19,11 @@ class Watch:
     """Looks each second, as long as a function of the second tells."""
 
     def __init__(self, *, training: bool = True, heard: tuple[int, ...] = ()) -> None:
-        self.vitality, self.training, self.heard = Vitality(10, {A, B}), training, heard
+        self.heartbeats, self.training, self.heard = Heartbeats(10, {A, B}), training, heard
 
     def follow(self, signs, until: int) -> list[Stalled]:
         for now in range(until):
-            if found := self.vitality.look(now, signs(now), training=self.training, heard=now in self.heard):
+            if found := self.heartbeats.look(now, signs(now), training=self.training, heard=now in self.heard):
                 return found
         return []
 
@@ -86,7 +86,7 @@ def test_who_is_slow_is_told_with_its_share() -> None:
     """B makes each call a second of four late."""
     watch = Watch()
     assert not watch.follow(lambda now: {A: alive(now, now // 4 + 1), B: alive(now, (now + 3) // 4)}, 101)
-    assert watch.vitality.shares() == {B: pytest.approx(0.25, abs=0.01)}
+    assert watch.heartbeats.shares() == {B: pytest.approx(0.25, abs=0.01)}
 
 
 def test_a_new_process_begins_anew() -> None:
@@ -94,23 +94,23 @@ def test_a_new_process_begins_anew() -> None:
 
 
 def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "task" / "pulse"
+    path = tmp_path / "task" / "heartbeat"
     assert read_signs(path) == Signs()
-    pulse = Pulse(path)
-    pulse.turn()
-    pulse.at_step(7)
+    heartbeat = Heartbeat(path)
+    heartbeat.turn()
+    heartbeat.at_step(7)
     deadline = time.monotonic() + 20 * BEAT_S
     while not read_signs(path).beats and time.monotonic() < deadline:
         time.sleep(BEAT_S / 10)
     found = read_signs(path)
-    assert (found.turns, found.step, pulse.step) == (1, 7, 7)
+    assert (found.turns, found.step, heartbeat.step) == (1, 7, 7)
     assert found.beats > 0
-    with pulse.saving():
+    with heartbeat.saving():
         assert read_signs(path).saving
     assert not read_signs(path).saving
 
 
 @pytest.mark.parametrize("content", [b"", b"torn"])
 def test_a_torn_file_is_no_sign(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "pulse").write_bytes(content)
-    assert read_signs(tmp_path / "pulse") == Signs()
+    (tmp_path / "heartbeat").write_bytes(content)
+    assert read_signs(tmp_path / "heartbeat") == Signs()

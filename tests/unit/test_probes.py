@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from distlaunch.base.heartbeat import Pulse
+from distlaunch.agent.messages import Order
+from distlaunch.base.heartbeat import Heartbeat, read_signs
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.task_error import write_exception
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
-from distlaunch.supervise.facts import Blame, Blamed, Came, Exited, Fact, GivenUp, Saving, Sent, Spawned
+from distlaunch.supervise.facts import Came, ErrorReported, ErrorRole, Exited, Fact, GivenUp, Saving, Sent, Spawned
 from distlaunch.supervise.outcome import rules_of
-from distlaunch.supervise.probes import Lookout
-from distlaunch.supervise.state import Standing
+from distlaunch.supervise.probes import Probes
+from distlaunch.supervise.state import RunState
 
 CHIEF, WORKER, EVALUATOR = "chief:0", "worker:0", "evaluator:0"
 UP: list[Fact] = [*(Spawned(0, task) for task in (CHIEF, WORKER)), *(Came(1, task) for task in (CHIEF, WORKER))]
-KILLED = [Sent(9, signal.SIGKILL, (WORKER,)), Exited(9, WORKER, -9)]
+KILLED = [Sent(9, Order.KILL, (WORKER,)), Exited(9, WORKER, -9)]
 AGAIN = [*KILLED, Spawned(9, WORKER), Came(10, WORKER)]
 FAILED = Exited(20, WORKER, 3)
 GIVEN_UP = [Spawned(0, EVALUATOR), Exited(5, EVALUATOR, 1), GivenUp(5, EVALUATOR)]
@@ -35,33 +35,38 @@ def plan(tmp_path: Path) -> LaunchPlan:
     return LaunchPlan(tmp_path, 0, "train", tuple(tasks), 100, 10, chief=Task("chief", 0))
 
 
+def _probes(plan: LaunchPlan) -> Probes:
+    files = {str(task.task): task.files for task in plan.tasks}
+    return Probes(plan, rules_of(plan), 0, lambda name: read_signs(files[name].heartbeat), lambda addresses: set())
+
+
 @pytest.mark.parametrize(
     ("history", "found"),
     [
-        ([*UP, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
-        ([*UP, *AGAIN, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
-        ([*UP, *GIVEN_UP, FAILED], [Blamed(20, WORKER, Blame.CAUSE)]),
-        ([*UP, FAILED, Blamed(20, WORKER, Blame.CAUSE)], []),
-        ([*UP, FAILED, Sent(20, signal.SIGTERM)], []),
+        ([*UP, FAILED], [ErrorReported(20, WORKER, ErrorRole.CAUSE)]),
+        ([*UP, *AGAIN, FAILED], [ErrorReported(20, WORKER, ErrorRole.CAUSE)]),
+        ([*UP, *GIVEN_UP, FAILED], [ErrorReported(20, WORKER, ErrorRole.CAUSE)]),
+        ([*UP, FAILED, ErrorReported(20, WORKER, ErrorRole.CAUSE)], []),
+        ([*UP, FAILED, Sent(20, Order.STOP)], []),
     ],
     ids=["first", "after it was killed and started again", "after another was given up", "known", "being stopped"],
 )
 def test_the_error_of_a_task_that_has_failed(plan: LaunchPlan, history: list[Fact], found: list[Fact]) -> None:
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
-    assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == found
+    assert _probes(plan).look(20, RunState.of(history)) == found
 
 
 @pytest.mark.parametrize("history", [UP, [*UP, *AGAIN], [*UP, *GIVEN_UP]], ids=["up", "again", "given up"])
 def test_errors_are_not_looked_for_while_all_goes_well(plan: LaunchPlan, history: list[Fact]) -> None:
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
-    assert Lookout(plan, rules_of(plan), 0).look(20, Standing.of(history)) == []
+    assert _probes(plan).look(20, RunState.of(history)) == []
 
 
 def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan) -> None:
-    lookout, pulse = Lookout(plan, rules_of(plan), 0), Pulse(plan.tasks[0].files.pulse)
+    probes, heartbeat = _probes(plan), Heartbeat(plan.tasks[0].files.heartbeat)
     failed = [*UP, Exited(20, WORKER, -9)]
-    with pulse.saving():
-        assert lookout.look(20, Standing.of(UP)) == []
-        assert lookout.look(20, Standing.of(failed)) == [Saving(20, CHIEF)]
-        assert lookout.look(21, Standing.of([*failed, Saving(20, CHIEF)])) == []
-    assert lookout.look(22, Standing.of([*failed, Saving(20, CHIEF)])) == [Saving(22, CHIEF, over=True)]
+    with heartbeat.saving():
+        assert probes.look(20, RunState.of(UP)) == []
+        assert probes.look(20, RunState.of(failed)) == [Saving(20, CHIEF)]
+        assert probes.look(21, RunState.of([*failed, Saving(20, CHIEF)])) == []
+    assert probes.look(22, RunState.of([*failed, Saving(20, CHIEF)])) == [Saving(22, CHIEF, over=True)]

@@ -1,0 +1,49 @@
+"""What is said about a task between the controller and whoever runs beside it: plain data, ready for a wire."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class Order(enum.Enum):
+    """What the controller can ask of a task."""
+
+    STOP = "stop"
+    """End after the step that all agree on, with a checkpoint."""
+    KILL = "kill"
+    """End now, with everything that the task has started."""
+    DUMP = "dump"
+    """Write the Python stacks to the error log."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a task's process ended.
+
+    Attributes:
+        code: the exit code; -N for signal N.
+        oom: whether the kernel of its host has killed for memory meanwhile; None: it cannot be told.
+    """
+
+    code: int
+    oom: bool | None = None
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a host must know to start a task.
+
+    Attributes:
+        env: the whole environment.
+        heartbeat: the file that the task writes its signs of life to.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    stdout_log: Path
+    stderr_log: Path
+    heartbeat: Path

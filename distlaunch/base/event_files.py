@@ -1,0 +1,107 @@
+"""Event files: appended to by many, followed by readers, one JSON line an event."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from distlaunch.base.events import FORMAT, Event, RunEnded, StepsDone, TrainingStarted
+
+_MOST_WAITING = 10_000
+"""Of steps; epochs, checkpoints and ends wait in any number."""
+
+
+class EventWriter:
+    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line.
+
+    A disk that is full stops nobody: events wait in memory, and are written with the first that can be.
+    """
+
+    def __init__(self, path: Path, *, attempt: int, task: str) -> None:
+        self.path, self._attempt, self._task = path, attempt, task
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._waiting: list[bytes] = []
+        # another may have left half a line, on a disk that was full
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def write(self, event: Event) -> Event:
+        """Stamps the event with time, attempt and task, and appends it."""
+        stamped = dataclasses.replace(
+            event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
+        )
+        if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
+            self._waiting.append((stamped.to_json() + "\n").encode())
+        self._flush()
+        return stamped
+
+    @property
+    def behind(self) -> bool:
+        """Whether events wait for room."""
+        return bool(self._waiting)
+
+    def _flush(self) -> None:
+        while self._waiting:
+            line = (b"\n" if self._torn else b"") + self._waiting[0]
+            try:
+                written = os.write(self._fd, line)
+            except OSError:
+                return
+            # the rest of a line does not follow: others may have written meanwhile
+            self._torn = written < len(line)
+            if written < len(line):
+                return
+            del self._waiting[0]
+
+    def close(self) -> None:
+        """What could not be written by now is lost."""
+        os.close(self._fd)
+
+
+class EventReader:
+    """Follows an event file: each `read` returns what was appended since the last. Waits for no one."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def read(self) -> Iterator[Event]:
+        """Complete lines only; a line that is not an event (a torn write) is passed over."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
+                return
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        yield from parse_events(data[:complete])
+
+
+def parse_events(data: bytes) -> Iterator[Event]:
+    """The events in whole lines; what is torn or no event is passed over."""
+    for line in data.splitlines():
+        try:
+            yield Event.from_json(line.decode())
+        except ValueError:
+            continue
+
+
+def read_events(path: Path) -> list[Event]:
+    """All events of a file, oldest first."""
+    return list(EventReader(path).read())
+
+
+def ended_well(events: Iterable[Event]) -> bool:
+    """Whether a run came to its planned end, and no later start has taken it on from there, be it without a word."""
+    last = None
+    for event in events:
+        if isinstance(event, TrainingStarted | RunEnded):
+            last = event
+    return isinstance(last, RunEnded) and last.status == "done"

@@ -1,0 +1,80 @@
+"""Asks a process of its own for something: it gets its question in argv, and answers with JSON in a file.
+
+Such a process has a framework, or lacks it on purpose; whoever asks only waits, and says in one way how it went wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ANSWER = "{answer}"
+"""Stands in argv for the file that the process writes its answer to."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What has come of a question.
+
+    Attributes:
+        code: the exit code; -N for signal N.
+        told: the answer; None if there is none.
+        said: the lines that the process printed, without empty ones.
+    """
+
+    code: int
+    told: Any
+    said: tuple[str, ...]
+
+    @property
+    def how_it_ended(self) -> str:
+        """To be read after the name of the process."""
+        return (
+            f"was ended by {signal.Signals(-self.code).name}" if self.code < 0 else f"ended with exit code {self.code}"
+        )
+
+    def last_lines(self, number: int, indent: str = "") -> str:
+        """The last of what it said, each on a line of its own; empty if it said nothing."""
+        return "".join(f"\n{indent}{line}" for line in self.said[-number:])
+
+
+def ask(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    cwd: Path | None = None,
+    timeout_s: float | None = None,
+    shows_output: bool = False,
+) -> Answer:
+    """Runs a process to its end.
+
+    Args:
+        argv: the command, with `ANSWER` where the path of the answer belongs.
+        shows_output: its standard output is this process's own, and no part of what it says.
+
+    Raises:
+        TimeoutError: it has not ended in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+        told, log = Path(folder) / "answer.json", Path(folder) / "log"
+        command = [str(told) if word == ANSWER else word for word in argv]
+        with log.open("wb") as file:
+            output = None if shows_output else file
+            try:
+                done = subprocess.run(
+                    command, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=file, timeout=timeout_s
+                )
+            except subprocess.TimeoutExpired:
+                raise TimeoutError from None
+        said = tuple(line for line in log.read_text(errors="replace").splitlines() if line.strip())
+        try:
+            answer = json.loads(told.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            answer = None
+    return Answer(done.returncode, answer, said)

@@ -1,0 +1,43 @@
+"""`cluster:`, how many processes there are, and what they may take."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from distlaunch.config.base import Positive, PositiveSeconds, Section, Words
+
+
+class Span(Section):
+    """How many workers a job may have: it begins with `max`, and goes on with fewer after it has lost one."""
+
+    min: Positive = 1
+    max: Positive
+
+
+class Cluster(Section):
+    """The processes of a run."""
+
+    workers: Annotated[Positive | Span, Words("a whole number of at least 1, or {min: ..., max: ...}")] = 1
+    """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax); `{min: 1, max: 4}` for a job that may
+    go on with fewer after it has lost one, at the same global batch size."""
+    ps: Annotated[int, Field(ge=0)] = 0
+    """Parameter servers (parameter_server)."""
+    hosting: Literal["processes", "in_process"] = "processes"
+    """`in_process`: servers of a parameter_server cluster live in the coordinator's process."""
+    evaluator: bool = False
+    """Starts one more task, which evaluates each new checkpoint while training goes on."""
+    ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
+    """One port for each task, workers first, on this machine. `auto`: free ones."""
+    start_timeout_s: PositiveSeconds = 300.0
+    """How long the processes may take from their start to the first step."""
+    stop_timeout_s: PositiveSeconds = 30.0
+    """How long a task may take to stop cleanly before it is killed."""
+    stall_timeout_s: PositiveSeconds | None = 1800.0
+    """How long training may go without any progress before the job counts as hung; null: for ever."""
+
+    @property
+    def num_workers(self) -> int:
+        """The workers that a job begins with."""
+        return self.workers.max if isinstance(self.workers, Span) else self.workers

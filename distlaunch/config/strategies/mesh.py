@@ -1,0 +1,211 @@
+"""Strategies of meshes: one program over devices that are arranged along named axes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distlaunch.base.backend import Backend
+from distlaunch.base.errors import Problem
+from distlaunch.config.base import Words
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.read.tree import Key
+from distlaunch.config.read.words import did_you_mean, either, listed, show
+from distlaunch.config.strategies.base import (
+    CPU_DEVICES,
+    FUNCTIONAL_STEP,
+    STEP,
+    StrategySection,
+    TrialSections,
+    counted,
+)
+
+AUTO_AXIS = "model"
+"""The mesh axis over which `layout: auto` splits variables."""
+
+_MOST_WORKERS, _MOST_CHOICES = 1_000, 8
+"""What is suggested where the mesh and the workers do not fit."""
+
+Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
+MeshSizes = Annotated[
+    dict[str, int],
+    Field(min_length=1, description="axis name -> size; one size may be -1 and is filled"),
+    Words("a mapping of axes to sizes, such as {batch: 4, model: 2}"),
+]
+LayoutRules = Annotated[
+    dict[str, list[Axis]],
+    Field(
+        description="regular expression on variable paths -> axis of each dimension (~: not split); first match wins"
+    ),
+    Words("a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
+]
+Layout = Annotated[
+    LayoutRules | Literal["auto"],
+    Field(description="rules for variables; `auto` proposes some over the axis `model`"),
+    Words("'auto', or a mapping of regular expressions to lists of axes, such as {'dense/kernel': [~, model]}"),
+]
+
+
+class Mesh(StrategySection):
+    """What the strategies of meshes have in common."""
+
+    mesh: MeshSizes
+    layout: Layout = Field(default_factory=dict)
+    input_layout: list[Axis] | None = None
+    """Axis of each dimension of the inputs. None: examples over the axis `batch`."""
+
+    cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})
+    in_lockstep: ClassVar[bool] = True
+    places_variables: ClassVar[bool] = True
+
+    def jobs(self, cluster: Cluster) -> dict[str, int]:
+        return {"worker": cluster.num_workers} if cluster.num_workers > 1 else {}
+
+    def num_devices(self, cluster: Cluster) -> int | None:
+        return None if -1 in self.mesh.values() else self.product // cluster.num_workers
+
+    def num_parts(self, cluster: Cluster, num_gpus: int | None) -> int | None:
+        return 1 if self.batch_axis is None else self._size(self.batch_axis, num_gpus)
+
+    def devices_needed(self, cluster: Cluster) -> tuple[Key, int]:
+        # whether this machine has GPUs for all workers that it starts is told when it is known which these are
+        return ("strategy", "mesh"), self.product // cluster.num_workers
+
+    def parts_in_words(self, cluster: Cluster, parts: int) -> str:
+        return f"the batch axis of the mesh, of size {parts},"
+
+    @property
+    def product(self) -> int:
+        """Devices that the mesh has, without an axis that is filled."""
+        return math.prod(size for size in self.mesh.values() if size > 0)
+
+    @property
+    def batch_axis(self) -> str | None:
+        """The mesh axis that examples are split over: the input layout's first, else the axis named `batch`."""
+        if self.input_layout is not None:
+            return self.input_layout[0] if self.input_layout else None
+        return "batch" if "batch" in self.mesh else None
+
+    def _size(self, axis: str, num_gpus: int | None) -> int | None:
+        """Devices along an axis; None for one that is filled (-1) from devices that are not known."""
+        size = self.mesh.get(axis, 1)
+        if size != -1:
+            return size if size > 0 else None
+        if num_gpus == 0:
+            return CPU_DEVICES
+        return num_gpus // self.product if num_gpus and num_gpus % self.product == 0 else None
+
+    def problems(self, num_gpus: int | None) -> Iterator[Problem]:
+        """Sizes are at least 1, one may be filled; layouts name axes that exist, each once."""
+        for axis, size in self.mesh.items():
+            if size < 1 and size != -1:
+                yield Problem(
+                    ("strategy", "mesh", axis), f"got {size}; expected a size of at least 1, or -1 to fill the axis"
+                )
+        filled = [axis for axis, size in self.mesh.items() if size == -1]
+        if len(filled) > 1:
+            key = ("strategy", "mesh", filled[1])
+            yield Problem(
+                key, f"got -1 for {listed(filled)}; expected it for one axis only; write the size of the others"
+            )
+        if filled and num_gpus and num_gpus % self.product:
+            others = f"{num_gpus} GPUs are not divisible by the other axes' {self.product}"
+            yield Problem(("strategy", "mesh", filled[0]), f"got -1, but {others}; change their sizes")
+        yield from self._layout_problems()
+        yield from _axes(self.input_layout or [], self.mesh, ("strategy", "input_layout"))
+
+    def _layout_problems(self) -> Iterator[Problem]:
+        if self.layout == "auto":
+            if AUTO_AXIS not in self.mesh:
+                message = f"got 'auto', which splits variables over an axis '{AUTO_AXIS}'"
+                axes = f"the mesh has {listed(self.mesh)}; name an axis so, or write rules"
+                yield Problem(("strategy", "layout"), f"{message}; {axes}")
+            return
+        for pattern, axes in self.layout.items():
+            key = ("strategy", "layout", pattern)
+            yield from _pattern(pattern, key)
+            yield from _axes(axes, self.mesh, key)
+
+    def cluster_problems(self, cluster: Cluster, num_gpus: int | None) -> Iterator[Problem]:
+        """Each worker has equally many of the mesh's devices."""
+        workers, devices = cluster.num_workers, self.product
+        if any(size < 1 and size != -1 for size in self.mesh.values()):
+            return
+        if -1 in self.mesh.values():
+            if num_gpus != 0:
+                return  # filled with as many GPUs as the workers can share
+            devices *= CPU_DEVICES
+        if devices % workers:
+            # sizes are anything that a file can hold, so not all divisors are looked for
+            divisors = [number for number in range(1, min(devices, _MOST_WORKERS) + 1) if devices % number == 0]
+            nearest = sorted(sorted(divisors, key=lambda number: abs(number - workers))[:_MOST_CHOICES])
+            choices = either(map(str, nearest))
+            message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
+            yield Problem(("cluster", "workers"), f"{message}; use {choices}, or change the mesh")
+
+    def label(self, cluster: Cluster) -> str:
+        return f"{self.kind}, {self._sizes()}"
+
+    def words(self, cluster: Cluster, num_gpus: int | None) -> list[str]:
+        workers = [counted(cluster.num_workers, "worker")] if cluster.num_workers > 1 else []
+        return [*workers, f"mesh {self._sizes()}"]
+
+    def _sizes(self) -> str:
+        return " x ".join(f"{axis} {size}" for axis, size in self.mesh.items())
+
+
+class DTensor(Mesh):
+    """TensorFlow's DTensor: one program over a mesh of devices."""
+
+    kind: Literal["dtensor"]
+
+    can_jit_compile: ClassVar[bool] = False
+    step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (STEP, FUNCTIONAL_STEP)
+
+    @classmethod
+    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
+        yield from (({"kind": "dtensor", "mesh": {"batch": number}}, {}) for number in replicas)
+
+
+class Jax(Mesh):
+    """Keras on JAX: one program over a mesh of devices."""
+
+    kind: Literal["jax"]
+
+    backend: ClassVar[Backend] = "jax"
+    step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (FUNCTIONAL_STEP,)
+    quick_export: ClassVar[str] = "keras"
+
+    @classmethod
+    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
+        yield from (({"kind": "jax", "mesh": {"batch": number}}, {}) for number in replicas)
+
+    def on_one_device(self) -> StrategySection:
+        """Stays on JAX, on a mesh of one device: the model and its step may be written for it."""
+        return self.model_copy(update={"mesh": dict.fromkeys(self.mesh, 1)})
+
+
+def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        yield Problem(
+            key, f"not a regular expression: {error}; to match a character such as ( or + itself, write \\ before it"
+        )
+
+
+def _axes(axes: list[str | None], mesh: dict[str, int], key: Key) -> Iterator[Problem]:
+    for index, axis in enumerate(axes):
+        if axis is not None and axis not in mesh:
+            message = f"got {show(axis)}, which is no axis of the mesh; expected ~ or one of {listed(mesh)}"
+            yield Problem((*key, index), message + did_you_mean(axis, mesh))
+    for axis, times in Counter(axis for axis in axes if axis is not None).items():
+        if times > 1:
+            yield Problem(
+                key, f"axis '{axis}' splits {times} dimensions; expected each axis once at most; write ~ for the others"
+            )

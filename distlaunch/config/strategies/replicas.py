@@ -1,0 +1,87 @@
+"""Strategies of replicas: copies of the model that each compute a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
+
+from distlaunch.config.base import Positive
+from distlaunch.config.cluster import Cluster
+from distlaunch.config.read.tree import Key
+from distlaunch.config.strategies.base import CPU_DEVICES, StrategySection, TrialSections, counted
+
+_TRIAL_WORKERS = 2
+"""Processes of a trial on GPUs, if they can share the replicas equally."""
+
+
+class Mirrored(StrategySection):
+    """One process, a copy of the model on each of its devices."""
+
+    kind: Literal["mirrored"]
+    replicas: Positive | Literal["auto"] = "auto"
+    """Devices to use. `auto`: every GPU, or 2 virtual CPU devices where there is none."""
+
+    has_replicas: ClassVar[bool] = True
+
+    def num_devices(self, cluster: Cluster) -> int | None:
+        return None if self.replicas == "auto" else self.replicas
+
+    def num_parts(self, cluster: Cluster, num_gpus: int | None) -> int | None:
+        if self.replicas != "auto":
+            return self.replicas
+        return None if num_gpus is None else num_gpus or CPU_DEVICES
+
+    def devices_needed(self, cluster: Cluster) -> tuple[Key, int] | None:
+        return None if self.replicas == "auto" else (("strategy", "replicas"), self.replicas)
+
+    def words(self, cluster: Cluster, num_gpus: int | None) -> list[str]:
+        return [_replicas(self.num_parts(cluster, num_gpus))]
+
+    @classmethod
+    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
+        yield from (({"kind": "mirrored", "replicas": number}, {}) for number in replicas)
+
+
+class MultiWorkerMirrored(StrategySection):
+    """Several processes (`cluster.workers`), each with one or more copies of the model."""
+
+    kind: Literal["multi_worker_mirrored"]
+    replicas_per_worker: Positive | Literal["auto"] = "auto"
+    """Devices of each worker. `auto`: its share of the GPUs, or one CPU device."""
+    communication: Literal["auto", "ring", "nccl"] = "auto"
+    """How gradients are summed over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
+
+    cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})
+    in_lockstep: ClassVar[bool] = True
+    has_replicas: ClassVar[bool] = True
+
+    def jobs(self, cluster: Cluster) -> dict[str, int]:
+        return {"worker": cluster.num_workers}
+
+    def num_devices(self, cluster: Cluster) -> int | None:
+        return None if self.replicas_per_worker == "auto" else self.replicas_per_worker
+
+    def num_parts(self, cluster: Cluster, num_gpus: int | None) -> int | None:
+        workers = cluster.num_workers
+        if self.replicas_per_worker != "auto":
+            return workers * self.replicas_per_worker
+        return None if num_gpus is None else workers * max(1, num_gpus // workers)
+
+    def parts_in_words(self, cluster: Cluster, parts: int) -> str:
+        workers = cluster.num_workers
+        return f"{parts} replicas ({workers} workers x {parts // workers} each)" if workers > 1 else f"{parts} replicas"
+
+    def words(self, cluster: Cluster, num_gpus: int | None) -> list[str]:
+        return [counted(cluster.num_workers, "worker"), _replicas(self.num_parts(cluster, num_gpus))]
+
+    @classmethod
+    def trials(cls, replicas: Sequence[int], num_gpus: int) -> Iterator[TrialSections]:
+        for number in replicas:
+            # TensorFlow gives a worker without GPUs one CPU replica
+            workers = _TRIAL_WORKERS if num_gpus and number % _TRIAL_WORKERS == 0 else number
+            section = {"kind": "multi_worker_mirrored", "replicas_per_worker": number // workers}
+            yield section, {"workers": workers}
+
+
+def _replicas(number: int | None) -> str:
+    return "replicas by devices" if number is None else counted(number, "replica")

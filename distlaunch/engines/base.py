@@ -1,0 +1,41 @@
+"""What an engine is: it finds hosts for the tasks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from distlaunch.supervise.allocation import Allocation
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job asks of an engine.
+
+    Attributes:
+        num_tasks: processes to be started.
+        num_addresses: how many of them the others must reach.
+        ports: one for each address, or any that are free.
+    """
+
+    num_tasks: int = 1
+    num_addresses: int = 0
+    ports: Sequence[int] | Literal["auto"] = "auto"
+
+
+class Engine(Protocol):
+    """Finds hosts. Everything that touches a process happens in the allocation."""
+
+    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
+        """Hosts, devices and addresses.
+
+        Args:
+            environ: what the tasks inherit.
+            dry: reserve nothing; what is chosen at a start only has a stand-in.
+
+        Raises:
+            ConfigError: the config asks for what cannot be had.
+            UsageError: there is too little of something, with what is missing.
+        """
+        ...

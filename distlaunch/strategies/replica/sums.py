@@ -1,0 +1,145 @@
+"""What the replicas of all processes add up: votes, metrics, and what a step returns beside them."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.strategies.ballots import Ballots
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.protocol import Logs, State, Steps, Vote
+from distlaunch.strategies.variables import (
+    metric_results,
+    metric_variables,
+    named_metrics,
+    plain_logs,
+)
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Where this process stands among all replicas."""
+
+    total: int
+    local: int
+    first: int
+    peers: Peers = field(default_factory=Peers)
+
+
+class Sums:
+    """One all-reduce for everything that replicas add up at the end of a graph call.
+
+    Attributes:
+        extras: a variable for each scalar that the step returns beside the model's metrics.
+    """
+
+    def __init__(self, strategy: Any, steps: Steps, replicas: Replicas, ballots: Ballots) -> None:
+        self._strategy, self._steps, self._replicas, self._ballots = strategy, steps, replicas, ballots
+        self._model = steps.model
+        self._metrics = metric_variables(self._model)
+        self.extras: dict[str, tf.Variable] = {}
+        self._extras_made = False
+        self._sum_call = tf.function(lambda ballot: self.sum(ballot, []))
+        self._sum_metrics_call = tf.function(
+            # traced anew when the extras are there: a snapshot may come before the first step
+            lambda ballot, num_extras: self.sum(ballot, [*self._metrics, *self.extras.values()])
+        )
+
+    def agree(self, vote: Vote) -> Vote:
+        """What all processes have voted for together."""
+        return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
+
+    def values(self) -> State:
+        """Of the variables of which each replica holds a part, by name."""
+        named = self.partial_variables()
+        vector = self._sum_metrics_call(self._ballots.cast(Vote()), len(self.extras))
+        values = self.split(vector, list(named.values()))[1:]
+        return {name: value.numpy() for name, value in zip(named, values, strict=True)}
+
+    def make_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
+        """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once.
+
+        Args:
+            trace: a step of all replicas, with the next element of the iterator.
+        """
+        if self._extras_made:
+            return
+        self._extras_made = True
+        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
+            return
+        returned = tf.function(trace, autograph=False).get_concrete_function(iterator).structured_outputs
+        names = set(returned) if isinstance(returned, dict) else set()
+        if self._steps.logs == "last" and names == set(metric_results(self._model)):
+            return
+        with self._strategy.scope():
+            for name in sorted(names):
+                self.extras[name] = tf.Variable(
+                    0.0,
+                    trainable=False,
+                    name=f"log_{name}",
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                    aggregation=tf.VariableAggregation.SUM,
+                )
+
+    def sum(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
+        """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
+            parts = [ballot * tf.cast(voter, tf.float64)]
+            parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
+            vector = tf.concat(parts, 0)
+            return vector if self._replicas.total == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0]
+
+    def split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
+        """The inverse of the joining in `sum`: the ballot, then each variable's value."""
+        ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
+        values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
+        return [ballot, *values]
+
+    def collect(
+        self, ballot: tf.Tensor, extras: list[tf.Variable]
+    ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
+        variables = [*self._metrics, *extras]
+        votes, *values = self.split(self.sum(ballot, variables), variables)
+        mapping = list(zip(self._metrics, values, strict=False))
+        with keras.StatelessScope(state_mapping=mapping):
+            logs = metric_results(self._model)
+        return votes, logs, values[len(self._metrics) :]
+
+    def to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor], steps_in_epoch: int) -> Logs:
+        values = {name: value.numpy() for name, value in logs.items()}
+        if extras and self._steps.logs == "last":
+            values = {}  # as Keras: the step's own logs stand instead of the metrics
+        scale = max(steps_in_epoch, 1) if self._steps.logs == "mean" else 1
+        if extras:
+            values.update({name: value.numpy() / scale for name, value in zip(self.extras, extras, strict=True)})
+        return plain_logs(values)
+
+    def partial_variables(self) -> dict[str, Any]:
+        """Variables of which each replica holds a part, by name: metrics and logs."""
+        return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self.extras.items()}}
+
+    def assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
+        """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
+
+        def local() -> None:
+            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+            constant = tf.constant(value, variable.dtype)
+            variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
+
+        self._strategy.run(tf.function(local, autograph=False))
+
+
+def _tensor(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,0 +1,83 @@
+"""What supervision needs of the hosts that an engine has found. Nothing here, nor above, knows how they are reached.
+
+What a task leaves behind is in the controller's run directory when its end is told: logs, error.json, events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from distlaunch.agent.messages import Exit, Order
+from distlaunch.base.heartbeat import Signs
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.plan.train import TaskPlan
+
+
+class TaskHandle(Protocol):
+    """A process of a task. `pid` is told to users only."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> Exit | None:
+        """How it ended, once it has; what it printed has then been taken. Never waits."""
+        ...
+
+    def send(self, order: Order, *, whole_group: bool) -> None:
+        """Passes an order on, to the task alone or also to what it has started."""
+
+    def is_suspended(self) -> bool:
+        """Whether somebody has stopped the process, as SIGSTOP does."""
+        ...
+
+    def signs(self) -> Signs:
+        """Its last signs of life."""
+        ...
+
+
+class Starter(Protocol):
+    """Starts tasks on the allocation's hosts."""
+
+    def start(self, task: TaskPlan) -> TaskHandle:
+        """Starts a task, perhaps again. Raises OSError if its program cannot be started."""
+        ...
+
+    def watch(self, fd: int) -> None:
+        """`wait` also returns when this descriptor can be read; the caller reads it."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until tasks have something to tell; returns whether the watched descriptor can be read."""
+        ...
+
+
+class Allocation(Protocol):
+    """Hosts, devices and addresses for one attempt."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """`host:port` of each task that needs an address, in the order in which they were asked for."""
+        ...
+
+    @property
+    def given(self) -> tuple[ClusterSpec, Task] | None:
+        """The cluster that is there already, and the only task of it to start; None: all tasks are to be started."""
+        ...
+
+    @property
+    def gpus(self) -> Sequence[str]: ...
+    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> AbstractContextManager[Starter]:
+        """Opens the way to start tasks; when it is left, all of them are gone. `show` takes the lines they print."""
+        ...
+
+    def listening(self, addresses: Collection[str]) -> set[str]:
+        """Those of the addresses that somebody listens on."""
+        ...
+
+    def release_ports(self) -> None:
+        """The tasks have bound their ports, and none will be started again."""
+
+    def release(self) -> None:
+        """Gives everything back."""

@@ -1,0 +1,32 @@
+"""What training needs of the process that it runs in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from distlaunch.base.events import Event
+from distlaunch.training.checkpoints.files import CheckpointStore
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the loop needs from the process it runs in.
+
+    Attributes:
+        should_stop: asked before each call of the program that trains or evaluates.
+        on_step: told the number of global batches done.
+        on_meeting: told before each other call in which all tasks wait for each other.
+        saving: entered while this process writes something by itself: a checkpoint, or what callbacks keep.
+    """
+
+    emit: Callable[[Event], None]
+    should_stop: Callable[[], bool]
+    store: CheckpointStore
+    is_chief: bool
+    on_step: Callable[[int], None] = lambda step: None
+    on_meeting: Callable[[], None] = lambda: None
+    saving: Callable[[], AbstractContextManager[None]] = nullcontext
+    clock: Callable[[], float] = time.monotonic
