@@ -12,14 +12,14 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 @click.command("evaluate")
 @click.argument("run", metavar="RUN")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint; default: the newest.")
+@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
 @JSON_EVENTS
 @QUIET
 def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | None, split: str, as_json: bool, quiet: bool
 ) -> int:
-    """Evaluate a run's checkpoint, every example once, with the run's own config."""
+    """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
     from distlaunch.jobs import job
     from distlaunch.ui.progress.view import finish_output, make_view
 

@@ -12,20 +12,20 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 @click.command("export")
 @click.argument("run", metavar="RUN")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint; default: the newest.")
+@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
 @click.option(
     "--format",
     "formats",
     multiple=True,
     type=click.Choice(["saved_model", "keras", "weights", "tflite"]),
-    help="May be repeated. Default: the formats of the config's `export`, or keras.",
+    help="May be given several times. Default: the config's `export`, or keras.",
 )
 @JSON_EVENTS
 @QUIET
 def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | None, formats: tuple[str, ...], as_json: bool, quiet: bool
 ) -> int:
-    """Write the model of a run's checkpoint below the run directory, whatever strategy has trained it.
+    """Export the model of a checkpoint to the run directory, whichever strategy trained it.
 
     \b
     saved_model  a folder with the signature `serve`, which includes data.preprocessing (text in, scores out)

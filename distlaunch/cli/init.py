@@ -14,7 +14,7 @@ from distlaunch.base.errors import UsageError
 @click.argument("target", metavar="[DIR|CONFIG.yaml]", type=click.Path(path_type=Path), default=".")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def command(target: Path, force: bool) -> None:
-    """Write a project to start from: a model and data in a Python file, and a commented config.
+    """Create a project: a model and data in a Python file, and a commented config.
 
     DIR (default: this folder) gets model.py and train.yaml. CONFIG.yaml names the config; the Python file beside it is
     then CONFIG_model.py. The project trains as it is, in seconds and without a download.

@@ -18,21 +18,24 @@ _WRITE_S = 0.5
 
 @click.command("logs")
 @click.argument("run", metavar="RUN")
-@click.option("--follow", "-f", is_flag=True, help="Go on, over restarts, until the run has ended.")
-@click.option("--task", metavar="TASK", help="Only what this one prints, e.g. worker:1.")
+@click.option("--follow", "-f", is_flag=True, help="Keep following, across restarts, until the run ends.")
+@click.option("--task", metavar="TASK", help="Show only this task, e.g. worker:1.")
 @click.option(
-    "--attempt", type=click.IntRange(min=0), metavar="N", help="Default: the newest, and with -f what follows."
+    "--attempt",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Default: the newest attempt; with -f also later ones.",
 )
-@click.option("--lines", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last lines of each log file.")
-@click.option("--raw", is_flag=True, help="Also what TensorFlow says to itself.")
-@click.option("--stacks", is_flag=True, help="First let each running task write its Python stacks to its error log.")
+@click.option("--lines", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log file.")
+@click.option("--raw", is_flag=True, help="Include TensorFlow's own messages.")
+@click.option("--stacks", is_flag=True, help="First ask each running task to write its Python stacks to its error log.")
 def command(
     run: str, follow: bool, task: str | None, attempt: int | None, lines: int | None, raw: bool, stacks: bool
 ) -> None:
-    """Print what the tasks of a run have printed, after the name of each, and what has happened in the run.
+    """Show the output of a run's tasks, each line after its task's name, and the events of the run.
 
-    Log files hold no times: without -f the lines come task by task, and the events after them.
-    Ends with 0 when the run has ended, however it did, and with 130 at Ctrl-C.
+    Log files have no timestamps, so without -f the output comes task by task, followed by the events. Exits with 0 when
+    the run has ended, whatever its status, and with 130 on Ctrl-C.
     """
     from distlaunch.runs.logs import Wish, follow_logs, show_logs
     from distlaunch.runs.report import open_run

@@ -12,20 +12,20 @@ from distlaunch import __version__
 from distlaunch.base.errors import DistlaunchError, ExitCode
 
 COMMANDS = {
-    "train": "Run a config: train, evaluate, checkpoint, export.",
-    "run": "Run any TensorFlow or JAX script as several tasks, each with its TF_CONFIG.",
-    "plan": "Print what `train` would start, and start nothing.",
-    "verify": "Train a few steps under each strategy and compare with one device.",
-    "validate": "Check a config completely.",
-    "evaluate": "Evaluate a run's checkpoint, every example once.",
-    "predict": "Write what a run's model predicts for a split.",
-    "export": "Write a run's model as SavedModel, .keras, weights or TFLite.",
-    "runs": "Tell which runs there are and how they stand.",
-    "logs": "Print what a run's tasks print, also while it goes on.",
-    "stop": "Stop a run that is going on, with a checkpoint.",
-    "report": "Tell how a run went: attempts, epochs, checkpoints, variables.",
+    "train": "Train what a config describes, with checkpoints, validation and exports.",
+    "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
+    "plan": "Show what `train` would start, without starting it.",
+    "verify": "Compare each strategy with one device, on your model and data.",
+    "validate": "Check a config and report every mistake.",
+    "evaluate": "Evaluate a checkpoint of a run.",
+    "predict": "Write predictions of a run or of an exported model.",
+    "export": "Export a run's model as SavedModel, .keras, weights or TFLite.",
+    "runs": "List runs and their status.",
+    "logs": "Show the output of a run's tasks, also while it is running.",
+    "stop": "Stop a running job, with a checkpoint.",
+    "report": "Report on a run: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",
-    "init": "Write a small project to start from: a model, data and a config.",
+    "init": "Create a small project: a model, data and a config.",
 }
 
 
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="distlaunch")
 def cli() -> None:
-    """Train any Keras 3 model with any way there is to distribute it, from one YAML file."""
+    """Train any Keras 3 model on one device, several devices or several processes, from one YAML file."""
 
 
 def main() -> None:

@@ -8,10 +8,14 @@ from typing import Any
 import click
 
 OVERRIDES = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a config value, e.g. --set train.epochs=3.",
 )
-JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print events as JSON lines, and nothing else.")
-QUIET = click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print only events, as JSON lines.")
+QUIET = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 
 
 class Seconds(click.FloatRange):

@@ -13,19 +13,19 @@ from distlaunch.cli.options import OVERRIDES
 @click.command("plan")
 @click.argument("target", metavar="CONFIG|RUN")
 @OVERRIDES
-@click.option("--name", help="Name of the run directory, instead of the config's.")
-@click.option("--resume", is_flag=True, help="As in `train`.")
+@click.option("--name", help="Name of the run directory. Default: the config's.")
+@click.option("--resume", is_flag=True, help="As for `train`.")
 @click.option(
     "--variables/--no-variables",
     default=True,
     show_default=True,
-    help="Where tasks or devices hold different variables: build the model, and show which holds what.",
+    help="Build the model and show which task or device holds which variable, where they differ.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
     target: str, overrides: tuple[str, ...], name: str | None, resume: bool, variables: bool, as_json: bool
 ) -> None:
-    """Print what `train` would start: each process, its environment, its logs. Starts and writes nothing."""
+    """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing."""
     from distlaunch.jobs import job
     from distlaunch.jobs.describe_model import describe_variables
     from distlaunch.plan.train import plan_json, render_plan

@@ -17,16 +17,18 @@ _BATCH = 32
 @click.command("predict")
 @click.argument("target", metavar="RUN|EXPORT")
 @click.option("--input", "input_file", metavar="FILE", help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl.")
-@click.option("--data", metavar="FUNCTION", help="Or a data function, module:name or file.py:name; or tfds:NAME.")
+@click.option("--data", metavar="FUNCTION", help="Or a data function (module:name or file.py:name), or tfds:NAME.")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint; default: the newest.")
+@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
 @click.option(
     "--split",
     type=click.Choice(["validation", "train"]),
-    help="Default: validation; of --data train if it has no other.",
+    help="Default: validation; with --data, train if it has no other.",
 )
-@click.option("--output", metavar="FILE", help="An .npz file, or .npy for one array; - for JSON lines (of an export).")
-@click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows at a time, of an export; default: {_BATCH}.")
+@click.option(
+    "--output", metavar="FILE", help="An .npz file; .npy for a single array; - for JSON lines (exports only)."
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows at a time, for an export. Default: {_BATCH}.")
 @JSON_EVENTS
 @QUIET
 def command(
@@ -41,7 +43,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Write what a model predicts, one row for each row in, in their order.
+    """Write a model's predictions, one row for each input row, in the same order.
 
     \b
     predict RUN                      for every example of a split of the run, by a checkpoint
@@ -49,8 +51,9 @@ def command(
                                      or a run directory that has one; needs nothing else of the run
     predict EXPORT --data FUNCTION   for the examples of a dataset
 
-    Of a split that repeats for ever: of one epoch, or one validation. The file has one array, `predictions`, or one for
-    each output of the model by its name. A RUN predicts under its own strategy (of parameter servers on one device).
+    A split that repeats forever is read for one epoch, or one validation. The file has one array, `predictions`, or one
+    array for each named output of the model. A RUN predicts under its own strategy; a run of parameter servers, on one
+    device.
 
     Input files: .npy for one input, .npz by name, .csv and .tsv with a line of column names (the name of an input, or
     NAME_0, NAME_1 ... for one of several values), .txt with one text a line, .jsonl.

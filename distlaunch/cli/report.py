@@ -7,12 +7,12 @@ import click
 
 @click.command("report")
 @click.argument("run", metavar="RUN")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(run: str, as_json: bool) -> None:
-    """Tell how a run went, from its directory alone, whether it has ended or not.
+    """Report on a run from its directory alone, whether it has ended or not.
 
-    Attempts and why they failed, tasks that were started again, all values of each epoch, the checkpoints that are
-    kept, the evaluator's results, exports, and which parameter server or device holds which variable.
+    Shows attempts and why they failed, restarted tasks, the values of each epoch, the checkpoints that are kept, the
+    evaluator's results, exports, and which parameter server or device holds which variable.
     """
     from distlaunch.runs.report import open_run, read_report
     from distlaunch.ui.console import JobConsole

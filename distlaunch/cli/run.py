@@ -14,24 +14,24 @@ _SECONDS = Seconds(min=0, min_open=True)
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--workers", type=_COUNT, metavar="N", help="How many workers; default: 1.")
-@click.option("--ps", type=_COUNT, metavar="N", help="Parameter servers; a chief, the coordinator, comes with them.")
-@click.option("--chief", is_flag=True, help="One more task, `chief`; without it worker 0 leads.")
-@click.option("--evaluator", is_flag=True, help="One more task, `evaluator`, beside the others.")
-@click.option("--jax", is_flag=True, help="Processes for jax.distributed.initialize(), instead of TF_CONFIG.")
+@click.option("--workers", type=_COUNT, metavar="N", help="Number of workers. Default: 1.")
+@click.option("--ps", type=_COUNT, metavar="N", help="Number of parameter servers. Adds a chief, the coordinator.")
+@click.option("--chief", is_flag=True, help="Add a task `chief`; without it, worker 0 leads.")
+@click.option("--evaluator", is_flag=True, help="Add a task `evaluator`.")
+@click.option("--jax", is_flag=True, help="Set up jax.distributed.initialize() instead of TF_CONFIG.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
-@click.option("--name", help="Name of the run directory; default: the script's.")
-@click.option("--runs-dir", default="runs", show_default=True, help="Where run directories are made.")
+@click.option("--name", help="Name of the run directory. Default: the script's.")
+@click.option("--runs-dir", default="runs", show_default=True, help="Folder for run directories.")
 @click.option(
-    "--restarts", type=click.IntRange(min=0), metavar="N", help="Starts after a failure; default: 0, with --ps 3."
+    "--restarts", type=click.IntRange(min=0), metavar="N", help="Restarts after failures. Default: 0, or 3 with --ps."
 )
-@click.option("--window", type=_SECONDS, metavar="S", help="Only restarts within so many seconds count.")
+@click.option("--window", type=_SECONDS, metavar="S", help="Count only restarts within this many seconds.")
 @click.option(
     "--backoff",
     type=Seconds(min=0),
     default=0.0,
     metavar="S",
-    help="Wait before a restart, doubled each time.",
+    help="Wait this long before a restart, doubled each time.",
 )
 @click.option(
     "--start-timeout",
@@ -39,10 +39,10 @@ _SECONDS = Seconds(min=0, min_open=True)
     default=300.0,
     show_default=True,
     metavar="S",
-    help="How long a task may take to open its port once others have.",
+    help="How long a task may take to open its port after others have.",
 )
 @click.option(
-    "--stop-timeout", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="From SIGTERM to SIGKILL."
+    "--stop-timeout", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Time from SIGTERM to SIGKILL."
 )
 @click.option(
     "--stall-timeout",
@@ -50,7 +50,7 @@ _SECONDS = Seconds(min=0, min_open=True)
     default=1800.0,
     show_default=True,
     metavar="S",
-    help="How long a task's process may show no sign of life.",
+    help="How long a task may show no sign of life.",
 )
 @JSON_EVENTS
 @QUIET
@@ -76,7 +76,7 @@ def command(
     program: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run any TensorFlow or JAX script as several tasks, each with its TF_CONFIG.
+    """Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.
 
     SCRIPT is a Python script (.py), a module with -m, or any program; what comes after it is its own. All tasks end
     when one has failed, and the first failure is named. A restart starts the script anew: it goes on from its own

@@ -10,18 +10,18 @@ import click
 
 @click.command("runs")
 @click.argument("directory", metavar="[DIR]", default="runs")
-@click.option("--json", "as_json", is_flag=True, help="Print them as one JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(directory: str, as_json: bool) -> None:
-    """Tell which runs are below DIR (default: runs), the newest last.
+    """List the runs in DIR (default: runs), the newest last.
 
     \b
-    running      a launcher works on it
-    done         came to its planned end
+    running      its job is running
+    done         reached its planned end
     failed       a task failed
     stopped      by SIGTERM or `distlaunch stop`, with a checkpoint; interrupted: by Ctrl-C
-    killed       its launcher has vanished; `train RUN --resume` goes on from the last checkpoint
+    killed       its launcher is gone; `train RUN --resume` continues from the last checkpoint
 
-    The time is that from its first sign to its last.
+    The time is from the run's first event to its last.
     """
     from distlaunch.runs.listing import find_runs
     from distlaunch.ui.console import JobConsole

@@ -9,13 +9,13 @@ from distlaunch.cli.options import Seconds
 
 @click.command("stop")
 @click.argument("run", metavar="RUN")
-@click.option("--now", is_flag=True, help="Do not wait for the step and the checkpoint, as Ctrl-C twice.")
-@click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait so long at most; default: no limit.")
+@click.option("--now", is_flag=True, help="Do not wait for the step and its checkpoint, like Ctrl-C twice.")
+@click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most this many seconds. Default: no limit.")
 def command(run: str, now: bool, timeout: float | None) -> None:
-    """Stop a run that is going on, with a checkpoint after the current step, and wait until it has ended.
+    """Stop a running job after the current step, with a checkpoint, and wait until it has ended.
 
-    The launcher ends as it does at SIGTERM, with exit code 4; `train RUN --resume` goes on.
-    A run that is not going on is left as it is, with exit code 0.
+    The job exits with code 4, as it does on SIGTERM; `train RUN --resume` continues it. If the run is not running,
+    nothing happens and the exit code is 0.
     """
     from distlaunch.jobs.stop import stop_run
     from distlaunch.runs.listing import summarize

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 @click.command("train")
 @click.argument("target", metavar="CONFIG|RUN")
 @OVERRIDES
-@click.option("--name", help="Name of the run directory, instead of the config's.")
+@click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option(
-    "--resume", is_flag=True, help="Go on with the newest run of this config that is not finished, or had fewer epochs."
+    "--resume", is_flag=True, help="Resume the newest run of this config that is unfinished, or that had fewer epochs."
 )
-@click.option("--smoke", is_flag=True, help="Prove the config in under a minute: a few steps, a restart, an export.")
-@click.option("--debug", is_flag=True, help="Train on one device, in one process with this terminal, for breakpoint().")
-@click.option("--detach", "-d", is_flag=True, help="Start it and return; it goes on when the terminal is closed.")
+@click.option("--smoke", is_flag=True, help="Prove the config in about a minute: a few steps, a restart, an export.")
+@click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")
+@click.option("--detach", "-d", is_flag=True, help="Start the job and return; it survives a closed terminal.")
 @JSON_EVENTS
 @QUIET
 def command(
@@ -37,11 +37,11 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> int:
-    """Run a config: train, evaluate, checkpoint, export.
+    """Train what a config describes, with checkpoints, validation and exports.
 
-    With --resume, RUN may be a run directory, whose training then goes on from its newest good checkpoint.
-    With --debug functions run step by step in Python, data.map too, at the same global batch, in a run NAME-debug.
-    With --detach the launcher writes to RUN/launcher.log; `logs -f`, `stop` and `runs` work on its run.
+    With --resume, a run directory may be given instead of a config; training continues from its newest good checkpoint.
+    With --debug, functions run line by line in Python, data.map included, at the same global batch size, in a run
+    called NAME-debug. With --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs` work on it.
     Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
     from distlaunch.jobs import job

@@ -19,7 +19,7 @@ from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
 def command(configs: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check configs completely: types, names, arithmetic, functions. Starts nothing; exit code 2 if one is wrong."""
+    """Check configs completely: types, names, arithmetic, functions. Starts nothing. Exits with 2 if one is wrong."""
     results = [_check(config, overrides) for config in configs]
     if as_json:
         click.echo(json.dumps([result.to_plain() for result in results], indent=2))

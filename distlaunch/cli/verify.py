@@ -33,14 +33,21 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
 
 @click.command("verify")
 @click.argument("config", metavar="CONFIG")
-@click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps of each trial.")
+@click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps in each trial.")
 @click.option(
-    "--strategies", "kinds", callback=_kinds, metavar="KIND,...", help="Which ones; default: all but one_device."
+    "--strategies", "kinds", callback=_kinds, metavar="KIND,...", help="Strategies to try. Default: all but one_device."
 )
-@click.option("--replicas", callback=_numbers, default="2,4", show_default=True, metavar="N,...", help="How many.")
+@click.option(
+    "--replicas",
+    callback=_numbers,
+    default="2,4",
+    show_default=True,
+    metavar="N,...",
+    help="Replicas to try.",
+)
 @OVERRIDES
-@click.option("--keep", metavar="DIR", help="Keep configs, logs and records of all trials in this new directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON, and nothing else.")
+@click.option("--keep", metavar="DIR", help="Keep the configs, logs and records of all trials in this new directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print only the table, as JSON.")
 def command(
     config: str,
     steps: int,

@@ -103,7 +103,7 @@ def verify(
     choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
-    backends = ["tensorflow", *(each.config.strategy.backend for each in planned if not each.verdict)]
+    backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
     for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
         note(f"warning: {warning}")
     with _folder(request.keep) as folder, SignalPipe() as signals:

@@ -139,9 +139,8 @@ def test_every_pair(place: str, begun, alone, tmp_path: Path) -> None:
         check(run, before + more, alone)
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param(name, marks=pytest.mark.slow if name != "mirrored" else ()) for name in PLACES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("place", PLACES)
 def test_a_repetition_is_bit_equal(place: str, tmp_path: Path, monkeypatch) -> None:
     """With `determinism: true`: every step, and all that the last checkpoint holds, random layers included."""
     monkeypatch.setattr("tests.parity.test_any_to_any.HERE", ())  # determinism is for whole processes

@@ -163,6 +163,7 @@ def test_steps_per_call_changes_nothing(one_device):
     assert one_by_one["weights"] == one_device(name).record["weights"]
 
 
+@pytest.mark.slow  # scripts/mutants.py plants more faults than this one
 def test_the_rule_catches_a_fault(one_device):
     """Keras's own rule for replicas (mean of means) is wrong for an uneven last batch, and the comparison says so."""
     from distlaunch.strategies.patches import keras_losses

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distlaunch.base import events as ev
+from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
@@ -28,7 +29,7 @@ CONFIG = load_resolved(RUN.attempt_config(ATTEMPT))
 FILES = RUN.task(ATTEMPT, ARGS.task)
 TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
-WRITER = ev.EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
+WRITER = EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
 HEARTBEAT = Heartbeat(FILES.heartbeat)
 faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -124,8 +125,8 @@ def kill(victim: str) -> None:
 
 def started(events: Path) -> list[int]:
     """The process ids that a task has told so far; waits for the first."""
-    wait_for(lambda: any(isinstance(event, ev.TaskStarted) for event in ev.read_events(events)))
-    return [event.pid for event in ev.read_events(events) if isinstance(event, ev.TaskStarted)]
+    wait_for(lambda: any(isinstance(event, ev.TaskStarted) for event in read_events(events)))
+    return [event.pid for event in read_events(events) if isinstance(event, ev.TaskStarted)]
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -149,7 +150,7 @@ def evaluate_beside() -> None:
     WRITER.write(ev.TaskStarted(host="here", pid=os.getpid()))
 
     def ended() -> bool:
-        return any(isinstance(event, ev.RunEnded) and event.attempt == ATTEMPT for event in ev.read_events(RUN.events))
+        return any(isinstance(event, ev.RunEnded) and event.attempt == ATTEMPT for event in read_events(RUN.events))
 
     wait_for(ended)
     WRITER.write(ev.Evaluated(step=int(SAVED.read_text()), split="validation", logs={"loss": 0.25, "accuracy": 0.75}))

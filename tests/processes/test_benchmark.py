@@ -13,6 +13,7 @@ pytest.importorskip("tensorflow")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_quick_run_prints_the_ratios():
     command = [sys.executable, "scripts/benchmark.py", "--quick"]
     command += ["--models", "mlp", "--strategies", "one_device,mirrored"]

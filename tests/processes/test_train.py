@@ -47,7 +47,7 @@ CUSTOM = ("--set", "strategy.kind=mirrored", "--set", "strategy.replicas=2", "--
 
 @pytest.mark.parametrize(
     "strategy",
-    [pytest.param((), marks=pytest.mark.slow), CUSTOM, TWO_WORKERS],
+    [pytest.param((), marks=pytest.mark.slow), pytest.param(CUSTOM, marks=pytest.mark.slow), TWO_WORKERS],
     ids=["one_device", "mirrored, custom", "two workers"],
 )
 def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[str, ...]) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from distlaunch.base.backend import Backend
 from distlaunch.base.compat import frameworks, untested
-from distlaunch.base.event_files import read_events
-from distlaunch.base.events import Notice
+from distlaunch.base.events import Notice, read_events
 from distlaunch.base.run_dir import RunDir
 
 
 def new_warnings(run: RunDir, backend: Backend) -> list[str]:
-    """Warnings for the frameworks that a run on this backend uses, without those that its events have already."""
+    """Warnings for the frameworks that a backend needs, without those that the run's events have already."""
     warnings = untested(frameworks(backend))
     if not warnings:
         return []
