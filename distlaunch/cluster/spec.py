@@ -41,6 +41,29 @@ EVALUATOR = Task("evaluator", 0)
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one process of a job runs.
+
+    Attributes:
+        host: its name; empty: this machine.
+        address: `host:port` by which the other tasks reach it; empty: none of them needs to.
+        gpus: all that the job may use on the host, as CUDA_VISIBLE_DEVICES names them.
+    """
+
+    host: str = ""
+    address: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+def by_host(places: Mapping[Task, Place]) -> list[tuple[tuple[str, ...], list[Task]]]:
+    """The GPUs and the tasks of each host."""
+    hosts: dict[str, list[Task]] = {}
+    for task, place in places.items():
+        hosts.setdefault(place.host, []).append(task)
+    return [(places[tasks[0]].gpus, tasks) for tasks in hosts.values()]
+
+
+@dataclass(frozen=True)
 class ClusterSpec:
     """Addresses (`host:port`) of the tasks of each job, in order of their index. Empty for a single process."""
 

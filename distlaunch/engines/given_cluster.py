@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.cluster.devices import find_gpus
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Place, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Needs
 from distlaunch.engines.local import LocalAllocation
@@ -25,4 +25,4 @@ class GivenClusterEngine:
         self._given = given
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
-        return LocalAllocation(environ, gpus=find_gpus(environ), given=self._given)
+        return LocalAllocation(environ, (Place(gpus=find_gpus(environ)),), given=self._given)

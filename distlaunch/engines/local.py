@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ from distlaunch.agent.open_files import allow_open_files
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
-from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.engines.base import Needs
 from distlaunch.plan.train import REMOVED_ENV, TaskPlan
 
@@ -29,8 +29,7 @@ class LocalAllocation:
     """
 
     environ: Mapping[str, str]
-    addresses: tuple[str, ...] = ()
-    gpus: tuple[str, ...] = ()
+    places: tuple[Place, ...] = (Place(),)
     given: tuple[ClusterSpec, Task] | None = None
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
 
@@ -66,19 +65,18 @@ class LocalEngine:
     """Starts the tasks as children of this process."""
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
-        gpus, count, ports = find_gpus(environ), needs.num_addresses, needs.ports
-        if not dry:
-            allow_open_files(needs.num_tasks)
-        if not count:
-            return LocalAllocation(environ, gpus=gpus)
+        count, ports = needs.num_addresses, needs.ports
         if ports != "auto" and len(ports) < count:
             message = f"got {len(ports)} port(s) for {count} tasks on this machine; give one for each, or `auto`"
             raise ConfigError(Problem(("cluster", "ports"), message))
+        held = HeldPorts((), ())
         if dry:
-            return LocalAllocation(environ, _addresses([PICKED_LATER] * count if ports == "auto" else ports), gpus)
-        held = pick_ports(count) if ports == "auto" else hold_ports(ports[:count])
-        return LocalAllocation(environ, _addresses(held.numbers), gpus, held=held)
-
-
-def _addresses(ports: Collection[int | str]) -> tuple[str, ...]:
-    return tuple(f"{_HOST}:{port}" for port in ports)
+            numbers: Sequence[int | str] = [PICKED_LATER] * count if ports == "auto" else ports[:count]
+        else:
+            allow_open_files(needs.num_tasks)
+            if count:
+                held = pick_ports(count) if ports == "auto" else hold_ports(ports[:count])
+            numbers = held.numbers
+        gpus = find_gpus(environ)
+        places = [Place("", f"{_HOST}:{number}", gpus) for number in numbers]
+        return LocalAllocation(environ, (*places, *[Place(gpus=gpus)] * (needs.num_tasks - count)), held=held)

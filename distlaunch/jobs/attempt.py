@@ -36,7 +36,7 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
     allocation = _allocate(config, environ, dry=True)
     cluster, here = _cluster(config, allocation)
     config = fit_config(config, cluster)
-    return plan_launch(config, run, attempt, "train", cluster, here=here, gpus=allocation.gpus)
+    return plan_launch(config, run, attempt, "train", cluster, here=here, places=allocation.places)
 
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
@@ -49,7 +49,8 @@ def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Ta
     """The cluster, and the only task of it to be started here; None: all of them."""
     if allocation.given is not None:
         return allocation.given
-    return cluster_at(processes(config) if allocation.addresses else {}, allocation.addresses), None
+    addresses = [place.address for place in allocation.places if place.address]
+    return cluster_at(processes(config) if addresses else {}, addresses), None
 
 
 def run_attempt(
@@ -76,9 +77,9 @@ def run_attempt(
     allocation = _allocate(config, environ)
     try:
         cluster, here = _cluster(config, allocation)
-        config, gpus = fit_config(config, cluster), allocation.gpus
+        config, places = fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()
-        plan = plan_launch(config, run, attempt, mode, cluster, here=here, gpus=gpus, extra=extra)
+        plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra)
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
@@ -88,7 +89,7 @@ def run_attempt(
                 before = text
             write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
-            run.write_json(run.environment, describe_environment(gpus))
+            run.write_json(run.environment, describe_environment(places[0].gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
@@ -117,7 +118,7 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     """
     allocation = _allocate(config, environ)
     cluster, here = _cluster(config, allocation)
-    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, gpus=allocation.gpus)
+    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=allocation.places)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
         task.files.archive_error()

@@ -59,11 +59,10 @@ def _attempt(
     """Starts all tasks anew, at addresses that nobody has used before."""
     allocation = ENGINES["local"].allocate(Needs(job.num_tasks, job.num_addresses), environ)
     try:
-        gpus = allocation.gpus
-        plan = plan_script(job, run, run.next_attempt(), allocation.addresses, gpus, environ)
+        plan = plan_script(job, run, run.next_attempt(), allocation.places, environ)
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
         run.write_json(run.plan, plan.to_plain())
-        run.write_json(run.environment, describe_environment(gpus))
+        run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         return AttemptResult(plan, Supervisor(plan, allocation, observer, signals=signals).run())
     finally:
         allocation.release()

@@ -12,8 +12,8 @@ from distlaunch.base.protocol import ATTEMPT, JAX_BIND, JAX_COORDINATOR, JAX_PRO
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
-from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
+from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at, places_of
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]
@@ -59,21 +59,22 @@ def plan_script(
     job: ScriptJob,
     run: RunDir,
     attempt: int,
-    addresses: Sequence[str],
-    gpus: Sequence[str] = (),
+    places: Sequence[Place],
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> LaunchPlan:
     """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
 
     Args:
-        addresses: one for each task that needs one, in the order of `counts`.
+        places: one for each task, in the order of `counts`, the evaluator last.
         environ: what the tasks inherit.
     """
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
-    shares = _gpu_shares(job, tasks, gpus)
+    everyone = [*tasks, EVALUATOR] if job.evaluator else tasks
+    place_of, addresses = places_of(everyone, places), [place.address for place in places if place.address]
+    shares = {task: share for gpus, here in by_host(place_of) for task, share in _gpu_shares(job, here, gpus).items()}
     cluster = ClusterSpec({}) if job.jax else cluster_at(job.counts, addresses)
     plans = []
-    for task in [*tasks, EVALUATOR] if job.evaluator else tasks:
+    for task in everyone:
         files = run.task(attempt, str(task))
         serves = job.ps > 0 and task.job in ("worker", "ps")
         env = {
@@ -86,7 +87,8 @@ def plan_script(
         }
         address = cluster.address(task) if task in cluster.tasks else None
         argv = _argv(job, task, attempt, files)
-        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=job.kind == "program"))
+        mute, host = job.kind == "program", place_of[task].host
+        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=mute, host=host))
     return LaunchPlan(
         *(run.path, attempt, "run", tuple(plans)),
         start_timeout_s=job.start_timeout_s,
@@ -124,7 +126,7 @@ def _jax_variables(job: ScriptJob, task: Task, address: str) -> dict[str, str]:
 
 
 def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, Sequence[str]]:
-    """The GPUs of each task. A task that is not named sees all there are."""
+    """The GPUs of each task of a host. A task that is not named sees all there are."""
     if not gpus or job.num_tasks == 1:
         return {}
     # a chief beside workers trains as they do; a coordinator of parameter servers does not
@@ -132,4 +134,4 @@ def _gpu_shares(job: ScriptJob, tasks: Sequence[Task], gpus: Sequence[str]) -> d
     shares = dict(zip(trainers, share_gpus(gpus, len(trainers), None), strict=True)) if len(trainers) > 1 else {}
     if len(trainers) == 1:
         shares = {trainers[0]: tuple(gpus)}
-    return {**dict.fromkeys([*tasks, EVALUATOR], NO_GPU), **shares}
+    return {**dict.fromkeys(tasks, NO_GPU), **shares}

@@ -15,7 +15,7 @@ from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
 from distlaunch.config.run import RunConfig
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
@@ -36,6 +36,7 @@ class TaskPlan:
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
         unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
+        host: where it runs; empty: on this machine.
     """
 
     task: Task
@@ -45,6 +46,7 @@ class TaskPlan:
     address: str | None = None
     serves: bool = False
     unsupervised: bool = False
+    host: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
@@ -55,6 +57,7 @@ class TaskPlan:
             "argv": list(self.argv),
             "env": {**self.env, **known},
             "logs": str(self.files.path),
+            **({"host": self.host} if self.host else {}),
             **({"serves": True} if self.serves else {}),
         }
 
@@ -169,7 +172,7 @@ def plan_launch(
     cluster: ClusterSpec,
     *,
     here: Task | None = None,
-    gpus: Sequence[str] = (),
+    places: Sequence[Place] = (),
     extra: Sequence[str] = (),
 ) -> LaunchPlan:
     """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
@@ -177,11 +180,12 @@ def plan_launch(
     Args:
         cluster: addresses of all tasks; empty for a single process.
         here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
-        gpus: GPUs of this machine, as CUDA_VISIBLE_DEVICES names them.
+        places: where each task runs, in the order of the cluster, the evaluator last; all others: on this machine.
         extra: arguments for the worker.
     """
     chosen = _chosen(config, mode, cluster, here)
-    shares = _gpu_shares(config, chosen, gpus)
+    place_of = places_of(chosen, places)
+    shares = _gpu_shares(config, place_of)
     ports_are_held = here is None and bool(cluster.tasks)
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     tasks = tuple(
@@ -195,6 +199,7 @@ def plan_launch(
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,
+            host=place_of[task].host,
         )
         for task in chosen
     )
@@ -229,13 +234,20 @@ def _environment(
     }
 
 
-def _gpu_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:
-    """The GPUs of each task. A task that is not named sees all there are."""
-    if not gpus:
-        return {}
-    # an evaluator beside training must not take memory from it
-    none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
-    return {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
+def places_of(tasks: Sequence[Task], places: Sequence[Place]) -> dict[Task, Place]:
+    """The place of each task; those that have none run on this machine."""
+    return dict(zip(tasks, (*places, *[Place()] * len(tasks)), strict=False))
+
+
+def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, tuple[str, ...]]:
+    """The GPUs of each task. A task that is not named sees all that its host has."""
+    shares: dict[Task, tuple[str, ...]] = {}
+    for gpus, tasks in by_host(places):
+        if gpus:
+            # an evaluator beside training must not take memory from it
+            none = {task: NO_GPU for task in tasks if task.job == "evaluator"}
+            shares |= {**_training_shares(config, [task for task in tasks if task not in none], gpus), **none}
+    return shares
 
 
 def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[str]) -> dict[Task, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from distlaunch.agent.messages import Exit, Order
 from distlaunch.base.heartbeat import Signs
-from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.plan.train import TaskPlan
 
 
@@ -57,8 +57,8 @@ class Allocation(Protocol):
     """Hosts, devices and addresses for one attempt."""
 
     @property
-    def addresses(self) -> Sequence[str]:
-        """`host:port` of each task that needs an address, in the order in which they were asked for."""
+    def places(self) -> Sequence[Place]:
+        """One for each process that was asked for; those with addresses come first."""
         ...
 
     @property
@@ -66,8 +66,6 @@ class Allocation(Protocol):
         """The cluster that is there already, and the only task of it to start; None: all tasks are to be started."""
         ...
 
-    @property
-    def gpus(self) -> Sequence[str]: ...
     def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> AbstractContextManager[Starter]:
         """Opens the way to start tasks; when it is left, all of them are gone. `show` takes the lines they print."""
         ...

@@ -18,6 +18,7 @@ from test_run import Runner, end
 from distlaunch.base.events import TaskStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import pick_ports
+from distlaunch.cluster.spec import Place
 from distlaunch.plan.script import ScriptJob, plan_script
 
 MEMORY_BYTES = 100_000_000
@@ -59,7 +60,7 @@ def test_a_thousand_tasks(runner: Runner) -> None:
     gate = os.open(runner.directory / "gate", os.O_RDWR)
     process = runner.start("-q", "--workers", "1000", "sh", "-c", program)
     watch = Watch(process.pid)
-    wait_until(lambda: len(processes_of_launcher(process.pid)) >= 1000, timeout_s=30)
+    wait_until(lambda: len(processes_of_launcher(process.pid)) >= 1000, timeout_s=120)
     os.write(gate, b"\n" * 1000)  # each task takes one
     code, out, err = end(process)
     os.close(gate)
@@ -125,8 +126,8 @@ def test_a_gigabyte_of_output(run_dir: Path) -> None:
     began = time.monotonic()
     environ = {**runner.env, "MARKER": str(runner.directory)}
     try:
-        addresses = [f"127.0.0.1:{port}" for port in held.numbers]
-        plan = plan_script(ScriptJob("script", str(script), workers=2), run, 0, addresses)
+        places = [Place("", f"127.0.0.1:{port}") for port in held.numbers]
+        plan = plan_script(ScriptJob("script", str(script), workers=2), run, 0, places)
         memory = psutil.Process().memory_info().rss
         assert supervise(plan, Listener(), environ).status == "done"
     finally:

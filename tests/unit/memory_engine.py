@@ -15,7 +15,7 @@ from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event
 from distlaunch.base.heartbeat import Signs
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 HOST = "here"
@@ -131,8 +131,7 @@ class MemoryAllocation:
     scripts: dict[str, list[Script]]
     signals: Signals
     tasks: dict[str, list[MemoryTask]] = field(default_factory=dict)
-    addresses: Sequence[str] = ()
-    gpus: Sequence[str] = ()
+    places: Sequence[Place] = ()
     given: tuple[ClusterSpec, Task] | None = None
     ports_released_at: float | None = None
 

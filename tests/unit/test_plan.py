@@ -12,7 +12,7 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Place, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.plan.train import (
     LaunchPlan,
@@ -45,24 +45,32 @@ def _python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/bin/python")
 
 
+def _places(gpus: tuple[str, ...]) -> list[Place]:
+    """Any number of them on one host."""
+    return [Place(gpus=gpus)] * 8
+
+
 def _cluster(run_config: RunConfig, ports: Sequence[int | str]) -> ClusterSpec:
     return cluster_at(processes(run_config), [f"127.0.0.1:{port}" for port in ports])
 
 
 CASES: dict[str, tuple[RunConfig, dict[str, Any]]] = {
     "one_device": (config({"kind": "one_device"}), {}),
-    "mirrored_4_gpus": (config({"kind": "mirrored", "replicas": 2}), {"gpus": ("0", "1", "2", "3")}),
+    "mirrored_4_gpus": (config({"kind": "mirrored", "replicas": 2}), {"places": _places(("0", "1", "2", "3"))}),
     "multi_worker": (config({"kind": "multi_worker_mirrored"}, workers=2, ports=[5001, 5002]), {}),
-    "multi_worker_4_gpus": (config({"kind": "multi_worker_mirrored"}, workers=2), {"gpus": ("0", "1", "2", "3")}),
+    "multi_worker_4_gpus": (
+        config({"kind": "multi_worker_mirrored"}, workers=2),
+        {"places": _places(("0", "1", "2", "3"))},
+    ),
     "mesh_4_gpus": (
         config({"kind": "jax", "mesh": {"batch": 2}}, workers=2, ports=[5001, 5002]),
-        {"gpus": ("0", "1", "2", "3")},
+        {"places": _places(("0", "1", "2", "3"))},
     ),
     "parameter_server": (config({"kind": "parameter_server"}, workers=2, ps=1), {}),
-    "evaluator": (config({"kind": "one_device"}, evaluator=True), {"gpus": ("0", "1")}),
+    "evaluator": (config({"kind": "one_device"}, evaluator=True), {"places": _places(("0", "1"))}),
     "parameter_server_evaluator": (
         config({"kind": "parameter_server"}, workers=2, ps=1, evaluator=True),
-        {"gpus": ("0", "1")},
+        {"places": _places(("0", "1"))},
     ),
 }
 
@@ -90,7 +98,7 @@ def given(job: str, evaluator: bool = False) -> LaunchPlan:
     cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}
     spec, here = from_tf_config(json.dumps({"cluster": cluster, "task": {"type": job, "index": 0}}))
     run_config = config({"kind": "parameter_server"}, workers=2, ps=1, evaluator=evaluator)
-    return plan_launch(run_config, RunDir("/r"), 0, "train", spec, here=here, gpus=("0",))
+    return plan_launch(run_config, RunDir("/r"), 0, "train", spec, here=here, places=_places(("0",)))
 
 
 @pytest.mark.parametrize(("job", "waits"), [("chief", False), ("worker", True), ("ps", True)])
@@ -143,10 +151,10 @@ def test_the_given_cluster_shares_the_mesh() -> None:
 def test_too_few_gpus() -> None:
     run_config = config({"kind": "multi_worker_mirrored"}, workers=2)
     with pytest.raises(UsageError, match="2 workers do not fit on 1 GPU"):
-        plan_launch(run_config, RunDir("/r"), 0, "train", _cluster(run_config, [1, 2]), gpus=("0",))
+        plan_launch(run_config, RunDir("/r"), 0, "train", _cluster(run_config, [1, 2]), places=_places(("0",)))
     mesh = config({"kind": "jax", "mesh": {"batch": 8}}, workers=2)
     with pytest.raises(UsageError, match=r"2 workers with 4 GPU\(s\) each do not fit on 4 GPU"):
-        plan_launch(mesh, RunDir("/r"), 0, "train", _cluster(mesh, [1, 2]), gpus=("0", "1", "2", "3"))
+        plan_launch(mesh, RunDir("/r"), 0, "train", _cluster(mesh, [1, 2]), places=_places(("0", "1", "2", "3")))
 
 
 def test_names() -> None:
@@ -155,3 +163,16 @@ def test_names() -> None:
     assert task_run_name("x", spec, Task("worker", 0)) == "x"
     assert task_run_name("x", spec, None) == "x"
     assert task_run_name("x", spec, Task("evaluator", 0)) == "x"
+
+
+def test_each_host_shares_out_its_own_gpus() -> None:
+    run_config = config({"kind": "multi_worker_mirrored"}, workers=3)
+    places = [Place("a", "a:1", ("0", "1")), Place("a", "a:2", ("0", "1")), Place("b", "b:1", ("0",))]
+    cluster = cluster_at(processes(run_config), [place.address for place in places])
+    plan = plan_launch(run_config, RunDir("/r"), 0, "train", cluster, places=places)
+    assert [(task.host, task.env.get("CUDA_VISIBLE_DEVICES")) for task in plan.tasks] == [
+        ("a", "0"),
+        ("a", "1"),
+        ("b", None),  # alone there, it sees all
+    ]
+    assert [task["host"] for task in plan.to_plain()["tasks"]] == ["a", "a", "b"]

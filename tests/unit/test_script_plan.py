@@ -10,15 +10,18 @@ import pytest
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Place
 from distlaunch.jobs.script import find_program, run_name
 from distlaunch.plan.script import ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 
-ADDRESSES = [f"127.0.0.1:{port}" for port in range(1000, 1010)]
+
+def places(gpus: tuple[str, ...] = ()) -> list[Place]:
+    return [Place("", f"127.0.0.1:{port}", gpus) for port in range(1000, 1010)]
 
 
 def plan(gpus: tuple[str, ...] = (), environ: dict[str, str] | None = None, **job: object) -> LaunchPlan:
-    return plan_script(ScriptJob("script", "a.py", ("--x",), **job), RunDir("/r"), 2, ADDRESSES, gpus, environ or {})  # type: ignore[arg-type]
+    return plan_script(ScriptJob("script", "a.py", ("--x",), **job), RunDir("/r"), 2, places(gpus), environ or {})  # type: ignore[arg-type]
 
 
 def variable(plan: LaunchPlan, name: str) -> dict[str, str | None]:
@@ -89,7 +92,7 @@ def test_too_few_gpus() -> None:
 
 
 def test_a_program_is_called_as_it_is() -> None:
-    (task,) = plan_script(ScriptJob("program", "sh", ("-c", "true")), RunDir("/r"), 0, ADDRESSES).tasks
+    (task,) = plan_script(ScriptJob("program", "sh", ("-c", "true")), RunDir("/r"), 0, places()).tasks
     assert (task.argv, task.unsupervised) == (("sh", "-c", "true"), True)
 
 
