@@ -164,9 +164,6 @@ def test_a_script_goes_on_where_its_cluster_cannot_be_told_to_jax(tmp_path: Path
     clusters.write_text(OTHER_CLUSTERS)
     (tmp_path / "jax/_src/__init__.py").touch()
     (tmp_path / "jax/__init__.py").write_text("from jax._src import clusters\n")
-    script = (
-        "from distlaunch.strategies.patches import jax_clusters\njax_clusters.install()\nimport jax\nprint('trained')"
-    )
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "trained\n"
