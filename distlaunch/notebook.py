@@ -191,7 +191,7 @@ class _Teller:
                 print(f"epoch {event.epoch + 1}/{self._epochs}  {values}", flush=True)
             case Restored():
                 self._step, self._epochs_done = event.step, event.epoch
-                print(f"going on from step {event.step} of {self._run.name}", flush=True)
+                print(f"resuming from step {event.step} of {self._run.name}", flush=True)
             case CheckpointFailed():
                 print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
             case Notice(level="warning"):

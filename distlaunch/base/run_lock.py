@@ -66,7 +66,9 @@ def hold(path: Path, *, notebook: bool = False) -> Iterator[None]:
             except OSError:
                 if not left:
                     owner = Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
-                    raise RunBusyError(f"{path.parent}: this run is still going on ({owner.told})") from None
+                    raise RunBusyError(
+                        f"{path.parent}: this run is still running ({owner.told}); `distlaunch stop` ends it"
+                    ) from None
                 time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)

@@ -58,7 +58,7 @@ def _write_stacks(run: RunDir) -> None:
     from distlaunch.runs.paths import shown
 
     if not ask_for_stacks(run):
-        raise UsageError(f"--stacks: {shown(run.path)} is not going on, so no task has any")
+        raise UsageError(f"--stacks: {shown(run.path)} is not running, so there are no stacks to show")
     time.sleep(_WRITE_S)
 
 

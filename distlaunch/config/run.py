@@ -194,7 +194,7 @@ class RunConfig(Section):
     validation: Validation | None = Field(default_factory=Validation)
     strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
-    engine: Engine = Field(default_factory=Engine)
+    engine: Annotated[Engine, Words("a section with 'kind', such as {kind: local}")] = Field(default_factory=Engine)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)

@@ -31,7 +31,7 @@ class Engine(Protocol):
         """Hosts, devices and addresses.
 
         Args:
-            environ: what the tasks inherit.
+            environ: what the tasks inherit, but for `plan.train.REMOVED_ENV`.
             dry: reserve nothing; what is chosen at a start only has a stand-in.
 
         Raises:

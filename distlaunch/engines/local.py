@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from distlaunch.agent.host import HostTask, HostTasks
+from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.open_files import allow_open_files
 from distlaunch.base.errors import ConfigError, Problem
@@ -15,6 +15,7 @@ from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pic
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.engines.base import Needs
 from distlaunch.plan.train import REMOVED_ENV, TaskPlan
+from distlaunch.supervise.allocation import Starter, TaskHandle
 
 PICKED_LATER = "(picked at start)"
 _HOST = "127.0.0.1"
@@ -34,7 +35,7 @@ class LocalAllocation:
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
 
     @contextmanager
-    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[_Starter]:
+    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[Starter]:
         with HostTasks(show, clock) as tasks:
             yield _Starter(tasks, {name: value for name, value in self.environ.items() if name not in REMOVED_ENV})
 
@@ -54,7 +55,7 @@ class _Starter:
         self._tasks, self._environ = tasks, environ
         self.watch, self.wait = tasks.watch, tasks.wait
 
-    def start(self, task: TaskPlan) -> HostTask:
+    def start(self, task: TaskPlan) -> TaskHandle:
         files = task.files
         env = {**self._environ, **task.env}
         spec = TaskSpec(str(task.task), task.argv, env, files.stdout_log, files.stderr_log, files.heartbeat)

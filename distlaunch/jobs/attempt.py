@@ -35,7 +35,7 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
     """The plan of a training attempt; reserves and writes nothing."""
     allocation = _allocate(config, environ, dry=True)
     cluster, here = _cluster(config, allocation)
-    config = fit_config(config, cluster)
+    config = config if here is None else fit_config(config, cluster)
     return plan_launch(config, run, attempt, "train", cluster, here=here, places=allocation.places)
 
 
@@ -77,7 +77,7 @@ def run_attempt(
     allocation = _allocate(config, environ)
     try:
         cluster, here = _cluster(config, allocation)
-        config, places = fit_config(config, cluster), allocation.places
+        config, places = config if here is None else fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()
         plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra)
         run.write_json(run.attempt_plan(attempt), plan.to_plain())

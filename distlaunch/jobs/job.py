@@ -87,7 +87,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
         )
     if not has_more_to_do(config, found):
         return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
-    return Choice(config, found.name, locate, found, told=f"going on with {shown(found.path)}")
+    return Choice(config, found.name, locate, found, told=f"resuming {shown(found.path)}")
 
 
 def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
@@ -96,13 +96,13 @@ def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str])
     if not run.has_config():
         raise UsageError(f"{shown(run.path)} is a run of a script, not of a config; `distlaunch run` starts the script")
     if not request.resume:
-        raise UsageError(f"{shown(run.path)} is a run directory: add --resume to go on with it, or give a config file")
+        raise UsageError(f"{shown(run.path)} is a run directory: add --resume to resume it, or give a config file")
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
     config, locate = _load_run(run, request.overrides, environ)
     if run.finished() and not request.overrides:
         return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
-    return Choice(config, run.name, locate, run, told=f"going on with {shown(run.path)}")
+    return Choice(config, run.name, locate, run, told=f"resuming {shown(run.path)}")
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:

@@ -122,7 +122,9 @@ def open_run(path: str) -> RunDir:
     """An existing run. Raises UsageError if there is none."""
     run = RunDir(path)
     if not run.exists():
-        raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml, and no plan.json)")
+        raise UsageError(
+            f"{shown(run.path)}: no run directory (no config.yaml and no plan.json); `distlaunch runs` lists the runs"
+        )
     return run
 
 

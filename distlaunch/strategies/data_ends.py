@@ -23,7 +23,7 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
         return
     first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
     others = ", ".join(name for name, end in zip(names, ended, strict=True) if not end)
-    after = f"it ended after {steps:,} global batch{'es' * (steps != 1)} in {first}, but goes on in {others}"
+    after = f"it ended after {steps:,} global batch{'es' * (steps != 1)} in {first}, but not in {others}"
     raise DataError(f"data: the processes read data of different lengths: {after}; {REASONS}")
 
 

@@ -122,7 +122,7 @@ class Supervisor:
         """Starts tasks again as they were started first, except those that would end the same way."""
         for name in decision.give_up:
             self._note(GivenUp(self._clock(), name))
-            self._observer.note(f"{name} {self._how_it_ended(name)}; going on without it")
+            self._observer.note(f"{name} {self._how_it_ended(name)}; continuing without it")
         for name in decision.respawn:
             how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk

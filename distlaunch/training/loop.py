@@ -86,7 +86,7 @@ class TrainingLoop:
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
             if ended is None:
-                self._save_checkpoint(otherwise="the run can go on from an older one")
+                self._save_checkpoint(otherwise="the run can resume from an older one")
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
         if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
@@ -273,7 +273,7 @@ class TrainingLoop:
 
     # state
 
-    def _save_checkpoint(self, *, otherwise: str | None = "training goes on") -> None:
+    def _save_checkpoint(self, *, otherwise: str | None = "training continues") -> None:
         """As `Saver.save`, with all tasks."""
         self._around.on_meeting()
         state = self._program.snapshot()

@@ -94,7 +94,7 @@ def _next(failure: Failure, state: RunState, result: AttemptResult) -> str:
     if not failure.resumable:
         return failure.first
     last = state.checkpoint or state.restored
-    at = f" (goes on from step {last.step:,})" if last else ""
+    at = f" (resumes from step {last.step:,})" if last else ""
     return f"{failure.first}, then {_resume(result)}{at}" if failure.first else f"{_resume(result)}{at}"
 
 

@@ -45,7 +45,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         if report.command
         else (
             "strategy",
-            training_start(report.training) if report.training else report.strategy.replace("_", " "),
+            training_start(report.training) if report.training else report.strategy,
             "",
         ),
         ("status", report.status, STATUS_STYLES.get(report.status, "bold")),

@@ -50,11 +50,20 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
         for kind in kinds
         for strategy, cluster in MODELS[kind].trials(replicas, num_gpus)
     ]
-    own = trial_config(config, config.strategy.model_dump(), config.cluster.model_dump())
-    known = [(each.config.strategy, each.config.cluster.num_workers) for each in planned]
-    if config.strategy.kind in kinds and (own.strategy, own.cluster.num_workers) not in known:
-        planned.append(_planned(own, num_gpus))
+    own = _planned(trial_config(config, config.strategy.model_dump(), config.cluster.model_dump()), num_gpus)
+    if own.kind in kinds and not any(_is_same(own, each) for each in planned):
+        planned.append(own)
     return planned
+
+
+def _is_same(one: PlannedTrial, other: PlannedTrial) -> bool:
+    """Whether two trials differ at most in how a number of replicas is written."""
+
+    def rest(trial: PlannedTrial) -> dict[str, Any]:
+        return trial.config.strategy.model_dump(exclude={"replicas", "replicas_per_worker"})
+
+    numbers = (one.replicas, one.processes) == (other.replicas, other.processes)
+    return numbers and rest(one) == rest(other)
 
 
 def reference_config(config: RunConfig) -> RunConfig:

@@ -117,7 +117,7 @@ def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
     code, out, _ = shell("train", "job.yaml", "--resume")
     assert code == 0
-    assert "going on with runs/job" in out
+    assert "resuming runs/job" in out
     assert "restored  step 4" in out
     assert RunDir(shell.directory / "runs/job").next_attempt() == 2
     assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
@@ -154,7 +154,7 @@ def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
     shell("train", "job.yaml", "-q")
     code, out, _ = shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")
     assert code == 0
-    assert out.startswith("going on with runs/job\n")
+    assert out.startswith("resuming runs/job\n")
     assert "restored  step 8" in out
     assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
 
@@ -207,7 +207,7 @@ def test_a_run_in_use(shell: Shell) -> None:
     wait_until(lambda: (shell.directory / "runs/job/waiting-worker:0").exists())
     code, out, err = shell("train", "runs/job", "--resume")
     assert (code, out) == (2, "")
-    assert f"this run is still going on (process {first.pid})" in err
+    assert f"this run is still running (process {first.pid})" in err
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=20)
     assert first.returncode == 130

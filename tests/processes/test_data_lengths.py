@@ -47,7 +47,7 @@ KNOWN = (
     "worker:0 has 320 examples for training and 320 examples for validation; "
     "worker:1 has 256 examples for training and 320 examples for validation"
 )
-AFTER = "ended after 8 global batches in worker:1, but goes on in worker:0"
+AFTER = "ended after 8 global batches in worker:1, but not in worker:0"
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_run_in_use_or_finished(shell: Shell) -> None:
     pid = detach(shell)
     code, out, err = shell("train", "job.yaml", "--detach", "--resume")
     assert (code, out) == (2, "")
-    assert f"this run is still going on (process {pid})" in err
+    assert f"this run is still running (process {pid})" in err
     assert shell("stop", "runs/job")[0] == 0
     assert shell("train", "job.yaml", "--detach", "--resume", "-q") == (0, "", "")
     wait_until(lambda: not run_of(shell).is_busy())
@@ -182,7 +182,9 @@ def test_stacks_of_a_run_that_goes_on(shell: Shell) -> None:
     assert "most recent call first" in out
     assert run_of(shell).is_busy()
     shell("stop", "runs/job")
-    assert "--stacks: runs/job is not going on, so no task has any" in shell("logs", "runs/job", "--stacks")[2]
+    assert (
+        "--stacks: runs/job is not running, so there are no stacks to show" in shell("logs", "runs/job", "--stacks")[2]
+    )
 
 
 def test_only_the_holder_of_the_lock_is_stopped(shell: Shell) -> None:
@@ -205,7 +207,7 @@ def test_logs(shell: Shell) -> None:
     code, out, err = shell("logs", "runs/job")
     assert (code, err) == (0, "")
     assert out.splitlines()[:2] == ["[worker:0] hello from the model", "[worker:1] hello from the model"]
-    assert "training  multi worker mirrored, 2 replicas" in out
+    assert "training  multi_worker_mirrored, 2 replicas" in out
     assert "noise" not in out
     assert shell("logs", "runs/job", "--task", "worker:1")[1] == "hello from the model\n"
     raw = shell("logs", "runs/job", "--task", "worker:1", "--raw", "--lines", "1")[1]

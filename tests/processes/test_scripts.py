@@ -83,7 +83,7 @@ def test_a_cluster_started_by_hand_and_gone_on_with(machine: Machine) -> None:
     for process in machine.start_cluster("--set", "train.epochs=3", "--resume"):
         code, out, err = end(process)
         assert code == 0, out + err
-        assert "going on with runs/fashion-mnist" in out
+        assert "resuming runs/fashion-mnist" in out
     assert sorted(path.name for path in chief.path.parent.iterdir()) == ["fashion-mnist", "fashion-mnist-worker-1"]
     events = read_events(chief.events)
     epochs = [(event.attempt, event.epoch) for event in events if isinstance(event, EpochEnded)]
@@ -174,7 +174,7 @@ def test_the_notebook(machine: Machine) -> None:
     assert code == 0, err
     epochs = [line.split("  ")[0] for line in out.splitlines() if line.startswith("epoch ")]
     assert epochs == ["epoch 1/2", "epoch 2/2", "epoch 3/4", "epoch 4/4"]
-    assert "going on from step 64 of notebook" in out
+    assert "resuming from step 64 of notebook" in out
     assert out.splitlines()[-2].startswith("4 epochs, loss ")
     run = machine.run("notebook")
     assert run.finished()
@@ -266,7 +266,7 @@ def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     (machine.directory / "stop.py").write_text(STOP)
     code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml")
     assert code == 0, out[-2000:] + err
-    lines = [line for line in out.splitlines() if not line.startswith(("epoch ", "going on from step "))]
+    lines = [line for line in out.splitlines() if not line.startswith(("epoch ", "resuming from step "))]
     assert lines[0].startswith("strategy.kind: got 'multi_worker_mirrored', which needs processes of its own")
     assert "use `distlaunch train`" in lines[0]
     assert lines[1].startswith("config: data.global_batch: got 0")

@@ -129,14 +129,14 @@ def test_an_evaluator_that_raises_is_given_up(run_dir: Path) -> None:
     chief = ["train", "wait_for=given-up", "finish"]
 
     def look() -> None:
-        if any("going on without it" in note for note in recorder.notes):
+        if any("continuing without it" in note for note in recorder.notes):
             (run_dir / "given-up").touch()
 
     recorder.on_tick = look
     broken = ["come", "error=ValueError=bad", "quiet_exit=3"]
     outcome = supervise(make_servers_plan(run_dir, chief_0=chief, evaluator_0=broken), recorder)
     assert (outcome.status, restarts(run_dir)) == ("done", [])
-    assert recorder.notes == ["evaluator:0 ended with exit code 3 (ValueError: bad); going on without it"]
+    assert recorder.notes == ["evaluator:0 ended with exit code 3 (ValueError: bad); continuing without it"]
     assert outcome.warnings[0].startswith("evaluator:0 failed and was not started again")
 
 

@@ -23,7 +23,7 @@ def test_ends_that_are_the_same(ended: list[bool]) -> None:
 
 @pytest.mark.parametrize("ended", [[False, True, False], [True, True, False]])
 def test_ends_that_differ(ended: list[bool]) -> None:
-    with pytest.raises(DataError, match=r"ended after 1,250 global batches in .*worker:1, but goes on in .*worker:2"):
+    with pytest.raises(DataError, match=r"ended after 1,250 global batches in .*worker:1, but not in .*worker:2"):
         check_ends(ended, NAMES, 1250)
 
 

@@ -39,7 +39,7 @@ def test_a_warning_is_told_once() -> None:
         found.metrics({"accuracy": float("nan"), "loss": 0.5}, step)
     messages = [event.message for event in told if isinstance(event, Notice)]
     assert messages == [
-        "'model/kernel' is not finite after step 1; training goes on (train.on_nonfinite: warn)",
+        "'model/kernel' is not finite after step 1; training continues (train.on_nonfinite: warn)",
         "accuracy is nan in epoch 2",
     ]
 

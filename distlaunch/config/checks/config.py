@@ -120,7 +120,7 @@ def _keras_name(site: Site) -> Iterator[Problem]:
     if known == "BackupAndRestore":
         yield Problem(
             site.key,
-            "distlaunch writes checkpoints itself and goes on from them: use `checkpoint:`; remove this callback",
+            "distlaunch writes checkpoints itself and resumes from them: use `checkpoint:`; remove this callback",
         )
     if known is not None:
         return

@@ -32,7 +32,9 @@ class StrategySection(Section):
     cluster_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys of `cluster:` that mean something to some strategies only, this one among them."""
     in_lockstep: ClassVar[bool] = False
-    """Whether `cluster.workers` counts processes that take every step together, each with its part of the devices."""
+    """Whether `cluster.workers` counts processes that take every step together, each with its part of the devices.
+
+    `jobs` must then follow `cluster.workers`; `cluster_problems` is the place to allow some numbers only."""
     has_coordinator: ClassVar[bool] = False
     """Whether a coordinator hands numbered batches to workers, and parameter servers hold the variables."""
     has_replicas: ClassVar[bool] = False

@@ -14,7 +14,7 @@ from distlaunch.strategies.protocol import CallResult, Logs, State
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.checkpoints.meta import Progress
 
-_HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` goes on all the same"
+_HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues all the same"
 
 
 class NonFinite:
@@ -69,7 +69,7 @@ class NonFinite:
             raise NonFiniteError(f"{message}; {_HINT}")
         if kind not in self._warned:
             self._warned.add(kind)
-            self._emit(Notice(level="warning", message=f"{message}; training goes on (train.on_nonfinite: warn)"))
+            self._emit(Notice(level="warning", message=f"{message}; training continues (train.on_nonfinite: warn)"))
 
 
 def trained_names(model: Any) -> set[str]:

@@ -79,7 +79,7 @@ def data_source(event: DataResolved) -> str:
 
 
 def training_start(event: TrainingStarted) -> str:
-    parts = [event.strategy.replace("_", " ")]
+    parts = [event.strategy]
     if event.tasks > 1:
         parts.append(words.count(event.tasks, "task"))
     if event.replicas > 1:
