@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from distlaunch.base.run_dir import RunDir
 
@@ -131,12 +132,11 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 def processes_of(work: Path) -> list[int]:
     """Processes that were started for a trial, by whomever: they have its folder for temporary files."""
-    mark = f"TMPDIR={work / 'tmp'}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # gone, or another user's
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+    mark, found = str(work / "tmp"), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone, or another user's
+            if process.environ().get("TMPDIR") == mark:
+                found.append(process.pid)
     return found
 
 

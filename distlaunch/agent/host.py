@@ -94,7 +94,7 @@ class HostTask:
 
     def is_suspended(self) -> bool:
         """Whether somebody has stopped the process, as SIGSTOP does."""
-        return self._child.state() == "T"
+        return self._child.is_suspended()
 
     def signs(self) -> Signs:
         """Its last signs of life."""

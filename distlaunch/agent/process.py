@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 
 _GUARD = Path(__file__).with_name("orphan_guard.py")
@@ -132,12 +134,12 @@ class Child:
         if self.code is None:
             os.kill(self.pid, DUMP_SIGNAL)
 
-    def state(self) -> str:
-        """The kernel's letter for what the process does: `S` asleep, `T` stopped, `D` in the kernel; or empty."""
+    def is_suspended(self) -> bool:
+        """Whether somebody has stopped the process, as SIGSTOP does."""
         try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return ""
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def _bury(self) -> None:
         # The leader is not reaped yet, so its number still means this group and nothing else.

@@ -5,25 +5,25 @@ All commands count GPUs here, so that what `validate` accepts is what `train` st
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import os
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from distlaunch.base.errors import UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0
-_GPU = re.compile(r"GPU (\d+):.*?(?:\(UUID: (GPU-[^)]+)\))?\s*\Z")
-_MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
+_LIBRARY = "libnvidia-ml.so.1"
+"""NVML, NVIDIA's management library; it comes with the driver."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of `nvidia-smi -L`, and the parts (MIG) that the GPU is split into."""
+    """A GPU by its number in NVML, as in `nvidia-smi -L`, and the parts (MIG) that it is split into."""
 
     number: str
     uuid: str = ""
@@ -39,46 +39,73 @@ class Gpu:
 
 
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them: those that nvidia-smi lists, and of these what the variable selects.
+    """GPUs as CUDA_VISIBLE_DEVICES names them: those that the driver has, and of these what the variable selects.
 
-    Where nvidia-smi cannot be asked, there are those that the variable lists.
+    Where the driver cannot be asked, there are those that the variable lists.
     """
     selected = environ.get(VISIBLE)
     if selected is not None and not _names(selected):
         return ()
-    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
-    present = _ask_driver(program) if program is not None else None
+    present = _ask_driver()
     if selected is None:
         return _all_names(present or ())
     return _selected(selected, present)
 
 
 @functools.cache
-def _ask_driver(program: str) -> tuple[Gpu, ...] | None:
-    """The GPUs; none if the driver does not run; None if there is no answer."""
+def _ask_driver() -> tuple[Gpu, ...] | None:
+    """The GPUs; none if the driver does not run; None if there is no driver, or no answer."""
     try:
-        answer = subprocess.run(
-            [program, "-L"],
-            capture_output=True,
-            text=True,
-            timeout=_QUERY_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        ctypes.CDLL(_LIBRARY)  # before pynvml, whose import would cost every command 20 ms
+    except OSError:
         return None
-    return parse_listing(answer.stdout) if answer.returncode == 0 else ()
+    answers: list[tuple[Gpu, ...] | None] = []
+    # a driver that hangs must not hold the command up
+    asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
+    asking.start()
+    asking.join(_QUERY_TIMEOUT_S)
+    return answers[0] if answers else None
 
 
-def parse_listing(text: str) -> tuple[Gpu, ...]:
-    """Reads `nvidia-smi -L`."""
-    gpus: list[Gpu] = []
-    for line in text.splitlines():
-        if found := _GPU.match(line):
-            gpus.append(Gpu(found[1], found[2] or ""))
-        elif (part := _MIG.match(line)) and gpus:
-            gpus[-1] = Gpu(gpus[-1].number, gpus[-1].uuid, (*gpus[-1].parts, part[1]))
-    return tuple(gpus)
+def _present() -> tuple[Gpu, ...] | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):
+        return None
+    except pynvml.NVMLError:  # the module is not loaded, or of another version than the library
+        return ()
+    try:
+        return tuple(_gpus(pynvml))
+    except pynvml.NVMLError:  # a GPU is lost, so nobody knows how CUDA would number the others
+        return ()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus(nvml: Any) -> Iterator[Gpu]:
+    for number in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        yield Gpu(str(number), _uuid(nvml, handle), tuple(_parts(nvml, handle)))
+
+
+def _parts(nvml: Any, gpu: Any) -> Iterator[str]:
+    try:
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # a GPU or a driver from before MIG
+        return
+    for place in range(most):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):  # empty, or another container's
+            continue
+        yield _uuid(nvml, part)
+
+
+def _uuid(nvml: Any, device: Any) -> str:
+    found = nvml.nvmlDeviceGetUUID(device)
+    return found.decode() if isinstance(found, bytes) else str(found)  # bytes: a package of the same name, years old
 
 
 def _all_names(gpus: Sequence[Gpu]) -> tuple[str, ...]:

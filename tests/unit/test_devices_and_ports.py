@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
 from click.testing import CliRunner
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.cli.validate import command as validate
+from distlaunch.cluster import devices
 from distlaunch.cluster.devices import find_gpus, share_gpus
 from distlaunch.cluster.ports import find_holder, hold_ports, pick_ports
 from distlaunch.jobs import job
 from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
+from tests.unit.fake_nvml import DRIVER_NOT_LOADED, VERSION_MISMATCH, FakeGpu, FakeNvml, write_package
 
-LISTING = """\
-GPU 0: NVIDIA H200 (UUID: GPU-1111-aa)
-  MIG 1g.18gb     Device  0: (UUID: MIG-aaaa)
-  MIG 1g.18gb     Device  1: (UUID: MIG-bbbb)
-GPU 1: NVIDIA H200 (UUID: GPU-2222-bb)
-GPU 2: NVIDIA H200 (UUID: GPU-3333-cc)
-"""
+GPUS = [FakeGpu("GPU-1111-aa", ["MIG-aaaa", None, "", "MIG-bbbb"]), FakeGpu("GPU-2222-bb"), FakeGpu("GPU-3333-cc")]
 
 
-def nvidia_smi(folder: Path, listing: str = LISTING, code: int = 0) -> str:
-    """A PATH with a program of this name on it."""
-    program = folder / "bin/nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] || exit 9\ncat <<'END'\n{listing}END\nexit {code}\n")
-    program.chmod(0o755)
-    return f"{program.parent}:{os.environ['PATH']}"
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], FakeNvml]]:
+    """Puts a library in the place of the driver's."""
+
+    def install(library: FakeNvml) -> FakeNvml:
+        monkeypatch.setattr(devices, "_LIBRARY", None)  # this process itself, which can be opened
+        monkeypatch.setattr(pynvml, "nvmlLib", library)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        devices._ask_driver.cache_clear()
+        return library
+
+    yield install
+    devices._ask_driver.cache_clear()
 
 
 SELECTIONS = [
@@ -56,16 +64,21 @@ SELECTIONS = [
 
 @pytest.mark.parametrize(("selected", "expected"), SELECTIONS)
 def test_every_command_counts_the_same_gpus(
-    selected: str | None, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    selected: str | None,
+    expected: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    driver: Callable[[FakeNvml], FakeNvml],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", nvidia_smi(tmp_path))
+    library = driver(FakeNvml(GPUS))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if selected is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", selected)
     write_models(tmp_path)
     Path("run.yaml").write_text(f"{BASE}strategy: {{kind: mirrored}}\n".replace("64", "12"))
     assert find_gpus(os.environ) == expected
+    assert library.open == 0
     replicas = len(expected) or 2  # without GPUs two parts of the CPU
     told = CliRunner().invoke(validate, ["run.yaml"]).stdout
     words = f"{replicas} replica" + "s" * (replicas > 1)
@@ -92,17 +105,67 @@ def test_every_command_counts_the_same_gpus(
             job.plan(job.Request("run.yaml", (too_many,)), os.environ)
 
 
-@pytest.mark.parametrize(("selected", "expected"), [(None, ()), ("0,GPU-1", ("0", "GPU-1")), ("-1", ())])
-def test_without_a_driver_to_ask(selected: str | None, expected: tuple[str, ...], tmp_path: Path) -> None:
-    environ = {"PATH": str(tmp_path)} | ({} if selected is None else {"CUDA_VISIBLE_DEVICES": selected})
-    assert find_gpus(environ) == expected
+WITHOUT_AN_ANSWER = [(None, ()), ("0,GPU-1", ("0", "GPU-1")), ("-1", ())]
+
+
+def _environ(selected: str | None) -> dict[str, str]:
+    return {} if selected is None else {"CUDA_VISIBLE_DEVICES": selected}
+
+
+@pytest.mark.parametrize(("selected", "expected"), WITHOUT_AN_ANSWER)
+def test_without_a_driver_to_ask(
+    selected: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, driver: Any
+) -> None:
+    driver(FakeNvml(GPUS))
+    monkeypatch.setattr(devices, "_LIBRARY", "libnvidia-ml.so.of-no-driver")
+    assert find_gpus(_environ(selected)) == expected
+
+
+@pytest.mark.parametrize(("selected", "expected"), WITHOUT_AN_ANSWER)
+def test_a_driver_that_hangs(
+    selected: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, driver: Any
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(devices, "_QUERY_TIMEOUT_S", 0.01)
+    library = driver(FakeNvml(GPUS, on_init=go_on.wait))
+    assert find_gpus(_environ(selected)) == expected
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "nvml":
+            thread.join()
+    assert library.open == 0
 
 
 @pytest.mark.parametrize("selected", [None, "0"])
-@pytest.mark.parametrize(("listing", "code"), [("NVIDIA-SMI has failed\n", 9), ("No devices found.\n", 0)])
-def test_a_driver_without_gpus(selected: str | None, listing: str, code: int, tmp_path: Path) -> None:
-    environ = {"PATH": nvidia_smi(tmp_path, listing, code)}
-    assert find_gpus(environ | ({} if selected is None else {"CUDA_VISIBLE_DEVICES": selected})) == ()
+@pytest.mark.parametrize(
+    "library",
+    [
+        FakeNvml(),
+        FakeNvml(GPUS, on_init=DRIVER_NOT_LOADED),
+        FakeNvml(GPUS, on_init=VERSION_MISMATCH),
+        FakeNvml([FakeGpu("GPU-1"), FakeGpu("GPU-2", lost=True)]),
+    ],
+    ids=["no GPUs", "not loaded", "of another version", "a lost GPU"],
+)
+def test_a_driver_without_gpus(selected: str | None, library: FakeNvml, driver: Any) -> None:
+    driver(library)
+    assert find_gpus(_environ(selected)) == ()
+    assert library.open == 0
+
+
+def test_a_driver_from_before_mig(driver: Any) -> None:
+    driver(FakeNvml(GPUS, without=["nvmlDeviceGetMaxMigDeviceCount"]))
+    assert find_gpus({}) == ("0", "1", "2")
+
+
+def test_a_real_process_asks_the_driver(tmp_path: Path) -> None:
+    write_models(tmp_path)
+    (tmp_path / "run.yaml").write_text(f"{BASE}strategy: {{kind: mirrored}}\n".replace("64", "12"))
+    environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environ |= write_package(tmp_path / "driver", "[FakeGpu('GPU-1', ['MIG-a', None, 'MIG-b']), FakeGpu('GPU-2')]")
+    argv = [sys.executable, "-m", "distlaunch", "validate", "run.yaml"]
+    told = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert told.stdout == "run.yaml: ok (strategy mirrored, 3 replicas, global batch 12)\n", told.stderr
 
 
 @pytest.mark.parametrize(

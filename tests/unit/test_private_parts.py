@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,3 +140,32 @@ def test_an_attribute_that_is_gone_is_named_with_the_framework_s_class() -> None
         private(layer, "_gone")
     with pytest.raises(AttributeError):  # not a framework's
         private(object(), "_gone")
+
+
+OTHER_CLUSTERS = """
+class ClusterEnv:
+    _cluster_types = []
+
+    @classmethod
+    def is_env_present(cls, environ): ...
+"""
+SCRIPT = """
+from distlaunch.strategies.patches import jax_clusters
+jax_clusters.install()
+import jax
+print("trained")
+"""
+
+
+def test_a_script_goes_on_where_its_cluster_cannot_be_told_to_jax(tmp_path: Path) -> None:
+    """It may give `jax.distributed.initialize()` the arguments itself."""
+    clusters = tmp_path / "jax/_src/clusters/__init__.py"
+    clusters.parent.mkdir(parents=True)
+    clusters.write_text(OTHER_CLUSTERS)
+    (tmp_path / "jax/_src/__init__.py").touch()
+    (tmp_path / "jax/__init__.py").write_text("from jax._src import clusters\n")
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "trained\n"
+    assert "jax._src.clusters.ClusterEnv.is_env_present takes (environ), expected ()" in done.stderr
+    assert done.stderr.endswith("; or call jax.distributed.initialize() with arguments\n")
