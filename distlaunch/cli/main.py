@@ -62,12 +62,26 @@ def cli() -> None:
     """Train any Keras 3 model on one device, several devices or several processes, from one YAML file."""
 
 
+def _with_key(error: click.NoSuchOption) -> click.UsageError:
+    """Says how to override a config value, to those who try an option of its name."""
+    from distlaunch.config.keys import keys_called
+
+    takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
+    keys = keys_called(error.option_name.lstrip("-")) if takes_values else []
+    if not keys:
+        return error
+    ways = " or ".join(f"--set {key}=VALUE" for key in keys)
+    return click.UsageError(
+        f"No such option: {error.option_name}; it is a value of the config: write {ways}", error.ctx
+    )
+
+
 def main() -> None:
     """Runs the command; errors of the user are told as one message, without a traceback."""
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
         code = error.exit_code
     except click.Abort:
         code = ExitCode.INTERRUPTED

@@ -170,3 +170,26 @@ def test_the_schema_agrees_with_the_loader() -> None:
         "train: {epochs: 0}\n",
     ):
         assert list(validator.iter_errors(yaml.safe_load(BASE + extra))), extra
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("--epochs", "train.epochs"),
+        ("--worker", "cluster.workers"),
+        ("--batch-size", "data.global_batch"),
+        ("--lr", "compile.optimizer.args.learning_rate"),
+        ("--strategy", "strategy.kind"),
+    ],
+)
+def test_an_option_that_is_a_key_of_the_config(option: str, key: str) -> None:
+    command = [sys.executable, "-m", "distlaunch", "train", "a.yaml", option, "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"No such option: {option}; it is a value of the config: write --set {key}=VALUE" in done.stderr
+
+
+def test_an_option_that_is_nothing() -> None:
+    command = [sys.executable, "-m", "distlaunch", "train", "a.yaml", "--resum"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "--resume" in done.stderr) == (2, True)

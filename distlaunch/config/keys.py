@@ -1,0 +1,48 @@
+"""The keys of the config by their last word, for those who look for an option of that name."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Union, get_args, get_origin
+
+from distlaunch.config.base import Section
+from distlaunch.config.run import RunConfig
+
+_USUAL = {
+    "batch_size": "data.global_batch",
+    "learning_rate": "compile.optimizer.args.learning_rate",
+    "lr": "compile.optimizer.args.learning_rate",
+    "strategy": "strategy.kind",
+    "engine": "engine.kind",
+}
+"""What other programs call them."""
+
+
+def keys_called(word: str) -> list[str]:
+    """`train.epochs` for `epochs`; a plural for a singular, and the other way round, finds its key, too."""
+    name = word.replace("-", "_")
+    if name in _USUAL:
+        return [_USUAL[name]]
+    names = {name, f"{name}s", name.removesuffix("s")}
+    return [key for key in _keys(RunConfig) if key.rpartition(".")[2] in names]
+
+
+def _keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        parts = [part for part in _alternatives(field.annotation) if part is not type(None)]
+        inner = [part for part in parts if isinstance(part, type) and issubclass(part, Section)]
+        if len(inner) == len(parts) == 1:
+            yield from _keys(inner[0], f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _alternatives(annotation: object) -> Iterator[object]:
+    if get_origin(annotation) is Annotated:
+        yield from _alternatives(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for part in get_args(annotation):
+            yield from _alternatives(part)
+    else:
+        yield annotation
