@@ -281,7 +281,8 @@ class Supervisor:
                 write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
-        return self._progress.hosts.get(name) or self._handles[name].host
+        handle = self._handles.get(name)
+        return self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
         # events tell steps now and then, the heartbeat has each
