@@ -15,13 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_facts import AttemptFacts
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task
+from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.words import either
@@ -179,18 +180,17 @@ class _Teller:
     def __init__(self, run: RunDir, attempt: int, epochs: int) -> None:
         self._writer = EventWriter(run.events, attempt=attempt, task=str(_TASK))
         self._run, self._epochs = run, epochs
-        self._step, self._epochs_done = 0, 0
+        self._facts = AttemptFacts()
         self.close = self._writer.close
 
     def emit(self, event: Event) -> None:
         self._writer.write(event)
+        self._facts.add(event)
         match event:
             case EpochEnded():
-                self._step, self._epochs_done = event.step, event.epoch + 1
                 values = "  ".join(f"{name} {value:.4g}" for name, value in event.logs.items())
                 print(f"epoch {event.epoch + 1}/{self._epochs}  {values}", flush=True)
             case Restored():
-                self._step, self._epochs_done = event.step, event.epoch
                 print(f"resuming from step {event.step} of {self._run.name}", flush=True)
             case CheckpointFailed():
                 print(f"warning: checkpoint of step {event.step}: {event.reason}", flush=True)
@@ -199,7 +199,8 @@ class _Teller:
 
     def fail(self, status: str, seconds: float) -> None:
         """The end of an attempt that could not tell it."""
-        self._writer.write(RunEnded(status=status, step=self._step, epochs_done=self._epochs_done, seconds=seconds))
+        at = self._facts
+        self._writer.write(RunEnded(status=status, step=at.step, epochs_done=at.epochs_done, seconds=seconds))
 
 
 @contextlib.contextmanager

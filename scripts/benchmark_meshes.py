@@ -38,7 +38,7 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
     """Seconds a step of both, one number a round."""
     import yaml
 
-    from distlaunch.base.backend import choose_backend
+    from distlaunch.config.backend import choose_backend
     from distlaunch.config.run import RunConfig
 
     raw = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())

@@ -1,9 +1,9 @@
-"""How long a job needs from a kill to the first step of its next attempt, beside a start of the same job from nothing.
+"""How long a job needs from a kill to the first step of its next attempt, beside a cold start of the same job.
 
     python scripts/benchmark_recovery.py [--strategy multi_worker_mirrored] [--workers 2] [--rounds 10]
 
-A start is what the framework's import, the model and the compilation take; what a recovery takes beyond that is ours:
-noticing the loss, stopping the others, and reading the checkpoint.
+A cold start has a fresh process for each task: it imports the framework, builds the model and compiles it. A recovery
+notices the loss, stops the others, forks the tasks, builds, compiles and reads the checkpoint.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ class Round:
 
     Attributes:
         settled: from the kill until the attempt was given up, and all its tasks had ended.
+        cold: of a job with fresh processes, from the command until the first step was done.
         start_up, up: from the command, and from the kill, until all tasks had loaded their framework.
         start, recovery: the same until the first step was done.
     """
 
     victim: str
     settled: float
+    cold: float
     start_up: float
     up: float
     start: float
@@ -81,16 +83,29 @@ def main() -> None:
     names = [field.name for field in fields(Round)][1:]
     print(f"{'killed':12}" + "".join(f"{name:>10}" for name in names))
     for _ in range(arguments.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            rounds.append(measure(Path(folder), job))
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+            rounds.append(measure(Path(folder), job, cold_start(Path(other), job)))
         print(f"{rounds[-1].victim:12}" + "".join(f"{getattr(rounds[-1], name):10.2f}" for name in names))
     median = {name: statistics.median(getattr(one, name) for one in rounds) for name in names}
     print(f"{'median':12}" + "".join(f"{median[name]:10.2f}" for name in names))
     worst = max(one.recovery for one in rounds)
-    print(f"recovery / start: {median['recovery'] / median['start']:.2f}, at worst {worst / median['start']:.2f}")
+    print(f"recovery / cold start: {median['recovery'] / median['cold']:.2f}, at worst {worst / median['cold']:.2f}")
 
 
-def measure(folder: Path, job: dict) -> Round:
+def cold_start(folder: Path, job: dict) -> float:
+    (folder / "job.yaml").write_text(yaml.safe_dump({**job, "engine": {"warm_start": False}}))
+    began = time.time()
+    process = subprocess.Popen([sys.executable, "-m", "distlaunch", "train", "job.yaml", "--quiet"], cwd=folder)
+    run = RunDir(folder / "runs" / "recovery")
+    try:
+        wait_for(lambda: bool(steps(run, 0)), process)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return steps(run, 0)[0].time - began
+
+
+def measure(folder: Path, job: dict, cold: float) -> Round:
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     began = time.time()
     command = [sys.executable, "-m", "distlaunch", "train", "job.yaml", "--quiet"]
@@ -110,7 +125,8 @@ def measure(folder: Path, job: dict) -> Round:
     lost = next(event for event in read_events(run.events) if isinstance(event, TaskFailed | RunEnded))
     first = {attempt: steps(run, attempt)[0].time for attempt in (0, 1)}
     up = {attempt: max(event.time for event in started(run, attempt)) for attempt in (0, 1)}
-    return Round(victim.task, lost.time - killed, up[0] - began, up[1] - killed, first[0] - began, first[1] - killed)
+    starts = up[0] - began, up[1] - killed, first[0] - began, first[1] - killed
+    return Round(victim.task, lost.time - killed, cold, *starts)
 
 
 def steps(run: RunDir, attempt: int) -> list[StepsDone]:

@@ -2,11 +2,12 @@
 
     python scripts/chaos.py [--faults 200] [--seed 0] [--strategies jax,dtensor] [--kinds kill,stop] [--jobs 2]
 
-Each trial trains a few hundred steps under one strategy and is disturbed once: a task or the launcher is killed, frozen
-or told to end, a task fails, a checkpoint is torn, the disk is full for a while, a port is taken. What did not end well
-is resumed. Then its weights must be those of a run of the same strategy that nothing happened to, bit by bit (of
-parameter servers with several workers: as many steps), and the failure must be told with its task and its cause, in
-time; no process, no bound port and no temporary file may be left. Trial N of `--seed S` is `--seed S+N --faults 1`.
+Each trial trains a few hundred steps under one strategy and is disturbed once: a task or the launcher is killed (also
+within a checkpoint), frozen or told to end, a task fails, a checkpoint is torn, the disk is full for a while, a port is
+taken. What did not end well is resumed. Then its weights must be those of a run of the same strategy that nothing
+happened to, bit by bit (of parameter servers with several workers: as many steps), and the failure must be told with
+its task and its cause, in time; no process, no bound port and no temporary file may be left. Trial N of `--seed S` is
+`--seed S+N --faults 1`.
 """
 
 from __future__ import annotations

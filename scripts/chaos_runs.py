@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from distlaunch.base.run_dir import RunDir
+from distlaunch.training.checkpoints.state_files import read_state
 
 STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "one_device": ({}, ("worker:0",)),
@@ -34,7 +35,8 @@ STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     ),
     "jax_2": ({"strategy": "{kind: jax, mesh: {batch: 2}}", "cluster.workers": 2}, ("worker:0", "worker:1")),
 }
-EPOCHS, STEPS_PER_EPOCH = 6, 40
+EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 6, 40, 15
+STATE = "state.safetensors"
 STALL_S = 15.0
 LIMIT_S = 300.0
 
@@ -47,7 +49,7 @@ train:
   log_every_steps: 1
   callbacks: [{{name: "{job}:Sabotage", args: {{folder: "{orders}"}}, tasks: all}}]
 determinism: true
-checkpoint: {{every_steps: 15}}
+checkpoint: {{every_steps: {save_steps}}}
 cluster: {{stall_timeout_s: {stall_s}, stop_timeout_s: 20, start_timeout_s: 200}}
 """
 
@@ -94,7 +96,8 @@ def options(strategy: str) -> list[str]:
 def write_config(work: Path) -> None:
     (work / "orders").mkdir(parents=True)
     job = Path(__file__).with_name("chaos_job.py")
-    text = CONFIG.format(job=job, epochs=EPOCHS, orders=work / "orders", stall_s=STALL_S)
+    orders = work / "orders"
+    text = CONFIG.format(job=job, epochs=EPOCHS, orders=orders, stall_s=STALL_S, save_steps=SAVE_STEPS)
     (work / "job.yaml").write_text(text)
 
 
@@ -112,7 +115,7 @@ def checkpoints(run: RunDir) -> list[Path]:
 
 
 def final_state(run: RunDir) -> Path:
-    return checkpoints(run)[-1] / "state.npz"
+    return checkpoints(run)[-1] / STATE
 
 
 def differences(expected: Path, got: Path) -> list[str]:
@@ -125,9 +128,8 @@ def differences(expected: Path, got: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint, which holds their names beside them."""
-    with np.load(path) as archive:
-        return {str(name): archive[str(index)] for index, name in enumerate(archive["names"])}
+    with path.open("rb") as file:
+        return read_state(file)
 
 
 def processes_of(work: Path) -> list[int]:

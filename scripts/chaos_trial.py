@@ -14,10 +14,13 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from chaos_runs import (
     EPOCHS,
     LIMIT_S,
+    SAVE_STEPS,
     STALL_S,
+    STATE,
     STEPS_PER_EPOCH,
     STRATEGIES,
     Launch,
@@ -30,7 +33,7 @@ from chaos_runs import (
     write_config,
 )
 
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import EventReader, read_events
 from distlaunch.base.events import (
     CheckpointFailed,
     CheckpointSaved,
@@ -45,9 +48,12 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import find_holder
 
 FAULTS = (
-    "kill", "stop", "pause", "term_task", "term_job", "int_job", "exit1", "exception", "truncate", "full_disk",
-    "port_taken", "lost_launcher",
+    "kill", "kill_saving", "stop", "pause", "term_task", "term_job", "int_job", "exit1", "exception", "truncate",
+    "full_disk", "port_taken", "lost_launcher", "warm_lost",
 )  # fmt: skip
+_KILLS = ("kill", "kill_saving", "warm_lost")
+MOMENTS = ("copy", "write", "sync", "commit")
+"""Of a checkpoint, at which a task is killed."""
 DEAD_S, STOPPED_S = 1.0, STALL_S + 2
 FULL_BYTES = 200_000
 """A task whose files may grow no further cannot write a checkpoint; its event file is smaller."""
@@ -72,7 +78,7 @@ class Trial:
         if fault == "port_taken" and len(tasks) == 1:
             fault = "kill"
         # only the coordinator runs callbacks and writes checkpoints
-        candidates = tasks[:1] if fault == "full_disk" else tasks
+        candidates = tasks[:1] if fault in ("full_disk", "kill_saving") else tasks
         if strategy == "parameter_server" and fault in ("exit1", "exception"):
             candidates = tasks[:1]
         step = rng.randrange(1, round(EPOCHS * STEPS_PER_EPOCH * 0.8))
@@ -156,6 +162,32 @@ class Disturbance:
     def _kill(self, launch: Launch) -> None:
         os.kill(self._pid(), signal.SIGKILL)
 
+    def _kill_saving(self, launch: Launch) -> None:
+        """While a checkpoint is copied, or written, or put in its place, as the seed says; the last chance is taken."""
+        pid, folder, events = self._pid(), self.run.checkpoints, EventReader(self.run.events)
+        moment, last = MOMENTS[self.trial.seed % len(MOMENTS)], EPOCHS * STEPS_PER_EPOCH - SAVE_STEPS
+        there, step, reached = len(checkpoints(self.run)), 0, False
+        while not reached and step < last and launch.process.poll() is None:
+            new = [event.step for event in events.read() if isinstance(event, StepsDone) and event.step > step]
+            step = max(new, default=step)
+            if moment == "copy":
+                reached = any(each % SAVE_STEPS == 0 for each in new[-1:])
+            elif moment == "commit":
+                reached = len(checkpoints(self.run)) != there
+            else:
+                name = "meta.json" if moment == "sync" else STATE
+                reached = any(folder.glob(f".step-*.tmp/{name}"))
+        self._at = time.time()
+        os.kill(pid, signal.SIGKILL)
+
+    def _warm_lost(self, launch: Launch) -> None:
+        """First what tasks are forked from, then a task, which has to be started without it."""
+        for pid in processes_of(self.work):
+            with contextlib.suppress(psutil.Error):
+                if "distlaunch.agent.warm_process" in psutil.Process(pid).cmdline():
+                    os.kill(pid, signal.SIGKILL)
+        self._kill(launch)
+
     def _stop(self, launch: Launch) -> None:
         os.kill(self._pid(), signal.SIGSTOP)
 
@@ -188,7 +220,7 @@ class Disturbance:
     def _truncate(self, launch: Launch) -> None:
         """The launcher is lost with its machine, whose disk has half of the newest checkpoint."""
         self._lost_launcher(launch)
-        newest = checkpoints(self.run)[-1] / "state.npz"
+        newest = checkpoints(self.run)[-1] / STATE
         os.truncate(newest, newest.stat().st_size // 2)
 
     def _lost_launcher(self, launch: Launch) -> None:
@@ -230,7 +262,7 @@ class Disturbance:
     # what must hold
 
     def _check_end(self, launch: Launch, code: int, ended: float) -> None:
-        trial, task_fault = self.trial, self.trial.fault in ("kill", "stop", "exit1", "exception")
+        trial, task_fault = self.trial, self.trial.fault in (*_KILLS, "stop", "exit1", "exception")
         codes = {
             "pause": {0}, "full_disk": {0}, "term_job": {4}, "int_job": {130}, "truncate": {-9}, "lost_launcher": {-9},
             "term_task": {4, 0, 3} if trial.strategy == "parameter_server" else {4},
@@ -239,7 +271,7 @@ class Disturbance:
             self._fail(f"exit {code}, expected one of {sorted(codes)}: {launch.text[-400:]}")
         if task_fault:
             self._check_diagnosis(launch, ended)
-        if trial.fault in ("kill", "stop") and trial.restarts and code != 0:
+        if trial.fault in (*_KILLS, "stop") and trial.restarts and code != 0:
             self._fail(f"exit {code} although it might be started again: {launch.text[-400:]}")
 
     def _check_diagnosis(self, launch: Launch, ended: float) -> None:
@@ -247,7 +279,9 @@ class Disturbance:
         trial = self.trial
         failed = [(e.failed_task, e.reason, e.time) for e in self._events(TaskFailed)]
         again = [(e.restarted_task, e.reason, e.time) for e in self._events(TaskRestarted)]
-        word = {"kill": "SIGKILL", "exit1": "exit code 1", "exception": "ChaosError"}.get(trial.fault, "")
+        word = {**dict.fromkeys(_KILLS, "SIGKILL"), "exit1": "exit code 1", "exception": "ChaosError"}.get(
+            trial.fault, ""
+        )
         own = [entry for entry in [*again, *failed] if entry[0] == trial.victim and word in entry[1]]
         if not own or (failed and failed[0][0] != trial.victim):
             self._fail(f"diagnosis {[*failed, *again]}, expected {trial.victim} and {word or 'why'!r}")

@@ -22,9 +22,6 @@ CLASSES = {model.__name__ for model in MODELS.values()} | {"Mesh"}
 NAMES = {*MODELS, *(model.backend for model in MODELS.values())}
 
 
-_TYPE_CHECKS = ("isinstance", "issubclass")
-
-
 def is_own(path: Path) -> bool:
     """Whether a file belongs to a strategy."""
     parts = path.relative_to(PACKAGE).parts

@@ -32,7 +32,7 @@ def draw(events: Path, picture: Path, width: int = 80) -> None:
     bars = [event for event in recorded if isinstance(event, StepsDone)]
     for event in recorded:
         state.add(event)
-        line = event_line(event, state.training.epochs if state.training else 1)
+        line = event_line(event, state.now.training.epochs if state.now.training else 1)
         if line is not None:
             console.print(line, highlight=False)
         if bars and event is bars[len(bars) * 2 // 3]:

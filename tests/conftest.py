@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,21 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cold", action="store_true", help="start each process of the launcher's afresh")
     parser.addoption("--regenerate", action="store_true", help="write the golden files anew instead of comparing")
+
+
+_COLD = "DISTLAUNCH_TESTS_COLD"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--cold"):
+        os.environ[_COLD] = "1"
+
+
+def is_cold() -> bool:
+    """Whether processes are to be started as users start them, and not forked."""
+    return _COLD in os.environ
 
 
 @pytest.fixture

@@ -11,7 +11,11 @@ from distlaunch.agent.memory import oom_kills
 from distlaunch.agent.messages import Exit, Order, TaskSpec
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
+from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
 from distlaunch.base.heartbeat import Signs, read_signs
+
+_NO_PROGRAM = 127
+"""The exit code of a task whose program cannot be started, as a shell has it."""
 
 
 class HostTasks:
@@ -20,15 +24,21 @@ class HostTasks:
     Args:
         show: takes the lines that tasks print.
         clock: monotonic seconds.
+        warm: where tasks are forked from; others may use it at the same time.
     """
 
-    def __init__(self, show: LineSink, clock: Callable[[], float]) -> None:
+    def __init__(self, show: LineSink, clock: Callable[[], float], warm: WarmStarts | None = None) -> None:
         self._pump = Pump(show, clock)
+        self._warm = WarmStarts() if warm is None else warm
+        self._keeping = self._warm.kept()
         self._lifeline: Lifeline | None = None
-        self._children: dict[str, Child] = {}
+        self._tasks: dict[str, HostTask] = {}
+        self._importing: dict[int, tuple[WarmProcess, list[HostTask]]] = {}
+        """Tasks that cannot be forked yet, by the descriptor that tells when they can."""
         self._oom_before = oom_kills()
 
     def __enter__(self) -> HostTasks:
+        self._keeping.__enter__()
         self._lifeline = Lifeline()
         return self
 
@@ -36,19 +46,26 @@ class HostTasks:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         assert self._lifeline is not None
-        for name, child in self._children.items():
-            child.kill()
-            self._pump.finish(name)
+        for task in self._tasks.values():
+            task.kill()
         self._pump.close()
         self._lifeline.close()
+        self._keeping.__exit__(kind, error, where)
 
     def start(self, spec: TaskSpec) -> HostTask:
         """Starts a task, perhaps again. Raises OSError if its program cannot be started."""
         assert self._lifeline is not None
-        child = self._children[spec.name] = Child(spec.argv, spec.env, self._lifeline)
-        self._pump.add(spec.name, child.stdout, spec.stdout_log)
-        self._pump.add(spec.name, child.stderr, spec.stderr_log)
-        return HostTask(spec, child, self._pump, self.out_of_memory)
+        task = HostTask(spec, self._pump, self.out_of_memory)
+        warm = self._warm.process_for(spec)
+        if warm is None or warm.hear():
+            task.begin(_start(spec, warm, self._lifeline))
+        else:
+            if warm.fd not in self._importing:
+                self._importing[warm.fd] = warm, []
+                self._pump.watch(warm.fd)
+            self._importing[warm.fd][1].append(task)
+        self._tasks[spec.name] = task
+        return task
 
     def watch(self, fd: int) -> None:
         """`wait` also returns when this descriptor can be read; the caller reads it."""
@@ -56,7 +73,24 @@ class HostTasks:
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for output and takes a bounded part of it; returns whether the watched descriptor can be read."""
-        return bool(self._pump.turn(timeout_s))
+        ready = self._pump.turn(timeout_s)
+        imported = ready & self._importing.keys()
+        for fd in imported:
+            warm, tasks = self._importing.pop(fd)
+            self._pump.unwatch(fd)
+            warm.hear()
+            for task in tasks:
+                self._start_late(task, warm)
+        return bool(ready - imported)
+
+    def _start_late(self, task: HostTask, warm: WarmProcess) -> None:
+        assert self._lifeline is not None
+        if task.poll() is not None:  # it is not wanted any more
+            return
+        try:
+            task.begin(_start(task.spec, warm, self._lifeline))
+        except OSError:
+            task.give_up(_NO_PROGRAM)
 
     def out_of_memory(self) -> bool | None:
         """Whether the kernel has killed for memory since this was made; None: not known."""
@@ -64,20 +98,56 @@ class HostTasks:
         return None if self._oom_before is None or now is None else now > self._oom_before
 
 
-class HostTask:
-    """A task of this host."""
+def _start(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
+    """The process of a task: forked where it can be, else a fresh one."""
+    if warm is not None and not warm.unfit:
+        try:
+            return warm.fork(spec, lifeline)
+        except WarmStartError:
+            pass
+    return Child.spawn(spec.argv, spec.env, lifeline)
 
-    def __init__(self, spec: TaskSpec, child: Child, pump: Pump, out_of_memory: Callable[[], bool | None]) -> None:
-        self._spec, self._child, self._pump, self._out_of_memory = spec, child, pump, out_of_memory
-        self.host, self.pid = socket.gethostname(), child.pid
+
+class HostTask:
+    """A task of this host. It has no process while what it is forked from still imports."""
+
+    def __init__(self, spec: TaskSpec, pump: Pump, out_of_memory: Callable[[], bool | None]) -> None:
+        self.spec, self._pump, self._out_of_memory = spec, pump, out_of_memory
+        self.host = socket.gethostname()
+        self._child: Child | None = None
+        self._given_up: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """0 while there is no process."""
+        return 0 if self._child is None else self._child.pid
+
+    def begin(self, child: Child) -> None:
+        """From here on it has a process."""
+        self._child = child
+        self._pump.add(self.spec.name, child.stdout, self.spec.stdout_log)
+        self._pump.add(self.spec.name, child.stderr, self.spec.stderr_log)
+
+    def give_up(self, code: int) -> None:
+        """It ends with this exit code, and never has a process."""
+        self._given_up = code
 
     def poll(self) -> Exit | None:
         """How it ended, once it has; all that it printed has then been taken, and its group is gone."""
-        code = self._child.poll()
+        code = self._given_up if self._child is None else self._child.poll()
         if code is None:
             return None
-        self._pump.finish(self._spec.name)
+        if self._child is not None:
+            self._pump.finish(self.spec.name)
         return Exit(code, self._out_of_memory())
+
+    def kill(self) -> None:
+        """Ends it at once, with everything that it has started, and takes what it printed."""
+        if self._child is None:
+            self.give_up(-signal.SIGKILL)
+        else:
+            self._child.kill()
+            self._pump.finish(self.spec.name)
 
     def send(self, order: Order, *, whole_group: bool) -> None:
         """Passes an order on.
@@ -85,7 +155,10 @@ class HostTask:
         Args:
             whole_group: also ask what the task has started to stop; a task may need its own children to end well.
         """
-        if order is Order.DUMP:
+        if self._child is None:
+            if order is not Order.DUMP:
+                self.give_up(-(signal.SIGKILL if order is Order.KILL else signal.SIGTERM))
+        elif order is Order.DUMP:
             self._child.dump_stacks()
         elif order is Order.KILL:
             self._child.send(signal.SIGKILL)
@@ -94,8 +167,8 @@ class HostTask:
 
     def is_suspended(self) -> bool:
         """Whether somebody has stopped the process, as SIGSTOP does."""
-        return self._child.is_suspended()
+        return self._child is not None and self._child.is_suspended()
 
     def signs(self) -> Signs:
         """Its last signs of life."""
-        return read_signs(self._spec.heartbeat)
+        return read_signs(self.spec.heartbeat)

@@ -33,12 +33,28 @@ class Exit:
 
 
 @dataclass(frozen=True)
+class Preload:
+    """What a task imports in any case. A process that has imported it already may be forked for the task.
+
+    Attributes:
+        module: its `main(arguments)` imports, and returns why the process must not be forked then, or an empty text.
+        late_env: environment variables of the task that nothing reads while it is imported.
+    """
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    late_env: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TaskSpec:
     """What a host must know to start a task.
 
     Attributes:
+        argv: the command; only an interpreter, `-m`, a module and its arguments can make use of a preload.
         env: the whole environment.
         heartbeat: the file that the task writes its signs of life to.
+        preload: None: the task gets a fresh process.
     """
 
     name: str
@@ -47,3 +63,4 @@ class TaskSpec:
     stdout_log: Path
     stderr_log: Path
     heartbeat: Path
+    preload: Preload | None = None

@@ -12,9 +12,9 @@ from typing import IO
 
 from distlaunch.agent.log_noise import is_noise
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 64 * 1024  # what a pipe of Linux holds
 MAX_LINE_BYTES = 4000
-DRAIN_BYTES = 4 * 1024 * 1024
+DRAIN_BYTES = 4 * 1024 * 1024  # of a task that has ended: a stray process may write to its pipe for ever
 LINES_PER_S = 100.0
 LINES_AT_ONCE = 400.0
 LAST_LINES = 3
@@ -119,14 +119,18 @@ class Pump:
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path) -> None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        # a task that is started again goes on in the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        os.set_blocking(pipe.fileno(), False)
+        os.set_blocking(pipe.fileno(), False)  # `finish` reads until nothing is there
         self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()))
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def watch(self, fd: int) -> None:
         """`turn` also returns when this descriptor can be read; the caller reads it."""
         self._selector.register(fd, selectors.EVENT_READ)
+
+    def unwatch(self, fd: int) -> None:
+        self._selector.unregister(fd)
 
     def turn(self, timeout_s: float) -> set[int]:
         """Waits for output, takes a bounded part of it; returns the watched descriptors that can be read."""

@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 import psutil
 
@@ -76,17 +77,25 @@ class Lifeline:
 class Child:
     """One child process, leader of its own session and group, with pipes for its output.
 
-    Raises OSError if the program cannot be started.
+    Args:
+        reap: waits for the process, which has ended, and returns its exit code, -N for signal N.
     """
 
     def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline, *, cwd: Path | None = None
+        self, pid: int, stdout: IO[bytes], stderr: IO[bytes], reap: Callable[[], int], lifeline: Lifeline
     ) -> None:
-        self._lifeline = lifeline
-        self._process = subprocess.Popen(
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
+        self._reap, self._lifeline = reap, lifeline
+        self.code: int | None = None
+        """The exit code, -N for signal N; None until `poll` has seen the end."""
+        lifeline.guard(pid)
+
+    @staticmethod
+    def spawn(argv: Sequence[str], env: Mapping[str, str], lifeline: Lifeline) -> Child:
+        """Starts a program. Raises OSError if it cannot be started."""
+        process = subprocess.Popen(
             list(argv),
             env={**env, LIFELINE_FD: str(lifeline.read_fd)},
-            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,19 +103,9 @@ class Child:
             start_new_session=True,
             pass_fds=(lifeline.read_fd,),
         )
-        lifeline.guard(self._process.pid)
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self.stdout, self.stderr = self._process.stdout, self._process.stderr
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def code(self) -> int | None:
-        """The exit code, -N for signal N; None until `poll` has seen the end."""
-        return self._process.returncode
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return Child(process.pid, process.stdout, process.stderr, process.wait, lifeline)
 
     def send(self, number: signal.Signals, *, leader_only: bool = False) -> None:
         """Signals the whole group, or its leader, which may need its own children to end well."""
@@ -145,7 +144,7 @@ class Child:
         # The leader is not reaped yet, so its number still means this group and nothing else.
         self._signal_group(signal.SIGKILL)
         self._lifeline.release(self.pid)
-        self._process.wait()
+        self.code = self._reap()
 
     def _signal_group(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

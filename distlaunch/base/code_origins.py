@@ -22,7 +22,7 @@ class Origin(NamedTuple):
 
 
 origins: dict[tuple[str, int], Origin] = {}
-"""Of lines of generated files, as far as the user has written them; `strategies.generated_code` adds to it."""
+"""Of lines of generated files, as far as the user has written them; `patches.tensorflow_autograph` adds to it."""
 
 
 def format_exception(error: BaseException) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from distlaunch.base.events import FORMAT, Event, RunEnded, StepsDone, TrainingStarted
+from distlaunch.base.events import FORMAT, Event, StepsDone
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -17,7 +18,8 @@ _MOST_WAITING = 10_000
 class EventWriter:
     """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line.
 
-    A disk that is full stops nobody: events wait in memory, and are written with the first that can be.
+    Threads may share it. A disk that is full stops nobody: events wait in memory, and are written with the first that
+    can be.
     """
 
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
@@ -25,18 +27,20 @@ class EventWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []
+        self._lock = threading.Lock()
         # another may have left half a line, on a disk that was full
         size = os.fstat(self._fd).st_size
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, event: Event) -> Event:
         """Stamps the event with time, attempt and task, and appends it."""
-        stamped = dataclasses.replace(
-            event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
-        )
-        if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
-            self._waiting.append((stamped.to_json() + "\n").encode())
-        self._flush()
+        with self._lock:
+            stamped = dataclasses.replace(
+                event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
+            )
+            if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
+                self._waiting.append((stamped.to_json() + "\n").encode())
+            self._flush()
         return stamped
 
     @property
@@ -96,12 +100,3 @@ def parse_events(data: bytes) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events of a file, oldest first."""
     return list(EventReader(path).read())
-
-
-def ended_well(events: Iterable[Event]) -> bool:
-    """Whether a run came to its planned end, and no later start has taken it on from there, be it without a word."""
-    last = None
-    for event in events:
-        if isinstance(event, TrainingStarted | RunEnded):
-            last = event
-    return isinstance(last, RunEnded) and last.status == "done"

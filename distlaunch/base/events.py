@@ -128,10 +128,13 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(Event):
+    """A checkpoint is committed; `seconds` is what writing took, during `stalled_s` training stood still for it."""
+
     step: int
     path: str
     num_bytes: int
     seconds: float
+    stalled_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,8 +240,3 @@ class RunEnded(Event):
     epochs_done: int
     seconds: float
     logs: Logs = field(default_factory=dict)
-
-
-def as_dict(event: Event) -> dict[str, Any]:
-    """The event as plain data, as `--json` prints it."""
-    return json.loads(event.to_json())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BEAT_S = 0.25
-_FORMAT = struct.Struct("<QQq?")
+_FORMAT = struct.Struct("<QQq??")
 _NO_STEP = -1
 
 
@@ -28,13 +28,20 @@ class Signs:
         turns: looks at the wish to stop, one before each graph call. Tasks that work in lockstep have equally many, but
             for one that the others wait for.
         step: global batches done; None before the first is begun.
-        saving: it writes something by itself, which it can bring to its end also when all its peers are gone.
+        saving: it writes something by itself, and its training waits for that.
+        writing: a thread of it writes something beside training.
     """
 
     beats: int = 0
     turns: int = 0
     step: int | None = None
     saving: bool = False
+    writing: bool = False
+
+    @property
+    def has_to_finish(self) -> bool:
+        """Whether it writes what it can bring to its end also when all its peers are gone."""
+        return self.saving or self.writing
 
 
 class Heartbeat:
@@ -72,12 +79,28 @@ class Heartbeat:
         finally:
             self._change(saving=False)
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Meanwhile a thread writes something beside training; another thread may leave this."""
+        self._change(writing=True)
+        try:
+            yield
+        finally:
+            self._change(writing=False)
+
     def _beat(self) -> None:
         never = threading.Event()
         while not never.wait(BEAT_S):
             self._change(beats=1)
 
-    def _change(self, beats: int = 0, turns: int = 0, step: int | None = None, saving: bool | None = None) -> None:
+    def _change(
+        self,
+        beats: int = 0,
+        turns: int = 0,
+        step: int | None = None,
+        saving: bool | None = None,
+        writing: bool | None = None,
+    ) -> None:
         with self._lock:
             was = self._signs
             at = self._signs = Signs(
@@ -85,16 +108,17 @@ class Heartbeat:
                 was.turns + turns,
                 was.step if step is None else step,
                 was.saving if saving is None else saving,
+                was.writing if writing is None else writing,
             )
             if self._memory is not None:
                 step_told = _NO_STEP if at.step is None else at.step
-                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step_told, at.saving)
+                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step_told, at.saving, at.writing)
 
 
 def read_signs(path: Path) -> Signs:
     """The signs in a file; those of a task that has not begun if there is none."""
     try:
-        beats, turns, step, saving = _FORMAT.unpack(path.read_bytes())
+        beats, turns, step, saving, writing = _FORMAT.unpack(path.read_bytes())
     except (OSError, struct.error):
         return Signs()
-    return Signs(beats, turns, None if step == _NO_STEP else step, saving)
+    return Signs(beats, turns, None if step == _NO_STEP else step, saving, writing)

@@ -18,7 +18,7 @@ ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH
 
 JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""JAX reads the first two by itself; all, where `distlaunch.base.jax_cluster` is installed."""
+"""JAX reads the first two by itself; all, where `distlaunch.strategies.patches.jax_clusters` is installed."""
 
 RUN_MODES = ("train", "run")
 """What a run directory is there for; all other modes do something with a run."""

@@ -7,10 +7,11 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import ended_well, read_events
+from distlaunch.base.event_files import read_events
+from distlaunch.base.run_facts import RunFacts
 from distlaunch.base.run_lock import Owner, hold, owner_of
 
 EXPORTS = {
@@ -22,6 +23,9 @@ EXPORTS = {
 """What each format is called in the folder of exports."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+BestName = Literal["best"]
+BEST: BestName = "best"
+"""What the checkpoint of the best epoch is called."""
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
 
 
@@ -68,7 +72,7 @@ class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
 
     Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
-    checkpoints/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
+    checkpoints/, compiled/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -79,6 +83,7 @@ class RunDir:
         self.events = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tensorboard = self.path / "tensorboard"
+        self.compiled = self.path / "compiled"
         self.export = self.path / "export"
         self.report = self.path / "report.html"
         self.launcher_log = self.path / "launcher.log"
@@ -100,7 +105,7 @@ class RunDir:
 
     def own(self, path: str) -> Path:
         """A path that the user gives for a file of the run: relative ones start from here."""
-        return self.path / Path(path).expanduser()
+        return self.path / os.path.expanduser(path)
 
     @property
     def name(self) -> str:
@@ -150,6 +155,10 @@ class RunDir:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.checkpoints)
 
+    def has_best(self) -> bool:
+        """Whether there is a checkpoint of the best epoch."""
+        return (self.checkpoints / BEST).is_dir()
+
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""
         return owner_of(self._lock)
@@ -160,7 +169,7 @@ class RunDir:
 
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""
-        return ended_well(read_events(self.events))
+        return RunFacts.of(read_events(self.events)).finished
 
     def write_json(self, path: Path, data: Any) -> None:
         write_atomically(path, json.dumps(data, indent=2) + "\n")

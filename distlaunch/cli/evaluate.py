@@ -6,18 +6,19 @@ import os
 
 import click
 
-from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.base.run_dir import BestName
+from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
 
 
 @click.command("evaluate")
 @click.argument("run", metavar="RUN")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
+@CHECKPOINT
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
 @JSON_EVENTS
 @QUIET
 def command(
-    run: str, overrides: tuple[str, ...], checkpoint: int | None, split: str, as_json: bool, quiet: bool
+    run: str, overrides: tuple[str, ...], checkpoint: int | BestName | None, split: str, as_json: bool, quiet: bool
 ) -> int:
     """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
     from distlaunch.jobs import job

@@ -6,13 +6,14 @@ import os
 
 import click
 
-from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.base.run_dir import BestName
+from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
 
 
 @click.command("export")
 @click.argument("run", metavar="RUN")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
+@CHECKPOINT
 @click.option(
     "--format",
     "formats",
@@ -23,7 +24,12 @@ from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 @JSON_EVENTS
 @QUIET
 def command(
-    run: str, overrides: tuple[str, ...], checkpoint: int | None, formats: tuple[str, ...], as_json: bool, quiet: bool
+    run: str,
+    overrides: tuple[str, ...],
+    checkpoint: int | BestName | None,
+    formats: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     """Export the model of a checkpoint to the run directory, whichever strategy trained it.
 

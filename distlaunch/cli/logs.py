@@ -26,7 +26,13 @@ _WRITE_S = 0.5
     metavar="N",
     help="Default: the newest attempt; with -f also later ones.",
 )
-@click.option("--lines", "-n", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log file.")
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only the last N lines of each log file, and of the events.",
+)
 @click.option("--raw", is_flag=True, help="Include TensorFlow's own messages.")
 @click.option("--stacks", is_flag=True, help="First ask each running task to write its Python stacks to its error log.")
 def command(
@@ -40,13 +46,13 @@ def command(
     from distlaunch.runs.logs import Wish, follow_logs, show_logs
     from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
-    from distlaunch.ui.progress.view import TextView, finish_output, make_view
+    from distlaunch.ui.progress.view import TextView, finish_output, printing_view
 
     found, wish = open_run(run), Wish(attempt, task, lines, raw)
     if stacks:
         _write_stacks(found)
     if follow:
-        view = make_view() if task is None else TextView(JobConsole())
+        view = printing_view() if task is None else TextView(JobConsole())
         follow_logs(found, wish, view, _wait)
     else:
         show_logs(found, wish, TextView(JobConsole()))

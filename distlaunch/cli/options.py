@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from distlaunch.base.run_dir import BEST, BestName
+
 OVERRIDES = click.option(
     "--set",
     "overrides",
@@ -15,6 +17,22 @@ OVERRIDES = click.option(
     help="Override a config value, e.g. --set train.epochs=3.",
 )
 JSON_EVENTS = click.option("--json", "as_json", is_flag=True, help="Print only events, as JSON lines.")
+
+
+class CheckpointName(click.ParamType):
+    """A step, or the word for the best epoch."""
+
+    name = "step"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | BestName:
+        if value == BEST or isinstance(value, int):  # such as a default
+            return value
+        return click.IntRange(min=0).convert(value, param, ctx)
+
+
+CHECKPOINT = click.option(
+    "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Which checkpoint. Default: the newest."
+)
 QUIET = click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from distlaunch.base.errors import UsageError
-from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.base.run_dir import BestName
+from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
 _BATCH = 32
@@ -19,7 +20,7 @@ _BATCH = 32
 @click.option("--input", "input_file", metavar="FILE", help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl.")
 @click.option("--data", metavar="FUNCTION", help="Or a data function (module:name or file.py:name), or tfds:NAME.")
 @OVERRIDES
-@click.option("--checkpoint", type=click.IntRange(min=0), metavar="STEP", help="Which checkpoint. Default: the newest.")
+@CHECKPOINT
 @click.option(
     "--split",
     type=click.Choice(["validation", "train"]),
@@ -36,7 +37,7 @@ def command(
     input_file: str | None,
     data: str | None,
     overrides: tuple[str, ...],
-    checkpoint: int | None,
+    checkpoint: int | BestName | None,
     split: str | None,
     output: str | None,
     batch_size: int | None,
@@ -82,7 +83,13 @@ def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int
 
 
 def _predict_split(
-    run: str, overrides: tuple[str, ...], extra: list[str], checkpoint: int | None, *, as_json: bool, quiet: bool
+    run: str,
+    overrides: tuple[str, ...],
+    extra: list[str],
+    checkpoint: int | BestName | None,
+    *,
+    as_json: bool,
+    quiet: bool,
 ) -> int:
     """By a checkpoint, for a split of its run."""
     from distlaunch.jobs import job
@@ -104,8 +111,8 @@ def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool)
         raise UsageError(f"{name}: is for an export's predictions; add --input FILE or --data FUNCTION")
 
 
-def _check_words(overrides: tuple[str, ...], checkpoint: int | None, input_file: str | None, data: str | None,
-                 split: str | None, *, to_stdout: bool, as_json: bool) -> None:  # fmt: skip
+def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, input_file: str | None,
+                 data: str | None, split: str | None, *, to_stdout: bool, as_json: bool) -> None:  # fmt: skip
     """Options that do not go together. Raises UsageError."""
     if input_file is not None and data is not None:
         raise UsageError("got both --input and --data; give one of them")

@@ -2,24 +2,56 @@
 
 from __future__ import annotations
 
+import os
+
 import click
+
+from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.cli.options import CheckpointName
+
+_NEWEST = -1
 
 
 @click.command("report")
 @click.argument("run", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(run: str, as_json: bool) -> None:
+@click.option(
+    "--checkpoint",
+    type=CheckpointName(),
+    is_flag=False,
+    flag_value=_NEWEST,
+    metavar="[STEP|best]",
+    help="List the variables of a checkpoint instead. Without a step: the newest.",
+)
+def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
     """Report on a run from its directory alone, whether it has ended or not.
 
     Shows attempts and why they failed, restarted tasks, the values of each epoch, the checkpoints that are kept, the
-    evaluator's results, exports, and which parameter server or device holds which variable.
+    evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint: the
+    name, shape, type, size and norm (square root of the sum of squares) of each variable that a checkpoint holds.
     """
     from distlaunch.runs.report import open_run, read_report
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.run_report import print_report, report_json
 
+    if checkpoint is not None:
+        _list_checkpoint(open_run(run), None if checkpoint == _NEWEST else checkpoint, as_json=as_json)
+        return
     report = read_report(open_run(run))
     if as_json:
         click.echo(report_json(report))
     else:
         print_report(JobConsole(), report)
+
+
+def _list_checkpoint(run: RunDir, checkpoint: int | BestName | None, *, as_json: bool) -> None:
+    from distlaunch.base import strict_json
+    from distlaunch.jobs.list_checkpoint import list_checkpoint
+    from distlaunch.ui.checkpoint import print_checkpoint
+    from distlaunch.ui.console import JobConsole
+
+    listing = list_checkpoint(run, checkpoint, os.environ)
+    if as_json:
+        click.echo(strict_json.dumps(listing, indent=2))
+    else:
+        print_checkpoint(JobConsole(), listing)

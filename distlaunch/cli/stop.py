@@ -24,4 +24,4 @@ def command(run: str, now: bool, timeout: float | None) -> None:
 
     found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
-    click.echo(how_it_ended(summarize(found), stopped=stopped))
+    click.echo(how_it_ended(summarize(found), stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

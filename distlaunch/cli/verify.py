@@ -67,8 +67,8 @@ def command(
     do not run. A difference that the documentation explains, such as that of sparse gradients on a mesh, has the
     verdict "differs as documented".
 
-    Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, 3 one device failed, 130
-    interrupted.
+    Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, or nothing could be compared,
+    3 one device failed, 130 interrupted.
     """
     from distlaunch.ui import verify as shown
     from distlaunch.ui.progress.view import QuietView, finish_output
@@ -86,7 +86,7 @@ def command(
             say("(this log is deleted; --keep DIR keeps those of all trials)")
     elif as_json:
         click.echo(shown.as_json(result))
-    elif result.rows:
+    elif result.rows or result.interrupted is None:
         click.echo("\n".join(["", *shown.table_lines(result)]))
     finish_output()
     return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

@@ -12,6 +12,8 @@ from distlaunch.base.errors import UsageError
 REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
 """Lets TensorFlow bind a port that this process holds."""
 
+OTHER_PORTS = "choose another one, or write `ports: auto`"
+
 
 class HeldPorts:
     """Ports that nobody else gets. `release` after the tasks have bound them, or are gone."""
@@ -54,15 +56,27 @@ def hold_ports(numbers: Sequence[int]) -> HeldPorts:
             _check_free(number)
             sockets.append(_hold(number))
         except OSError as error:
-            if error.errno == errno.EACCES:
-                busy.append(f"port {number} is for administrators only (choose one above 1023)")
-            else:
-                holder = find_holder(number)
-                busy.append(f"port {number} is in use" + (f" by {holder}" if holder else ""))
+            busy.append(_refusal(number, error))
     if busy:
         HeldPorts((), sockets).release()
-        raise UsageError(f"cluster.ports: {'; '.join(busy)}; free it, choose others, or use `ports: auto`")
+        raise UsageError(f"cluster.ports: {'; '.join(busy)}; {OTHER_PORTS}")
     return HeldPorts(numbers, sockets)
+
+
+def port_problem(number: int) -> str | None:
+    """Why a port of this machine cannot be used now; None if it can."""
+    try:
+        _check_free(number)
+    except OSError as error:
+        return _refusal(number, error)
+    return None
+
+
+def _refusal(number: int, error: OSError) -> str:
+    if error.errno == errno.EACCES:
+        return f"port {number} is for administrators only (choose one above 1023)"
+    holder = find_holder(number)
+    return f"port {number} is in use" + (f" by {holder}" if holder else "")
 
 
 def find_holder(port: int) -> str | None:
@@ -103,6 +117,8 @@ def _check_free(port: int) -> None:
 def _hold(port: int) -> socket.socket:
     held = _socket()
     try:
+        # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
+        # the kernel would hand this socket a share of the task's connections.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         held.bind(("", port))
     except OSError:

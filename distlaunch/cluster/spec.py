@@ -109,6 +109,7 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
     job, index = task.get("type"), task.get("index")
     if job not in JOBS or not isinstance(index, int) or isinstance(index, bool):
         raise UsageError(f"TF_CONFIG: task must be a job of {', '.join(JOBS)} and an index; received {task!r}")
+    # an evaluator takes no part in the cluster, so TensorFlow gives it no address there
     if job != "evaluator" and not 0 <= index < len(jobs.get(job, ())):
         raise UsageError(
             f"TF_CONFIG: task {job}:{index} is not in the cluster, which has {len(jobs.get(job, ()))} {job} address(es)"

@@ -24,6 +24,7 @@ class Words:
 
 
 Positive = Annotated[int, Field(ge=1)]
+PositiveMinutes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 FunctionRef = Annotated[

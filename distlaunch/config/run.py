@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from distlaunch.config.base import Arguments, Finite, FunctionRef, Positive, PositiveSeconds, Section, Words
+from distlaunch.config.backend import Backend
+from distlaunch.config.base import (
+    Arguments,
+    Finite,
+    FunctionRef,
+    Positive,
+    PositiveMinutes,
+    PositiveSeconds,
+    Section,
+    Words,
+)
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.engine import Engine
 from distlaunch.config.strategies import Strategy
@@ -142,12 +152,38 @@ class Validation(Section):
     """None: all of it, every example counted once."""
 
 
-class Checkpoint(Section):
-    """When the state is written, and how much of it is kept. One of the two periods at least is a number."""
+_BESIDE: dict[str, Any] = {
+    "async": (bool, Field(True, description="Write while training goes on; false: training waits for the commit."))
+}
+_Async = create_model("_Async", __base__=Section, **_BESIDE)  # a class body cannot have a field of this name
+
+
+class Best(Section):
+    """The checkpoint of the epoch with the best value, which is kept beside the newest."""
+
+    metric: str
+    """A value at the end of an epoch, such as `val_accuracy` or `loss`."""
+    mode: Literal["max", "min"]
+    """Whether the highest value is the best, or the lowest."""
+
+
+class Checkpoint(_Async):
+    """When the state is written, and how much of it is kept. One of the periods at least is given."""
 
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
+    every_minutes: PositiveMinutes | None = None
+    """By the clock of the chief, since the last one of whatever period."""
+    every: Literal["auto"] | None = None
+    """`auto`: at the interval that loses least, from how often the run has failed and what a checkpoint costs;
+    `every_steps` is its upper bound then."""
     keep: Positive = 3
+    best: Best | None = None
+
+    @property
+    def beside_training(self) -> bool:
+        """Whether training goes on while a checkpoint is written: `async`."""
+        return getattr(self, "async")
 
 
 class Restarts(Section):
@@ -199,6 +235,11 @@ class RunConfig(Section):
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)
     """What to write when training is done, each checked by loading it in a clean process."""
+
+    def backend_of(self, job: str) -> Backend:
+        """What Keras runs on in the tasks of a job."""
+        # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
+        return "tensorflow" if job == "evaluator" else self.strategy.backend
 
     def with_workers(self, number: int) -> RunConfig:
         """The same with another number of workers."""

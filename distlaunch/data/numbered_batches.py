@@ -99,6 +99,7 @@ def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
         return _reader_of_each_worker(lambda _: Reader(train, once=False))
 
     def own(worker: int) -> Reader:
+        # never the run's own seed, which the order of `sharded` data has
         seed = config.seed + _SEED_STEP * (worker + 1)
         return Reader(
             make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),

@@ -77,7 +77,7 @@ def _save(layer: Any, path: Path, function: str) -> None:
     with warnings.catch_warnings(), _cannot_be_kept(function):
         warnings.simplefilter("ignore", UserWarning)  # "a model that has not yet been built"
         keras.Sequential([layer]).save(temporary)
-        _load(temporary, function)
+        _load(temporary, function)  # what cannot be read back must not be found by the other processes
     temporary.replace(path)
 
 

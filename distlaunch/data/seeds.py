@@ -12,7 +12,7 @@ from distlaunch.config.run import RunConfig
 
 def seed_process(config: RunConfig) -> None:
     """Begins a run in this process: the same names of layers and the same random numbers in each of its processes."""
-    keras.utils.clear_session()
+    keras.utils.clear_session()  # names of layers are numbered on in a process that has built a model before
     keras.utils.set_random_seed(config.seed)
     if config.determinism:
         tf.config.experimental.enable_op_determinism()

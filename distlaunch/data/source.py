@@ -80,6 +80,7 @@ class Split:
             passes.append(batches if tf.executing_eagerly() else None)  # in debug mode it owns its functions
             return batches.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else batches
 
+        # passes are counted within the pipeline, which so runs on from one to the next
         elements = tf.data.Dataset.range(first_pass, np.iinfo(np.int64).max).flat_map(one_pass)
         first = skip if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
@@ -166,6 +167,7 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
     batches = train.batches(_ZERO, _ZERO).map(
         lambda *rows: keras.utils.unpack_x_y_sample_weight(train.load(pack(rows)))[0]
     )
+    # another function or other arguments, as after a resume with --set, make another layer
     key = hashlib.sha256(repr(section).encode()).hexdigest()[:12]
     return replace(splits, preprocessing=prepare(section, batches, run.preprocessing(key)))
 
@@ -230,9 +232,11 @@ def _from_dataset(dataset: tf.data.Dataset, config: DataConfig, limit: int | Non
                 if not tf.executing_eagerly():
                     # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
                     tf.random.set_seed(seed + 1)
+                # one number of two: seeds that are neighbours must not share the orders of neighbouring passes
                 order: Any = number_of_pass + tf.constant(seed, tf.int64) * 1_000_003
                 examples = examples.shuffle(buffer, seed=order, reshuffle_each_iteration=False)
             if example_map is not None:
+                # after the shuffle, whose buffer then holds examples as they are read
                 examples = examples.map(lambda *e: _apply(example_map, pack(e)), num_parallel_calls=tf.data.AUTOTUNE)
             examples = examples.batch(size)
         if drop:

@@ -72,6 +72,7 @@ def _read_tfds(config: DataConfig) -> Splits:
             return tfds.load(
                 source.name, split=split, data_dir=source.data_dir, download=source.download, as_supervised=True
             )
+        # AssertionError: what tfds raises where a dataset is not prepared
         except (tfds.core.DatasetNotFoundError, AssertionError, FileNotFoundError, ValueError) as error:
             hint = "" if source.download else " (tfds.download is false: the dataset must be prepared already)"
             raise ConfigError(Problem(("data", "tfds"), f"{str(error).strip().splitlines()[0]}{hint}")) from None

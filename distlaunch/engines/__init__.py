@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distlaunch.config.run import RunConfig
+from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines.base import Engine
-from distlaunch.engines.given_cluster import GivenClusterEngine, given_cluster
+from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
 ENGINES: dict[str, Engine] = {"local": LocalEngine()}
@@ -16,5 +17,5 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
     """The engine that the config names; `auto`: the cluster that TF_CONFIG describes, else this machine."""
     if config.engine.kind != "auto":
         return ENGINES[config.engine.kind]
-    given = given_cluster(config, environ)
+    given = tf_config_cluster(config, environ)
     return ENGINES["local"] if given is None else GivenClusterEngine(given)

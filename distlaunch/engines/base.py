@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from distlaunch.supervise.allocation import Allocation
 
@@ -26,6 +27,10 @@ class Needs:
 
 class Engine(Protocol):
     """Finds hosts. Everything that touches a process happens in the allocation."""
+
+    def kept(self) -> AbstractContextManager[Any]:
+        """Keeps what makes the next start faster, until it is left. To be entered around attempts that follow."""
+        ...
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
         """Hosts, devices and addresses.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.open_files import allow_open_files
+from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
@@ -19,6 +21,8 @@ from distlaunch.supervise.allocation import Starter, TaskHandle
 
 PICKED_LATER = "(picked at start)"
 _HOST = "127.0.0.1"
+WARM_STARTS = WarmStarts()
+"""Of this machine: one for all attempts of a command."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class LocalAllocation:
 
     @contextmanager
     def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[Starter]:
-        with HostTasks(show, clock) as tasks:
+        with HostTasks(show, clock, WARM_STARTS) as tasks:
             yield _Starter(tasks, {name: value for name, value in self.environ.items() if name not in REMOVED_ENV})
 
     def listening(self, addresses: Collection[str]) -> set[str]:
@@ -58,12 +62,16 @@ class _Starter:
     def start(self, task: TaskPlan) -> TaskHandle:
         files = task.files
         env = {**self._environ, **task.env}
-        spec = TaskSpec(str(task.task), task.argv, env, files.stdout_log, files.stderr_log, files.heartbeat)
+        logs = files.stdout_log, files.stderr_log
+        spec = TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
         return self._tasks.start(spec)
 
 
 class LocalEngine:
     """Starts the tasks as children of this process."""
+
+    def kept(self) -> AbstractContextManager[Any]:
+        return WARM_STARTS.kept()
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         count, ports = needs.num_addresses, needs.ports

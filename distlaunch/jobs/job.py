@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
-from distlaunch.engines.given_cluster import given_cluster
+from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
+from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.jobs.restarts import run_job
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.runs.paths import shown
@@ -69,7 +70,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     config, locate = _load(target, request.overrides, environ)
     if request.name is not None:
         config = config.model_copy(update={"name": request.name})
-    given = given_cluster(config, environ)
+    given = tf_config_cluster(config, environ)
     name = config.name or target.stem
     if given is not None:
         fit_config(config, given[0])
@@ -178,20 +179,18 @@ def use_run(
     extra: Sequence[str],
     observer: Observer,
     environ: Mapping[str, str],
-    checkpoint: int | None = None,
+    checkpoint: int | BestName | None = None,
 ) -> AttemptResult:
     """Starts the processes of an existing run to do something else than training.
 
     Args:
-        checkpoint: the step of the checkpoint to take; None: the newest.
+        checkpoint: the step of the checkpoint to take; `best`: that of the best epoch; None: the newest.
     """
     run = open_run(path)
     if not run.has_config():
         raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
     if checkpoint is not None:
-        if checkpoint not in (steps := run.checkpoint_steps()):
-            have = ", ".join(map(str, steps)) or "none"
-            raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
+        check_kept(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate = _load_run(run, overrides, environ)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers

@@ -17,6 +17,7 @@ from distlaunch.config.checks.config import cross_check
 from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
+from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.observer import Observer, ThreadedObserver
@@ -50,7 +51,9 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
         return f", with {_workers(workers)} instead of {before}" if workers != before else ""
 
     policy = config.restarts
-    return repeat(start, Limits(max_restarts(config), policy.window_s, policy.backoff_s), observer, run.control, change)
+    limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
+    with engine_of(config, environ).kept():
+        return repeat(start, limits, observer, run.control, change)
 
 
 def repeat(

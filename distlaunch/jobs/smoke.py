@@ -7,18 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import (
-    CheckpointSaved,
-    EpochEnded,
-    Event,
-    Exported,
-    Restored,
-    StepsDone,
-    TaskStarted,
-    TrainingStarted,
-)
+from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
+from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Request, checked, choose
 from distlaunch.supervise.observer import Observer, ThreadedObserver
@@ -66,7 +59,7 @@ def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> S
     config = choose(replace(request, resume=False), environ).config
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with ThreadedObserver.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as told, run.lock(), engine_of(config, environ).kept():
         told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, told, environ)
         if result.outcome.status == "done":
@@ -93,34 +86,25 @@ def _attempt(
 
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
     """What the events of the two attempts show."""
-    first = [event for event in events if event.attempt == 0]
-    second = [event for event in events if event.attempt == 1]
+    first, second = (RunFacts.of(event for event in events if event.attempt == number) for number in (0, 1))
     losses = [
         event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs
     ]
-    saved = [event.step for event in first if isinstance(event, CheckpointSaved)]
-    restored = [event.step for event in second if isinstance(event, Restored)]
-    steps = [event.step for event in second if isinstance(event, StepsDone | EpochEnded)]
-    started = [event for event in first if isinstance(event, TrainingStarted)]
-    replicas = started[0].replicas if started else 0
-    come = any(isinstance(event, TaskStarted) for event in first)
+    saved = [event.step for event in first.checkpoints]
+    first_step = second.start.first_step if second.start else 0
+    replicas = first.start.replicas if first.start else 0
     proofs = [
         Proof("the config is valid", True),
-        Proof(f"{len(tasks)} task{'s' * (len(tasks) > 1)} came up", come and bool(started)),
-        Proof(f"model and data were built for {replicas} replica{'s' * (replicas != 1)}", bool(started)),
-        Proof(f"{STEPS} steps were trained", any(isinstance(event, EpochEnded) for event in first)),
+        Proof(f"{len(tasks)} task{'s' * (len(tasks) > 1)} came up", bool(first.now.hosts and first.start)),
+        Proof(f"model and data were built for {replicas} replica{'s' * (replicas != 1)}", first.start is not None),
+        Proof(f"{STEPS} steps were trained", bool(first.epochs)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
         Proof(f"a checkpoint was written (step {max(saved, default=0)})", bool(saved)),
-        Proof(
-            f"a new start went on from step {max(restored, default=0)}",
-            bool(restored) and max(steps, default=0) > restored[0],
-        ),
+        Proof(f"a new start went on from step {first_step}", 0 < first_step < second.now.step),
     ]
     if config.validation is not None:
-        validated = any(
-            name.startswith("val_") for event in second if isinstance(event, EpochEnded) for name in event.logs
-        )
+        validated = any(name.startswith("val_") for event in second.epochs for name in event.logs)
         proofs.append(Proof("validation ran", validated))
-    formats = [event.format for event in second if isinstance(event, Exported)]
+    formats = second.exports
     proofs.append(Proof(f"the model was exported ({', '.join(formats or config.export)})", bool(formats)))
     return tuple(proofs)

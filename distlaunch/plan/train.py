@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.agent.messages import Preload
+from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
+from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
+from distlaunch.config.tf_config import tf_config_workers
+from distlaunch.plan.preload import UNBUFFERED, preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which tells nothing about steps."""
@@ -37,6 +41,7 @@ class TaskPlan:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
         unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
         host: where it runs; empty: on this machine.
+        preload: what can be imported before it starts; None: it gets a fresh process.
     """
 
     task: Task
@@ -47,6 +52,7 @@ class TaskPlan:
     serves: bool = False
     unsupervised: bool = False
     host: str = ""
+    preload: Preload | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """TF_CONFIG is without its `cluster`, which is the plan's: a thousand tasks would have a million addresses."""
@@ -70,6 +76,7 @@ class LaunchPlan:
         chief: the task that writes checkpoints and the run's events; it may run under another launcher.
         elsewhere: addresses of the cluster's tasks that other launchers start.
         cluster: what TF_CONFIG tells the tasks; empty where none gets it.
+        engine: where the tasks run: a kind of `engine:`, or `tf_config` for one task of a cluster that was given.
     """
 
     run_dir: Path
@@ -82,6 +89,7 @@ class LaunchPlan:
     chief: Task = Task("worker", 0)  # noqa: RUF009 (frozen)
     elsewhere: Mapping[str, str] | None = None
     cluster: ClusterSpec = ClusterSpec({})  # noqa: RUF009 (frozen)
+    engine: str = "local"
 
     @property
     def lead(self) -> Task:
@@ -104,6 +112,7 @@ class LaunchPlan:
             "run_dir": str(self.run_dir),
             "attempt": self.attempt,
             "mode": self.mode,
+            "engine": self.engine,
             "chief": str(self.chief),
             "start_timeout_s": self.start_timeout_s,
             "stop_timeout_s": self.stop_timeout_s,
@@ -125,11 +134,6 @@ def processes(config: RunConfig) -> dict[str, int]:
     return config.strategy.processes(config.cluster)
 
 
-def can_join(config: RunConfig) -> bool:
-    """Whether a run may be one task of a cluster that TF_CONFIG describes."""
-    return config.strategy.in_lockstep or bool(processes(config))
-
-
 def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec:
     """The cluster of so many tasks of each job, which have these addresses in their order."""
     left = iter(addresses)
@@ -141,19 +145,12 @@ def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
 
     Raises ConfigError if they cannot share the global batch, or the mesh.
     """
-    workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
-    strategy, batch = config.strategy, config.data.global_batch
-    if not workers or not strategy.in_lockstep or workers == config.cluster.num_workers:
+    workers = tf_config_workers(config, cluster)
+    if workers is None:
         return config
-    fitted = config.with_workers(workers)
-    if strategy.has_replicas:
-        replicas = workers * (strategy.num_devices(config.cluster) or 1)
-        if batch % replicas:
-            message = f"got {batch}; TF_CONFIG has {workers} workers, so it must be a multiple of {replicas}"
-            raise ConfigError(Problem(("data", "global_batch"), message))
-    if problems := list(strategy.cluster_problems(fitted.cluster, None)):
+    if problems := cross_check(config, None, given_workers=workers):
         raise ConfigError(problems)
-    return fitted
+    return config.with_workers(workers)
 
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:
@@ -200,6 +197,7 @@ def plan_launch(
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,
             host=place_of[task].host,
+            preload=preload_for(config, task) if config.engine.warm_start else None,
         )
         for task in chosen
     )
@@ -211,6 +209,7 @@ def plan_launch(
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
         cluster=cluster,
+        engine=config.engine.kind if config.engine.kind != "auto" else "local" if here is None else "tf_config",
     )
 
 
@@ -230,7 +229,7 @@ def _environment(
         **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
         **(REUSE_ENV if ports_are_held and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
-        "PYTHONUNBUFFERED": "1",
+        **UNBUFFERED,
     }
 
 
@@ -269,6 +268,7 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     lines = [
         f"run       {plan.run_dir}, attempt {plan.attempt}",
         f"strategy  {config.strategy.kind}, global batch {config.data.global_batch}",
+        f"engine    {plan.engine}",
         f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
     ]
     for number, task in enumerate(plan.tasks, 1):

@@ -9,19 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import ended_well, parse_events, read_events
-from distlaunch.base.events import EpochEnded, Event, Logs, RunEnded, StepsDone
+from distlaunch.base.event_files import parse_events, read_events
+from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import RunFacts
 from distlaunch.runs.paths import shown
-from distlaunch.runs.report import (
-    KILLED,
-    RUNNING,
-    attempt_report,
-    configured_strategy,
-    last_start,
-    planned_mode,
-)
+from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = 32 * 1024
@@ -76,37 +70,30 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     training = attempts[-1] if attempts else None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
-    start = last_start(events)
-    told = [event for event in events if isinstance(event, StepsDone | EpochEnded | RunEnded)]
-    valued = [event for event in told if event.logs]
-    done = max(map(_epochs_done, told), default=0)
+    facts = RunFacts.of(events)
+    start, told = facts.start, list(facts.attempts.values())
+    done = max((attempt.epochs_done for attempt in told), default=0)
     epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
     first_at = _began(run, events)
     own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
     last_at = now if running and now is not None else own[-1].time if own else first_at
-    end = None if training is None else attempt_report(run, training, events)
+    end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
-    status = "done" if status == "failed" and ended_well(events) else status
+    status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
         path=str(run.path),
         status=status,
         strategy=start.strategy if start else configured_strategy(run),
-        step=max([event.step for event in told], default=0),
+        step=max((attempt.step for attempt in told), default=0),
         epoch=done,
         epochs=epochs if epochs is None or epochs >= done else None,
-        logs=valued[-1].logs if valued else {},
+        logs=next((attempt.logs for attempt in reversed(told) if attempt.logs), {}),
         started=first_at,
         seconds=max(0.0, last_at - first_at),
         attempts=len(attempts),
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
     )
-
-
-def _epochs_done(event: StepsDone | EpochEnded | RunEnded) -> int:
-    if isinstance(event, RunEnded):
-        return event.epochs_done
-    return event.epoch + isinstance(event, EpochEnded)
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:

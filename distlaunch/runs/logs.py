@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.agent.output import LineSplitter
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import TaskFailed
+from distlaunch.base.events import Event, TaskFailed
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import RunFacts
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.runs.paths import shown
@@ -34,7 +36,7 @@ class Wish:
     Attributes:
         attempt: None: the newest.
         task: lines of this one alone, without the run's events; None: of all, with them.
-        lines: only so many of the last that are there already, of each file of each task.
+        lines: only so many of the last that are there already, of each file of each task, and of the run's events.
         raw: also what TensorFlow says to itself.
     """
 
@@ -42,6 +44,13 @@ class Wish:
     task: str | None = None
     lines: int | None = None
     raw: bool = False
+
+
+class LogView(Observer, Protocol):
+    """An observer that can begin in the middle of a run."""
+
+    def catch_up(self, told: Sequence[Event | str], most: int) -> None:
+        """Takes in events and notes, and shows only the last lines that they make."""
 
 
 class LogFollower:
@@ -74,7 +83,7 @@ class LogFollower:
 class AttemptLogs:
     """Shows one attempt, from its beginning or its last lines."""
 
-    def __init__(self, run: RunDir, attempt: int, wish: Wish, observer: Observer) -> None:
+    def __init__(self, run: RunDir, attempt: int, wish: Wish, observer: LogView) -> None:
         plan = _plan_of(run, attempt)
         chosen = [task for task in plan.tasks if wish.task in (None, str(task.task))]
         if not chosen:
@@ -94,12 +103,22 @@ class AttemptLogs:
         for task, log in self._logs:
             for line in log.read() if most is None else collections.deque(log.read(), most):
                 self._observer.line(task, line)
+        if most is not None:
+            self._observer.catch_up(list(self._told()), most)
+        for told in self._told():
+            if isinstance(told, str):
+                self._observer.note(told)
+            else:
+                self._observer.event(told)
+
+    def _told(self) -> Iterator[Event | str]:
+        """New events, and what the launcher itself has to say of them."""
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
-                self._observer.event(event)
+                yield event
             if isinstance(event, TaskFailed):
                 where = f" on {event.host}" if event.host else ""
-                self._observer.note(f"{event.failed_task}{where}: {event.reason}")
+                yield f"{event.failed_task}{where}: {event.reason}"
 
     def close(self) -> None:
         """What is left, when nobody writes any more."""
@@ -113,7 +132,7 @@ class AttemptLogs:
         """How the attempt has ended."""
         if self._events is None:
             return
-        report = attempt_report(self._run, self.attempt, read_events(self._run.events))
+        report = attempt_report(self._run, self.attempt, RunFacts.of(read_events(self._run.events)))
         if report.status == KILLED:
             self._observer.note("the launcher is gone without a word: killed, or lost with its machine")
         elif report.culprit == "config":
@@ -122,14 +141,14 @@ class AttemptLogs:
             self._observer.note(report.status)
 
 
-def show_logs(run: RunDir, wish: Wish, observer: Observer) -> None:
+def show_logs(run: RunDir, wish: Wish, observer: LogView) -> None:
     """Shows what there is now."""
     logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
     logs.show(wish.lines)
     logs.close()
 
 
-def follow_logs(run: RunDir, wish: Wish, observer: Observer, wait: Callable[[], bool]) -> None:
+def follow_logs(run: RunDir, wish: Wish, observer: LogView, wait: Callable[[], bool]) -> None:
     """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
 
     Args:

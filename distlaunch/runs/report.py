@@ -5,30 +5,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
-from distlaunch.base.event_files import ended_well, read_events
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
     Evaluated,
     Event,
-    Exported,
-    Predicted,
-    RunEnded,
-    StepsDone,
-    TaskFailed,
-    TaskRestarted,
     TrainingStarted,
-    VariablesPlaced,
 )
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import AttemptFacts, RunFacts
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
@@ -130,82 +123,64 @@ def open_run(path: str) -> RunDir:
 
 def read_report(run: RunDir) -> RunReport:
     """Reads all there is."""
-    events = read_events(run.events)
-    attempts = tuple(attempt_report(run, number, events) for number in run.attempts())
-    training = last_start(events)
+    facts = RunFacts.of(read_events(run.events))
+    attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
         event.step: dataclasses.replace(event, path=str(kept))
-        for event in events
-        if isinstance(event, CheckpointSaved) and (kept := run.kept_checkpoint(event.path)) is not None
+        for event in facts.checkpoints
+        if (kept := run.kept_checkpoint(event.path)) is not None
     }
-    evaluated = [event for event in events if isinstance(event, Evaluated)]
-    placed = [event for event in events if isinstance(event, VariablesPlaced)]
     return RunReport(
         path=str(run.path),
         name=run.name,
-        strategy=training.strategy if training else configured_strategy(run),
+        strategy=facts.start.strategy if facts.start else configured_strategy(run),
         command=() if run.has_config() else _command(run),
-        status=_status(attempts, events),
+        status=_status(attempts, facts),
         attempts=attempts,
-        training=training,
-        data=next((event for event in reversed(events) if isinstance(event, DataResolved)), None),
-        epochs=_by({event.epoch: event for event in events if isinstance(event, EpochEnded)}),
+        training=facts.start,
+        data=facts.data,
+        epochs=_by({event.epoch: event for event in facts.epochs}),
         checkpoints=_by(saved),
         evaluator=_by({event.step: event for event in _evaluator_events(run)}),
-        evaluations=tuple(event for event in evaluated if not event.of_evaluator),
-        exports={event.format: event.path for event in events if isinstance(event, Exported)},
-        variables=placed[-1].variables if placed else [],
-        mesh=placed[-1].mesh if placed else None,
+        evaluations=tuple(facts.evaluations),
+        exports=facts.exports,
+        variables=facts.placed.variables if facts.placed else [],
+        mesh=facts.placed.mesh if facts.placed else None,
     )
 
 
-def _status(attempts: Sequence[AttemptReport], events: Sequence[Event]) -> str:
+def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:
     last = next((attempt.status for attempt in reversed(attempts) if attempt.is_run), KILLED)
-    return "done" if last == "failed" and ended_well(events) else last
+    return "done" if last == "failed" and facts.finished else last
 
 
-def last_start(events: Sequence[Event]) -> TrainingStarted | None:
-    """The start of training that counts: of a finished run, none of a later attempt that changed nothing."""
-    ends = [event.attempt for event in events if isinstance(event, RunEnded)]
-    counted = ends[-1] if ended_well(events) else float("inf")
-    starts = [event for event in events if isinstance(event, TrainingStarted) and event.attempt <= counted]
-    return starts[-1] if starts else None
-
-
-def attempt_report(run: RunDir, number: int, events: Sequence[Event]) -> AttemptReport:
+def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     """How one attempt of a run went, or goes."""
-    own = [event for event in events if event.attempt == number]
-    ends = [event for event in own if isinstance(event, RunEnded)]
-    starts = [event for event in own if isinstance(event, TrainingStarted)]
-    steps = [event.step for event in own if isinstance(event, StepsDone | EpochEnded)]
-    failure = next((event for event in reversed(own) if isinstance(event, TaskFailed)), None)
-    mode = planned_mode(run, number)
-    told = any(isinstance(event, Evaluated | Predicted | Exported) for event in own)
-    ended_well = any(end.status != "failed" for end in ends)
-    problems = "" if failure or ended_well or told else config_problems(run, number)
+    own = facts.attempts.get(number, AttemptFacts())
+    start, end, failure, mode = own.training, own.ended, own.failed, planned_mode(run, number)
+    good = (end is not None and end.status != "failed") or own.has_result
+    problems = "" if failure or good else config_problems(run, number)
     running = number == max(run.attempts()) and run.is_busy()
-    after = own[own.index(failure) :] if failure is not None else []
-    later = [event.status for event in after if isinstance(event, RunEnded)]
-    if later and later[-1] in ("stopped", "interrupted"):  # asked to, instead of the next attempt
-        status = later[-1]
+    if end is not None and own.stopped_after_failure:  # asked to, instead of the next attempt
+        status = end.status
     elif failure is not None or problems:
         status = "failed"
     elif running:
         status = RUNNING
     else:
-        status = ends[-1].status if ends else "done" if mode not in RUN_MODES and told else KILLED
+        status = end.status if end else "done" if mode not in RUN_MODES and own.has_result else KILLED
     return AttemptReport(
         attempt=number,
         mode=mode,
         status=status,
-        first_step=starts[0].first_step if starts else None,
-        last_step=max([*steps, *(event.step for event in ends)]) if steps or ends else None,
-        seconds=ends[-1].seconds if ends else None,
+        first_step=start.first_step if start else None,
+        last_step=own.step if start or end else None,
+        seconds=end.seconds if end else None,
         culprit=failure.failed_task if failure else "config" if problems else "",
         host=failure.host if failure else "",
         reason=failure.reason if failure else problems,
         log=failure.log if failure else "",
-        restarts=dict(Counter(event.restarted_task for event in own if isinstance(event, TaskRestarted))),
+        restarts=dict(own.restarts),
     )
 
 

@@ -1,8 +1,8 @@
 """What the processes of replicas tell each other with the all-reduce that ends each graph call.
 
-A ballot is a float64 vector: the vote (stop, finish, next steps), then for each process the first step of the call
-whose loss was not finite (0: none), then for each whether its data has ended. Each process fills its own places, so
-that the sum holds them all.
+A ballot is a float64 vector: the vote (stop, finish, save, next steps), then for each process the first step of the
+call whose loss was not finite (0: none), then for each whether its data has ended. Each process fills its own places,
+so that the sum holds them all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import check_ends
 from distlaunch.strategies.protocol import Vote
 
-_VOTE = 3
+_VOTE = 4
 
 
 class Ballots:
@@ -26,9 +26,9 @@ class Ballots:
         self.size = _VOTE + 2 * peers.number
 
     def cast(self, vote: Vote) -> tf.Tensor:
-        """A ballot that holds the vote alone; of `next_steps` the chief's counts."""
-        next_steps = vote.next_steps if self._peers.is_chief else 0
-        return tf.constant([vote.stop, vote.finish, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
+        """A ballot that holds the vote alone; of `save` and `next_steps` the chief's count."""
+        save, next_steps = (vote.save, vote.next_steps) if self._peers.is_chief else (False, 0)
+        return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 
     def counted(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
         """In a graph: the ballot with what this process has seen in the call."""
@@ -38,8 +38,8 @@ class Ballots:
 
     def vote(self, total: Any) -> Vote:
         """The sum of all votes."""
-        stop, finish, next_steps = total.numpy()[:_VOTE]
-        return Vote(stop=bool(stop > 0), finish=bool(finish > 0), next_steps=int(next_steps))
+        stop, finish, save, next_steps = total.numpy()[:_VOTE]
+        return Vote(bool(stop > 0), bool(finish > 0), int(next_steps), bool(save > 0))
 
     def first_nonfinite(self, total: Any) -> int | None:
         """The first step of the call, from 1, whose loss was not finite in some process."""

@@ -93,6 +93,7 @@ class Peers:
         if not self.is_chief:
             count = int(self._get(f"{name}/count"))
             received = b"".join(self._get(f"{name}/{index}") for index in range(count))
+            # the chief deletes the entries once all have read them: the store keeps everything in memory
             self._store.set(f"{name}/read/{self.rank}", b"1")
             return received
         keys = [f"{name}/{index}" for index in range(-(-len(message) // _CHUNK_BYTES))]
@@ -115,7 +116,7 @@ class Peers:
         return state
 
     def agree(self, vote: Vote) -> Vote:
-        """The sum of all votes; of `next_steps` the chief's counts."""
+        """The sum of all votes; of `save` and `next_steps` the chief's count."""
         if self.number == 1:
             return vote
         name = self._next("vote")
@@ -123,7 +124,7 @@ class Peers:
             self._store.set(f"{name}/{self.rank}", _encoded(vote))
             return _decoded(self._get(f"{name}/sum"))
         votes = [vote, *(_decoded(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
-        total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps)
+        total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps, vote.save)
         if self._last_sum is not None:
             self._store.delete(self._last_sum)  # whoever has voted again has read it
         self._last_sum = f"{name}/sum"
@@ -200,7 +201,7 @@ class Peers:
 
 
 def _encoded(vote: Vote) -> bytes:
-    return json.dumps([bool(vote.stop), bool(vote.finish), int(vote.next_steps)]).encode()
+    return json.dumps([bool(vote.stop), bool(vote.finish), int(vote.next_steps), bool(vote.save)]).encode()
 
 
 def _decoded(data: bytes) -> Vote:

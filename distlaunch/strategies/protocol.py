@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import keras
@@ -77,6 +78,8 @@ class Vote:
     """Training is done (a callback set `stop_training`)."""
     next_steps: int = 0
     """How many steps the next call should have; the chief's wish counts."""
+    save: bool = False
+    """Save a checkpoint after this call; the chief's wish counts, whose clock says when."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Program(Protocol):
         ...
 
     def snapshot(self) -> State:
-        """All state by name, as host arrays; every task must call it."""
+        """All state by name, as host arrays that no later step changes; every task must call it."""
         ...
 
     def restore(self, state: State | None) -> None:
@@ -169,6 +172,10 @@ class Strategy(Protocol):
 
     def scope(self) -> AbstractContextManager[Any]:
         """Models, optimizers and metrics are created inside."""
+        ...
+
+    def keep_compiled(self, folder: Path) -> None:
+        """Programs that take long to compile are kept there, and found by a later attempt of the run."""
         ...
 
     def adopt(self, model: keras.Model) -> None:
@@ -196,6 +203,8 @@ class Strategy(Protocol):
 
 class StrategyDefaults:
     """What a strategy does that has one process with a model, and leaves the model as it is."""
+
+    def keep_compiled(self, folder: Path) -> None: ...
 
     def adopt(self, model: keras.Model) -> None: ...
 

@@ -21,7 +21,7 @@ def to_bytes(state: State) -> bytes:
             raise TypeError(f"{name}: got an array of the type {value.dtype}; only plain numbers and texts can be sent")
         if _is_foreign(value.dtype):
             foreign[position] = value.dtype.name
-            value = value.view(f"u{value.dtype.itemsize}")
+            value = value.view(f"u{value.dtype.itemsize}")  # npz would keep the bytes, and forget their type
         arrays[str(position)] = value
     # names are beside the arrays: they may hold what the name of a file in an archive may not
     index = json.dumps({"names": list(state), "foreign": foreign}).encode()

@@ -81,8 +81,11 @@ def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def host_value(variable: Any) -> np.ndarray:
-    """A variable's value in this process's memory."""
-    return np.asarray(keras.ops.convert_to_numpy(variable.value))
+    """A copy of a variable's value in this process's memory: no later step changes it."""
+    value = variable.value
+    # of a variable, `np.array` would make a copy of the copy that it asks for
+    value = value.read_value() if hasattr(value, "read_value") else value
+    return np.array(value)
 
 
 def checked_value(name: str, variable: Any, state: State) -> np.ndarray:

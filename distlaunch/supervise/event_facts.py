@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from distlaunch.base.event_files import EventReader
-from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.base.events import EpochEnded, Evaluated, Event, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training
@@ -40,7 +39,7 @@ class EventFollower:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Whether an event tells the user something that the lead's events do not."""
+        """Whether an event tells of the run something that the lead's events do not."""
         if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
             return True
         return isinstance(event, Evaluated) and event.of_evaluator
@@ -58,31 +57,3 @@ def facts_of(event: Event, now: float) -> list[Fact]:
         case RunEnded() if event.task != LAUNCHER:
             return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
     return []
-
-
-@dataclass
-class Progress:
-    """How far the attempt has come, as far as the lead task's events tell."""
-
-    lead: str
-    """The task that speaks for the run."""
-    step: int = 0
-    epochs_done: int = 0
-    logs: Logs = field(default_factory=dict)
-    hosts: dict[str, str] = field(default_factory=dict)
-    ended: RunEnded | None = None
-
-    def add(self, event: Event) -> None:
-        if isinstance(event, TaskStarted):
-            self.hosts[event.task] = event.host
-        if event.task != self.lead:
-            return
-        match event:
-            case TrainingStarted():
-                self.step, self.epochs_done = event.first_step, event.first_epoch
-            case StepsDone():
-                self.step, self.epochs_done, self.logs = event.step, event.epoch, event.logs
-            case EpochEnded():
-                self.step, self.epochs_done, self.logs = event.step, event.epoch + 1, event.logs
-            case RunEnded():
-                self.ended = event

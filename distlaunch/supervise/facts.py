@@ -153,8 +153,8 @@ class Rules:
         servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
         replaceable: tasks that are started again when they end too early.
         optional: tasks that the run does not need: whatever becomes of them, it is no failure.
-        lockstep: tasks make each step together: when one is gone, the others can do nothing any more but bring to its
-            end what they have begun to write.
+        needs_every_task: when one task is gone, the others can do nothing any more but bring to its end what they have
+            begun to write.
         scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
             with the last of those that do not serve. Only a task that somebody has killed is started again: what a
             program does by itself, it would do again.
@@ -167,7 +167,7 @@ class Rules:
     servers: frozenset[str] = frozenset()
     replaceable: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
-    lockstep: bool = False
+    needs_every_task: bool = False
     scripts: bool = False
 
     @functools.cached_property

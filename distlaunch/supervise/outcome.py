@@ -49,7 +49,7 @@ def rules_of(plan: LaunchPlan) -> Rules:
         servers=servers,
         replaceable=workers | evaluators,
         optional=evaluators - {lead},
-        lockstep=plan.mode == "train" and not servers,
+        needs_every_task=plan.mode == "train" and not servers,
         scripts=plan.mode == "run",
     )
 

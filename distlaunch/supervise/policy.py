@@ -174,13 +174,13 @@ def _stop_times(task: str, at: float, why: Why, state: RunState, rules: Rules) -
 
 def _hangs(task: str, state: RunState, rules: Rules) -> bool:
     """Whether a task can do nothing any more once a peer has ended."""
-    return rules.lockstep and state.training_at is not None and task not in state.saving
+    return rules.needs_every_task and state.training_at is not None and task not in state.saving
 
 
 def _settle_s(at: float, state: RunState, rules: Rules) -> float:
     """How long to wait for who really failed first, when a task has failed at that time."""
     killed = any(end.at == at and end.code == -signal.SIGKILL for end in state.exits.values())
-    return 0.0 if killed and rules.lockstep else SETTLE_S
+    return 0.0 if killed and rules.needs_every_task else SETTLE_S
 
 
 def _pressed_again(at: float, state: RunState) -> float:

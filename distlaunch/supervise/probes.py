@@ -92,7 +92,7 @@ class Probes:
         if self._rules.scripts or not (state.exits or state.stalled):
             return
         for name in state.alive:
-            saves = self._signs_of(name).saving
+            saves = self._signs_of(name).has_to_finish
             if saves != (name in state.saving):
                 yield Saving(now, name, over=not saves)
 

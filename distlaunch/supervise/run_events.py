@@ -7,22 +7,19 @@ import dataclasses
 from collections.abc import Iterable
 
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import (
-    Event,
-    RunEnded,
-    TaskFailed,
-)
+from distlaunch.base.events import Event, RunEnded, TaskFailed
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import AttemptFacts, RunFacts
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
-from distlaunch.supervise.event_facts import LAUNCHER, Progress
+from distlaunch.supervise.event_facts import LAUNCHER
 
 
 def tell_end(plan: LaunchPlan, status: str) -> Event | None:
     """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
     path = RunDir(plan.run_dir).events
-    ends = [each for each in read_events(path) if isinstance(each, RunEnded) and each.attempt == plan.attempt]
-    last = ends[-1] if ends else RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
+    attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
+    last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     try:
         writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
     except OSError:
@@ -34,8 +31,7 @@ def tell_end(plan: LaunchPlan, status: str) -> Event | None:
 
 def last_end(run: RunDir) -> RunEnded | None:
     """How the run has ended, if it has."""
-    ends = [event for event in read_events(run.events) if isinstance(event, RunEnded)]
-    return ends[-1] if ends else None
+    return RunFacts.of(read_events(run.events)).ended
 
 
 def tell_end_again(run: RunDir, end: RunEnded) -> None:
@@ -57,7 +53,7 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 
 
 def end_events(
-    plan: LaunchPlan, at: Progress, status: str, failure: Failure | None, *, step: int, seconds: float
+    plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
     """What the tasks could not tell any more of the end of an attempt."""
     events: list[Event] = []

@@ -1,4 +1,4 @@
-"""Starts the processes of a plan and follows them to their end. What to do is decided in `supervision`."""
+"""Starts the processes of a plan and follows them to their end. What to do is decided in `policy`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from distlaunch.base.events import Event, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import Signs
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import AttemptFacts
 from distlaunch.base.task_error import write_exit, write_signal, write_stall
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
@@ -26,7 +27,7 @@ from distlaunch.supervise.diagnose.first_failure import (
     is_retryable,
     mark_of,
 )
-from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, Progress, facts_of
+from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, facts_of
 from distlaunch.supervise.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
@@ -68,7 +69,7 @@ class Supervisor:
         self._state = RunState()
         self._handles: dict[str, TaskHandle] = {}
         self._traces = Traces()
-        self._progress = Progress(str(plan.lead))
+        self._progress = AttemptFacts()
         self._follower = EventFollower(plan)
         self._screen = Screen(self._observer.line, clock)
         self._began = clock()
@@ -189,7 +190,9 @@ class Supervisor:
     def _take(self, events: Iterable[Event]) -> None:
         for event in events:
             self._probes.hear()
-            self._progress.add(event)
+            if self._follower.is_for_show(event):
+                self._progress.add(event)
+                self._observer.event(event)
             for fact in facts_of(event, self._clock()):
                 if isinstance(fact, Training):
                     self._note_training(fact)
@@ -197,8 +200,6 @@ class Supervisor:
                     self._note(fact)
             if not self._rules.needs_finish and self._progress.hosts.keys() >= self._tasks.keys():
                 self._note_training(Training(self._clock()))
-            if self._follower.is_for_show(event):
-                self._observer.event(event)
 
     def _note_training(self, fact: Training) -> None:
         if self._state.training_at is None:
@@ -243,7 +244,7 @@ class Supervisor:
 
     def _order(self, order: Order, tasks: dict[str, TaskHandle]) -> None:
         for name, handle in tasks.items():
-            if order is not Order.DUMP or (name in self._progress.hosts and not self._tasks[name].unsupervised):
+            if order is not Order.DUMP or (name in self._progress.up and not self._tasks[name].unsupervised):
                 # a program that a script is may leave it to its children; ours answers itself, and needs its own
                 handle.send(order, whole_group=self._rules.scripts)
 

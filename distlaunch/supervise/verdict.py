@@ -76,7 +76,7 @@ def _had_closed(state: RunState, rules: Rules) -> bool:
     """Whether another was lost, or crashed, when the run was at its end already, planned or asked for."""
     if not rules.needs_finish or rules.chief not in state.closed:
         return False
-    if rules.chief in state.finished or rules.lockstep:  # together with one that is gone none could have closed
+    if rules.chief in state.finished or rules.needs_every_task:  # together with one that is gone none could have closed
         return True
     return state.closed[rules.chief] < _told_at(rules.chief, state)
 

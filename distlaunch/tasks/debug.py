@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import LoadedConfig, load_config
 from distlaunch.config.run import RunConfig

@@ -14,10 +14,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.base.errors import ConfigError, ExitCode
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
+from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process

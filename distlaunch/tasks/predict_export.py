@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.config.backend import choose_backend
 from distlaunch.serving.exported import ExportedModel, NotAnExportError, first_line, open_export
 from distlaunch.serving.fit import Arrays, fitted, takes
 from distlaunch.serving.input_files import read_inputs

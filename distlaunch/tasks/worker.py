@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.task_error import write_exception, write_problems
 from distlaunch.base.trial_records import TrialOrder
 from distlaunch.cluster.spec import Task
+from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.tasks.lifeline import hold_lifeline
@@ -78,7 +78,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--attempt", type=int, required=True)
     parser.add_argument("--task", type=Task.parse, required=True, help="JOB:INDEX")
     parser.add_argument("--mode", choices=("train", "evaluate", "predict", "export", "verify"), default="train")
-    parser.add_argument("--checkpoint", type=int, help="step of the checkpoint; default: the newest good one")
+    parser.add_argument(
+        "--checkpoint", type=_step_or_best, help="step of the checkpoint, or best; default: the newest good one"
+    )
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
@@ -86,6 +88,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--unchecked", action="store_true", help="do not load what is exported after training")
     parser.add_argument("--trial", type=TrialOrder.from_json, help="what a trial of `verify` does")
     return parser.parse_args(argv)
+
+
+def _step_or_best(text: str) -> int | BestName:
+    return BEST if text == BEST else int(text)
 
 
 @dataclass(frozen=True)
@@ -123,9 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_process(config: RunConfig, task: Task) -> None:
-    # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
-    backend = "tensorflow" if task.job == "evaluator" else config.strategy.backend
-    choose_backend(backend, quiet=config.strategy.has_coordinator)
+    choose_backend(config.backend_of(task.job), quiet=config.strategy.has_coordinator)
     from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     end_process.skip_earlier_hooks()
@@ -186,8 +190,8 @@ def _session(part: _Part, **hooks: Any) -> Session:
 
 
 def _train(part: _Part) -> ExitCode:
-    began, heartbeat = time.monotonic(), part.heartbeat
-    session = _session(part, saving=heartbeat.saving, on_step=heartbeat.at_step, on_meeting=heartbeat.turn)
+    began, beat = time.monotonic(), part.heartbeat
+    session = _session(part, saving=beat.saving, writing=beat.writing, on_step=beat.at_step, on_meeting=beat.turn)
     outcome = session.run_training(check_exports=not part.arguments.unchecked)
     at, seconds = outcome.progress, time.monotonic() - began
     part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))

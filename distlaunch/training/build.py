@@ -193,6 +193,7 @@ def _create_variables(
         # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
             predictions = model(x, training=False)
+    # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
@@ -223,7 +224,7 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
                 place = ("compile", name) if key[0] == "compile" else key
                 message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {_first_line(error)}"
                 raise ConfigError(Problem(place, message)) from error
-    model.reset_metrics()
+    model.reset_metrics()  # these rows must not count
 
 
 def _first_line(error: Exception) -> str:

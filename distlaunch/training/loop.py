@@ -63,7 +63,7 @@ class TrainingLoop:
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
 
     def run(self, start: Progress, state: State | None, callback_arrays: State | None = None) -> Outcome:
-        """Trains from `start`.
+        """Trains from `start`; when this is left, what was saved is committed.
 
         Args:
             state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
@@ -72,8 +72,14 @@ class TrainingLoop:
         Raises:
             CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
         """
+        with self._saver:
+            return self._run(start, state, callback_arrays or {})
+
+    def _run(self, start: Progress, state: State | None, callback_arrays: State) -> Outcome:
         self._progress = start
+        self._saver.best.check(has_validation=self._validation is not None)
         self._around.on_step(start.step)
+        # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
         if start.step > 0:
             self._program.restore(state)
@@ -81,25 +87,28 @@ class TrainingLoop:
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
         self._hook("train_begin")
-        self._saver.restore_callbacks(start, callback_arrays or {})
+        # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
+        self._saver.restore(start, callback_arrays)
         logs = {name: values[-1] for name, values in start.history.items() if values}
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
             if ended is None:
-                self._save_checkpoint(otherwise="the run can resume from an older one")
+                self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
                 return Outcome("stopped", self._progress, scalars(logs))
             logs = ended
         if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
-            self._save_checkpoint()
+            self._save_checkpoint(wait=True)
         self._hook("train_end", logs)
         self._tell_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
-        self._save_checkpoint(otherwise=None)
+        self._save_checkpoint(otherwise=None, wait=True)
         return Outcome("done", self._progress, scalars(logs))
 
     def _source(self, start: Progress) -> Any:
         if self._config.train.steps_per_epoch is None:
-            return self._train.training_source(start.epoch, start.step_in_epoch, ends_visible=self._epoch_steps is None)
+            # where only the validation of an epoch is left, nobody reads the end of its pass any more
+            at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
+            return self._train.training_source(*at, ends_visible=self._epoch_steps is None)
         if self._train.num_batches:
             return self._train.training_source(*divmod(start.step, self._train.num_batches), ends_visible=False)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step)
@@ -139,8 +148,10 @@ class TrainingLoop:
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
         self._nonfinite.metrics(scalars(logs), epoch)
+        told = scalars(logs)
         self._hook("epoch_end", epoch, logs)
-        self._finish_epoch(epoch, logs, self._around.clock() - began)
+        best = self._around.is_chief and self._saver.best.improves(told, validated=bool(validation_logs))
+        self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)
         return logs
 
     def _train_steps(self) -> Logs | None:
@@ -150,8 +161,10 @@ class TrainingLoop:
             first = self._progress.step_in_epoch
             self._hook("train_batch_begin", first)
             began = self._around.clock()
-            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps)
+            due = self._saver.is_due
+            vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, due)
             result = self._program.run_steps(wanted, vote)
+            self._saver.check()
             if result.nonfinite is not None:
                 self._around.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress)
@@ -172,7 +185,7 @@ class TrainingLoop:
                 break
             if result.vote.finish:
                 break
-            if self._save.due_at_step(self._progress.step):
+            if result.vote.save or self._save.due_at_step(self._progress.step):
                 self._save_checkpoint()
         return logs
 
@@ -252,9 +265,10 @@ class TrainingLoop:
             end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
         )
 
-    def _finish_epoch(self, epoch: int, logs: Logs, seconds: float) -> None:
+    def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
         self._around.on_meeting()
-        vote = self._program.agree(Vote(stop=False, finish=bool(self._model.stop_training)))
+        # a callback may have stopped training in one process alone
+        vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))
         history = {name: list(values) for name, values in self._progress.history.items()}
         for name, value in scalars(logs).items():
             history.setdefault(name, []).append(value)
@@ -267,19 +281,12 @@ class TrainingLoop:
             pending_logs=None,
         )
         self._around.emit(EpochEnded(epoch=epoch, step=self._progress.step, seconds=seconds, logs=scalars(logs)))
-        last = vote.finish or epoch + 1 == self._epochs
-        if not last and self._save.due_after_epoch(epoch):
-            self._save_checkpoint()
+        last = vote.finish or epoch + 1 == self._epochs  # `run` saves after it anyway
+        if vote.save or (not last and self._save.due_after_epoch(epoch)):
+            self._save_checkpoint(best=vote.save)
 
-    # state
-
-    def _save_checkpoint(self, *, otherwise: str | None = "training continues") -> None:
-        """As `Saver.save`, with all tasks."""
-        self._around.on_meeting()
-        state = self._program.snapshot()
-        if self._around.is_chief:
-            with self._around.saving():
-                self._saver.save(state, self._progress, otherwise)
+    def _save_checkpoint(self, **how: Any) -> None:
+        self._saver.save(self._program, self._progress, **how)
 
 
 def scalars(logs: Logs) -> Logs:

@@ -21,7 +21,6 @@ from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.strategy import start_server
 from distlaunch.strategies.parameter_server.worker_batches import tell_failures
 
-SERVERS = ("worker", "ps")
 _PROBE_S = 1.0
 _GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
 

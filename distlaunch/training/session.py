@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
@@ -20,8 +21,9 @@ from distlaunch.base.events import (
     TrainingStarted,
     VariablesPlaced,
 )
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
+from distlaunch.config.checks.strategy import share_problems
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.preprocessing import Preprocessing
@@ -35,6 +37,7 @@ from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
 from distlaunch.training.checkpoints.files import CheckpointStore, Saved
+from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checks.labels import told_plainly, with_rules
@@ -59,7 +62,7 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
-        on_step, on_meeting, saving: as of `Surroundings`.
+        on_step, on_meeting, saving, writing: as of `Surroundings`.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
@@ -68,12 +71,15 @@ class Session:
                  on_built: Callable[[keras.Model], None] = lambda model: None,
                  on_step: Callable[[int], None] = lambda step: None,
                  on_meeting: Callable[[], None] = lambda: None,
-                 saving: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
+                 saving: Callable[[], AbstractContextManager[None]] = nullcontext,
+                 writing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
-        self._on_step, self._on_meeting, self._saving = on_step, on_meeting, saving
+        self._on_step, self._on_meeting, self._saving, self._writing = on_step, on_meeting, saving, writing
         seed_process(config)
         grow_gpu_memory()
+        # before anything computes: it splits the CPU into devices, and joins the cluster
         self.strategy: Strategy = create(config, task)
+        self.strategy.keep_compiled(run.compiled)
         on_connected()
         self._check_replicas()
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
@@ -99,8 +105,9 @@ class Session:
         start = self._restorer.progress_of(saved)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
-            self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving
-        )
+            self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
+            self._writing, failures=self._past_failures(),
+        )  # fmt: skip
         validation = self.validation if can_be_tested(self.model) else None
         if self.validation is not None and validation is None:
             message = "there is no validation: the model has neither a loss nor a test_step of its own"
@@ -121,13 +128,13 @@ class Session:
         """The model with its present values on one device, free of the strategy; every task must call it."""
         return rebuild(self._config, self.program.snapshot(), self._rows)
 
-    def evaluate(self, split: str, step: int | None) -> None:
+    def evaluate(self, split: str, step: int | BestName | None) -> None:
         """Tells the metrics of a checkpoint on one split, every example counted once."""
         logs = self.evaluate_checkpoint(split, step)
         if logs is not None:
             self._emit(Evaluated(step=self._restorer.restored_step, split=split, logs=logs))
 
-    def evaluate_checkpoint(self, split: str, step: int | None) -> Logs | None:
+    def evaluate_checkpoint(self, split: str, step: int | BestName | None) -> Logs | None:
         """The metrics of a checkpoint on one split, every example counted once; None if asked to stop."""
         self._restorer.restore(self.program, step)
         data = self.validation if split == "validation" else self.train
@@ -141,7 +148,7 @@ class Session:
             logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         return None if logs is None else scalars(logs)
 
-    def predict(self, split: str, step: int | None, output: Path | None) -> None:
+    def predict(self, split: str, step: int | BestName | None, output: Path | None) -> None:
         """Writes what a checkpoint's model predicts for one split, every example once and in order; the chief does.
 
         Args:
@@ -158,9 +165,9 @@ class Session:
             write_arrays(path, arrays)
             shapes = {name: list(array.shape) for name, array in arrays.items()}
             self._emit(Predicted(step=self._restorer.restored_step, split=split, path=str(path), shapes=shapes))
-        self.program.agree(Vote())
+        self.program.agree(Vote())  # the others wait until it is written
 
-    def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | None) -> None:
+    def export_checkpoint(self, formats: Sequence[ExportFormat], step: int | BestName | None) -> None:
         """Writes the model of a checkpoint. Raises ConfigError, before it writes, for formats that it cannot have.
 
         Args:
@@ -177,7 +184,7 @@ class Session:
         """Writes the model as it is; the chief does, the others wait for it."""
         if not formats:
             return
-        state = self.program.snapshot()
+        state = self.program.snapshot()  # by all: each may hold parts of it
         if self.strategy.is_chief:
             with self._saving():
                 self._write_exports(state, formats, checked=checked)
@@ -234,12 +241,16 @@ class Session:
             self.validation = with_rules(self.validation, findings.rules)
 
     def _check_replicas(self) -> None:
-        replicas, batch = self.strategy.num_replicas, self._config.data.global_batch
-        if batch % replicas:
-            lower, upper = batch - batch % replicas, batch - batch % replicas + replicas
-            near = f"{lower} or {upper}" if lower else f"{upper}"
-            message = f"got {batch}, which {replicas} replicas cannot share equally; use {near}"
-            raise ConfigError(Problem(("data", "global_batch"), message))
+        """On the devices that are really there."""
+        config, replicas = self._config, self.strategy.num_replicas
+        who = config.strategy.parts_in_words(config.cluster, replicas)
+        if problems := list(share_problems(config, replicas, who)):
+            raise ConfigError(problems)
+
+    def _past_failures(self) -> Failures:
+        if self._config.checkpoint.every is None or not self.strategy.is_chief:
+            return Failures()
+        return past_failures(read_events(self._run.events))  # before this attempt has told that it trains
 
     def _tell_start(self, start: Progress, saved: Saved | None) -> None:
         config = self._config

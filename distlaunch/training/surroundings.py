@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distlaunch.base.events import Event
 from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.interval import Failures
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,10 @@ class Surroundings:
         should_stop: asked before each call of the program that trains or evaluates.
         on_step: told the number of global batches done.
         on_meeting: told before each other call in which all tasks wait for each other.
-        saving: entered while this process writes something by itself: a checkpoint, or what callbacks keep.
+        saving: entered while this process writes something by itself and training waits for it: the last checkpoint, or
+            what callbacks keep.
+        failures: of the run before this attempt.
+        writing: entered while a thread writes a checkpoint beside training.
     """
 
     emit: Callable[[Event], None]
@@ -29,4 +33,6 @@ class Surroundings:
     on_step: Callable[[int], None] = lambda step: None
     on_meeting: Callable[[], None] = lambda: None
     saving: Callable[[], AbstractContextManager[None]] = nullcontext
+    writing: Callable[[], AbstractContextManager[None]] = nullcontext
+    failures: Failures = Failures()  # noqa: RUF009 (frozen)
     clock: Callable[[], float] = time.monotonic

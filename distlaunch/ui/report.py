@@ -6,12 +6,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
 from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.runs import NO_CHECKPOINT
 
 
 def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:
@@ -25,10 +27,11 @@ def print_summary(console: Console, state: RunState, result: AttemptResult) -> N
     for name, value in _facts(state):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train":
-        table.add_row("next", _resume(result))
+        there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
+        table.add_row("next", _resume(result) + ("" if there_is_one else f" ({NO_CHECKPOINT})"))
     console.print()
     _print_table(console, table)
-    print_metrics(console, state.last_epoch.logs if state.last_epoch else {})
+    print_metrics(console, state.epochs[-1].logs if state.epochs else {})
 
 
 def print_metrics(console: Console, logs: dict[str, float], split: str = "train") -> None:
@@ -93,7 +96,7 @@ def _next(failure: Failure, state: RunState, result: AttemptResult) -> str:
     """What to do first, and how to go on."""
     if not failure.resumable:
         return failure.first
-    last = state.checkpoint or state.restored
+    last = state.checkpoints[-1] if state.checkpoints else state.restored
     at = f" (resumes from step {last.step:,})" if last else ""
     return f"{failure.first}, then {_resume(result)}{at}" if failure.first else f"{_resume(result)}{at}"
 
@@ -110,24 +113,24 @@ def _resume(result: AttemptResult) -> str:
 
 def _facts(state: RunState) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
-    if state.training is not None:
-        rows += [("strategy", training_start(state.training)), ("trained", _trained(state))]
+    if state.now.training is not None:
+        rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
     if state.restarts or state.job_restarts:
         rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:
         rows.append(("data", data_source(state.data)))
-    if state.checkpoint is not None:
-        saved = state.checkpoint
+    if state.checkpoints:
+        saved = state.checkpoints[-1]
         rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))
     rows += [("export", shown(path)) for path in state.exports.values()]
     return rows
 
 
 def _trained(state: RunState) -> str:
-    start = state.training
+    start = state.now.training
     assert start is not None
     steps = state.step - start.first_step
-    seconds = state.ended.seconds if state.ended else state.training_s
+    seconds = state.now.ended.seconds if state.now.ended else sum(epoch.seconds for epoch in state.epochs)
     text = f"{words.count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
     if start.first_step:
         text += f", from step {start.first_step:,}"
@@ -135,7 +138,7 @@ def _trained(state: RunState) -> str:
 
 
 def _epochs(state: RunState) -> str:
-    first = state.training.first_epoch if state.training else 0
-    complete = state.last_epoch.epoch + 1 if state.last_epoch else first
-    total = state.training.epochs if state.training else complete
+    first = state.now.training.first_epoch if state.now.training else 0
+    complete = state.epochs[-1].epoch + 1 if state.epochs else first
+    total = state.now.training.epochs if state.now.training else complete
     return words.count(total, "epoch") if complete == total else f"{complete} of {words.count(total, 'epoch')}"

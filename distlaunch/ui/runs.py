@@ -20,6 +20,7 @@ _STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold"}
 _HEAD = ("run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts")
 _RIGHT = {3, 4, 7, 8}
 _MOST_VALUES = 2
+NO_CHECKPOINT = "from the beginning: there is no checkpoint"
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
@@ -38,16 +39,20 @@ def runs_json(runs: Sequence[RunSummary]) -> str:
     return strict_json.dumps([run.to_plain() for run in runs], indent=2)
 
 
-def how_it_ended(run: RunSummary, *, stopped: bool) -> str:
+def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str:
     """What `stop` tells: `runs/job: stopped at step 40`, and how to go on."""
     name = shown(run.path)
     is_script = run.strategy == SCRIPT  # of its steps nobody knows
-    how = run.status if is_script else f"{run.status} at step {run.step:,}"
+    at = f"at step {run.step:,}" if run.step else "before the first step"
+    how = run.status if is_script else f"{run.status} {at}"
     if not stopped:
         return f"{name} is not running: {how}"
     why = f" ({run.culprit}: {run.reason})" if run.culprit else ""
     text = f"{name}: {how}{why}"
-    return text if run.status == "done" or is_script else f"{text}\ngo on  distlaunch train {name} --resume"
+    if run.status == "done" or is_script:
+        return text
+    command = f"distlaunch train {name} --resume"
+    return f"{text}\ngo on  {command}" if has_checkpoint else f"{text}\nstart again  {command}  ({NO_CHECKPOINT})"
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

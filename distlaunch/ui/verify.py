@@ -115,7 +115,7 @@ def _conclusion(result: VerifyResult) -> list[str]:
         but = f", {documented} of them but for what is documented" if documented else ""
         lines.append(f"All {proven} that were compared give one device's numbers{but}.")
     else:
-        lines.append("Nothing was compared.")
+        lines.append("Nothing could be compared.")
     return lines
 
 

@@ -14,6 +14,7 @@ from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job import Request, choose
 from distlaunch.plan.train import REMOVED_ENV
@@ -22,10 +23,9 @@ from distlaunch.verify.counter_trials import causes
 from distlaunch.verify.explain import dense_embeddings
 from distlaunch.verify.judge import Judgement, first_not_a_number
 from distlaunch.verify.run_trials import Bench, Compared, Ended
-from distlaunch.verify.trials import KINDS, REPLICAS, PlannedTrial, plan_trials
+from distlaunch.verify.trials import CANNOT_RUN, KINDS, REPLICAS, PlannedTrial, plan_trials
 
 EQUAL, DIFFERS, DOCUMENTED, FAILED = "equal", "differs", "differs as documented", "failed"
-NOT_COMPARED, CANNOT_RUN = "not compared", "cannot run"
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,9 @@ class VerifyResult:
             return self.interrupted
         if self.failed is not None:
             return self.failed.outcome.exit_code
-        bad = any(row.verdict in (DIFFERS, FAILED) for row in self.rows)
-        return ExitCode.DONE if any(row.proven for row in self.rows) and not bad else ExitCode.DIFFERS
+        if any(row.verdict in (DIFFERS, FAILED) for row in self.rows):
+            return ExitCode.DIFFERS
+        return ExitCode.DONE if any(row.proven for row in self.rows) else ExitCode.USAGE
 
 
 def verify(
@@ -106,12 +107,14 @@ def verify(
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
     for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
         note(f"warning: {warning}")
-    with _folder(request.keep) as folder, SignalPipe() as signals:
+    kept = engine_of(choice.config, environ).kept()
+    with _folder(request.keep) as folder, SignalPipe() as signals, kept:
         try:
-            note(f"one device, {request.steps} steps: the reference and its rounding noise")
-            order = TrialOrder(request.steps)
-            bench = Bench(choice, order, environ, folder, signals)
-            result.reference = bench.reference
+            order, bench = TrialOrder(request.steps), None
+            if not all(each.verdict for each in planned):  # else it would be trained for nothing
+                note(f"one device, {request.steps} steps: the reference and its rounding noise")
+                bench = Bench(choice, order, environ, folder, signals)
+                result.reference = bench.reference
             for each in planned:
                 row = _try_out(bench, each, order, keeps=request.keep is not None)
                 result.rows.append(row)
@@ -133,9 +136,9 @@ def _folder(keep: str | None) -> Iterator[Path]:
     yield folder
 
 
-def _try_out(bench: Bench, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
+def _try_out(bench: Bench | None, planned: PlannedTrial, order: TrialOrder, *, keeps: bool) -> Row:
     """Runs one trial, judges it, and looks for the cause if it deviates."""
-    if planned.verdict:
+    if bench is None or planned.verdict:
         return Row(planned, planned.verdict, (planned.reason,))
     began = time.monotonic()
     try:

@@ -19,8 +19,6 @@ from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.judge import Judgement, judge
 from distlaunch.verify.trials import PlannedTrial, reference_config
 
-"""Gradients are dense there."""
-
 
 class Ended(Exception):  # noqa: N818 (no error)
     """The user has ended the command, or the reference has failed."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from distlaunch.base.backend import missing_backend
+from distlaunch.config.backend import missing_backend
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
@@ -18,6 +18,7 @@ from distlaunch.plan.train import processes
 
 KINDS = tuple(kind for kind in MODELS if kind != REFERENCE)
 REPLICAS = (2, 4)
+NOT_COMPARED, CANNOT_RUN = "not compared", "cannot run"
 
 _STRATEGY: TypeAdapter[Any] = TypeAdapter(AnyStrategy)
 
@@ -76,7 +77,9 @@ def trial_config(config: RunConfig, strategy: dict[str, Any], cluster: dict[str,
     train = config.train.model_copy(update={"callbacks": [], "epochs": 1, "steps_per_call": 1, "log_every_steps": 1})
     if train.steps_per_epoch is None:  # parameter servers want it where the length of the data is not known
         train = train.model_copy(update={"steps_per_epoch": 1})
-    checkpoint = config.checkpoint.model_copy(update={"every_epochs": 1, "every_steps": None, "keep": 3})
+    checkpoint = config.checkpoint.model_copy(
+        update={"every_epochs": 1, "every_steps": None, "every_minutes": None, "every": None, "keep": 3, "best": None}
+    )
     return config.model_copy(
         update={
             "strategy": _STRATEGY.validate_python(strategy),
@@ -102,8 +105,8 @@ def _planned(config: RunConfig, num_gpus: int) -> PlannedTrial:
 def _refusal(config: RunConfig, num_gpus: int) -> tuple[str, str]:
     """Verdict and reason of a trial that is not run."""
     if config.strategy.is_asynchronous(config.cluster):
-        return "not compared", "several workers update asynchronously, in an order that no two runs share"
+        return NOT_COMPARED, "several workers update asynchronously, in an order that no two runs share"
     if missing := missing_backend(config.strategy.backend):
-        return "cannot run", missing
+        return CANNOT_RUN, missing
     problems = cross_check(config, num_gpus)
-    return ("cannot run", "; ".join(map(str, problems))) if problems else ("", "")
+    return (CANNOT_RUN, "; ".join(map(str, problems))) if problems else ("", "")

@@ -37,12 +37,19 @@ def linear() -> Any:
 
 def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[Any]:
     """Steps done by one call of 16, the first whose loss is not finite, and whether the data ended there."""
+    from distlaunch.strategies.protocol import Vote
+
+    result = program_of(kind, value, policy, loop).run_steps(STEPS, Vote())
+    return [result.steps, result.nonfinite, result.ended]
+
+
+def program_of(kind: str, value: str, policy: str, loop: str = "fit") -> Any:
+    """Ready to train on that data."""
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.data.numbered_batches import offer_splits
     from distlaunch.data.source import make_split
     from distlaunch.data.splits import read_splits
-    from distlaunch.strategies.protocol import Vote
     from distlaunch.strategies.table import create
     from distlaunch.training.build import build_model
     from distlaunch.training.steps.functions import make_steps
@@ -51,7 +58,7 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[An
     raw = {
         "model": {"function": f"{here}:linear"},
         "data": {"function": f"{here}:spoilt", "args": {"value": value}, "global_batch": BATCH, "shuffle": False},
-        "compile": {"optimizer": "sgd", "loss": "mse"},
+        "compile": {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
         "train": {"on_nonfinite": policy, "loop": loop},
     }
     config = RunConfig.model_validate({**raw, **STRATEGIES[kind]})
@@ -62,12 +69,11 @@ def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[An
     model = build_model(config, strategy, train.first_rows(2))
     program = strategy.program(make_steps(config, model))
     program.set_train_data(train.training_source(0, 0, ends_visible=False))
-    result = program.run_steps(STEPS, Vote())
-    return [result.steps, result.nonfinite, result.ended]
+    return program
 
 
 def main() -> None:
-    from distlaunch.base.backend import choose_backend
+    from distlaunch.config.backend import choose_backend
     from tests.parity.train_jobs import prepare_devices
 
     [kind] = sys.argv[1:]

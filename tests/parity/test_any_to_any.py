@@ -10,19 +10,19 @@ import copy
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from distlaunch.config.strategies import MODELS as KINDS
 from tests.parity.cases import UNEVEN, case, optimizer
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.run_session import Steps, run_session
 from tests.parity.test_jax import MESHES
-from tests.parity.workers import DEADLINE_S, run_workers
+from tests.parity.workers import run_workers
+from tests.warm import run_module
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -65,15 +65,13 @@ def go_on(place: str, runs: list[Path], stop_after: int, folder: Path, **setting
         return [run_session(str(run), config, stop_after) for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [str(folder / "steps.json"), json.dumps([[str(run), config, stop_after] for run in runs])]
+    backend = KINDS[config["strategy"]["kind"]].backend
     if (workers := config.get("cluster", {}).get("workers", 1)) > 1:
         if len(runs) > 1:  # TensorFlow connects a process to its peers once
             return [go_on(place, [run], stop_after, folder / run.name, **settings)[0] for run in runs]
-        run_workers(folder, "tests.parity.run_session", arguments, workers)
+        run_workers(folder, "tests.parity.run_session", arguments, workers, backend=backend)
     else:
-        command = [sys.executable, "-m", "tests.parity.run_session", *arguments]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_module("tests.parity.run_session", arguments, backend=backend)
     return json.loads((folder / "steps.json").read_text())
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +12,13 @@ import pytest
 import yaml
 
 from distlaunch.config.strategies import MODELS
+from distlaunch.config.strategies import MODELS as KINDS
 from tests.parity.conftest import Reference
 from tests.parity.grid import OF_PROCESSES, config_of, full, full_mixed, name_of, selected, selected_mixed, strategy_of
 from tests.parity.pairwise import Point
 from tests.parity.test_replicas import check, check_mixed
-from tests.parity.workers import DEADLINE_S, run_workers
+from tests.parity.workers import run_workers
+from tests.warm import DEADLINE_S, run_module
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -51,13 +50,11 @@ def train_elsewhere(points: list[Point], folder: Path) -> dict[str, dict[str, An
     jobs.write_text(yaml.safe_dump([[name_of(at), config_of(at), strategy_of(at)] for at in points]))
     deadline_s = DEADLINE_S + A_CASE_S * len(points)
     module, arguments = "tests.parity.train_jobs", [str(results), str(jobs)]
+    backend = KINDS[points[0]["strategy"]].backend
     if points[0]["strategy"] in OF_PROCESSES:
-        run_workers(folder, module, arguments, points[0]["replicas"], deadline_s)
+        run_workers(folder, module, arguments, points[0]["replicas"], deadline_s, backend)
     else:
-        command = [sys.executable, "-m", module, *arguments]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=deadline_s)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_module(module, arguments, backend=backend, deadline_s=deadline_s)
     return json.loads(results.read_text())
 
 

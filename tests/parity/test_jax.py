@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.jax_cases import FEATURES, REFERENCE_STEP
 from tests.parity.test_replicas import check
-from tests.parity.workers import DEADLINE_S
+from tests.warm import run_module
 
 pytest.importorskip("jax")
 
@@ -69,10 +66,8 @@ OWN_TRAIN_STEP = "own train_step of JAX"
 def train(jobs: list[tuple[str, str]], folder: Path, meshes: dict[str, dict] = MESHES) -> dict[str, dict]:
     """Records by `case | mesh`, from a process whose Keras runs on JAX."""
     listed = [[f"{name} | {mesh}", name, {"strategy": {"kind": "jax", **meshes[mesh]}}] for name, mesh in jobs]
-    command = [sys.executable, "-m", "tests.parity.train_jobs", str(folder / "records.json"), json.dumps(listed)]
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = [str(folder / "records.json"), json.dumps(listed)]
+    run_module("tests.parity.train_jobs", arguments, backend="jax")
     return json.loads((folder / "records.json").read_text())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.config.strategies import MODELS
 from tests.parity.test_jax import MESHES
 from tests.parity.test_replicas import check
 from tests.parity.workers import run_workers
@@ -33,7 +34,13 @@ SLOW = [
 def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> dict[str, dict]:
     """Records by `case | mesh`, from two processes that share the devices."""
     listed = [[f"{name} | {mesh}", name, {"strategy": {"kind": kind, **MESHES[mesh]}}] for name, mesh in jobs]
-    run_workers(folder, "tests.parity.train_jobs", [str(folder / "records.json"), json.dumps(listed)], WORKERS)
+    run_workers(
+        folder,
+        "tests.parity.train_jobs",
+        [str(folder / "records.json"), json.dumps(listed)],
+        WORKERS,
+        backend=MODELS[kind].backend,
+    )
     return json.loads((folder / "records.json").read_text())
 
 

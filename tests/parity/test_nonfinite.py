@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,9 @@ import pytest
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import CheckpointSaved, EpochEnded, Notice, RunEnded
+from distlaunch.config.strategies import MODELS as KINDS
 from tests.parity.nonfinite_case import BAD, STEPS, first_call
+from tests.warm import run_module
 
 HERE = "tests.parity.nonfinite_case"
 
@@ -29,9 +29,8 @@ def test_a_call_ends_at_the_step(kind: str, value: str, loop: str) -> None:
 def test_a_call_ends_at_the_step_elsewhere(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")
-    done = subprocess.run([sys.executable, "-m", HERE, kind], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    failed, warned, custom = json.loads(done.stdout.splitlines()[-1])
+    out = run_module(HERE, [kind], backend=KINDS[kind].backend, deadline_s=300)
+    failed, warned, custom = json.loads(out.splitlines()[-1])
     assert [failed[1], warned[1], custom[1]] == [BAD] * 3
     assert [failed[2], warned[2], custom[2]] == [False] * 3
     assert warned[0] == STEPS

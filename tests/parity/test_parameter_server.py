@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 from tests.parity.cases import CASES
 from tests.parity.test_replicas import check
-from tests.parity.workers import DEADLINE_S
+from tests.warm import run_module
 
 WHOLE_NORM = "mlp adamw clipped, skewed"  # clips each variable by its own norm, which split variables refuse
 OPTIMIZERS = ("mlp sgd, uneven", "mlp momentum, last batch of one row", "mlp adam", "subclassed")
@@ -50,10 +47,7 @@ def trained(tmp_path_factory):
                 "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"},
             }
             results = tmp_path_factory.mktemp("servers") / "results.json"
-            environment = {**os.environ, "STRATEGY": json.dumps(job), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            command = [sys.executable, "-m", "tests.parity.train_case", str(results), *names]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
-            assert done.returncode == 0, done.stderr[-3000:]
+            run_module("tests.parity.train_case", [str(results), *names], late={"STRATEGY": json.dumps(job)})
             made[kind, names] = json.loads(results.read_text())
         return made[kind, names]
 

@@ -82,8 +82,10 @@ def test_in_two_processes(kind: str, tmp_path: Path) -> None:
         pytest.importorskip("jax")
     names = NAMES[:1] if kind == "dtensor" else NAMES[:2]  # its compiler takes long
     strategy = {"kind": kind, **(MESHES["4x2"] if kind != "multi_worker_mirrored" else {})}
-    environment = {"KERAS_BACKEND": "jax" if kind == "jax" else "tensorflow", "STRATEGY": json.dumps(strategy)}
-    run_workers(tmp_path, "tests.parity.predict_case", [str(tmp_path / "found.npz"), *names], **environment)
+    backend = "jax" if kind == "jax" else "tensorflow"
+    environment = {"KERAS_BACKEND": backend, "STRATEGY": json.dumps(strategy)}
+    arguments = [str(tmp_path / "found.npz"), *names]
+    run_workers(tmp_path, "tests.parity.predict_case", arguments, backend=backend, **environment)
     with np.load(tmp_path / "found.npz") as found:
         for name in names:
             check(name, {key.removeprefix(f"{name}/"): found[key] for key in found if key.startswith(f"{name}/")})

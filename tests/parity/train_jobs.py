@@ -14,8 +14,8 @@ from pathlib import Path
 
 import yaml
 
-from distlaunch.base.backend import choose_backend
 from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.config.backend import choose_backend
 from distlaunch.config.strategies import MODELS as KINDS
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-DEADLINE_S = 900
+from tests.warm import DEADLINE_S, run_modules
 
 
 def run_workers(
@@ -18,28 +15,19 @@ def run_workers(
     arguments: Sequence[str],
     number: int = 2,
     deadline_s: float = DEADLINE_S,
+    backend: str = "tensorflow",
     **environment: str,
 ) -> None:
     """`python -m MODULE ARGUMENTS` in so many processes, until all have ended well.
 
     Args:
         folder: for their logs.
+        environment: what nothing reads while it is imported.
     """
     import portpicker
 
     addresses = [f"127.0.0.1:{portpicker.pick_unused_port()}" for _ in range(number)]
-    processes = []
-    for index in range(number):
-        config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        own = {"TF_CONFIG": json.dumps(config), "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
-        command = [sys.executable, "-m", module, *arguments]
-        with (folder / f"worker-{index}.log").open("w") as log:
-            processes.append(subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(deadline_s) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    logs = "\n".join((folder / f"worker-{index}.log").read_text()[-3000:] for index in range(number))
-    assert codes == [0] * number, logs
+    tasks = [{"type": "worker", "index": index} for index in range(number)]
+    configs = [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+    own = [{"TF_CONFIG": config, **environment} for config in configs]
+    run_modules(folder, module, arguments, own, backend=backend, deadline_s=deadline_s)

@@ -45,6 +45,8 @@ def train() -> None:
     HEARTBEAT.at_step(first)
     if first:
         WRITER.write(ev.Restored(step=first, epoch=first // 4, path=str(SAVED)))
+    if os.environ.get("FAKE") == "wait_early":
+        misbehave(first, "wait")
     epochs, batch = CONFIG.train.epochs, CONFIG.data.global_batch
     start = {"strategy": CONFIG.strategy.kind, "loop": "fit", "replicas": 2, "tasks": 1, "global_batch": batch}
     WRITER.write(
@@ -64,7 +66,9 @@ def train() -> None:
         misbehave(step)
         WRITER.write(ev.EpochEnded(epoch=epoch, step=step, seconds=0.1, logs={**logs, "val_loss": 2 / (epoch + 1)}))
         SAVED.parent.mkdir(exist_ok=True)
-        SAVED.write_text(str(step))
+        new = SAVED.with_name("step.new")  # as a real one: whole, or not there, also when this process is killed here
+        new.write_text(str(step))
+        new.replace(SAVED)
         WRITER.write(ev.CheckpointSaved(step=step, path=str(SAVED), num_bytes=1234567, seconds=0.1))
     for kind in CONFIG.export:
         WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
@@ -158,6 +162,10 @@ def evaluate_beside() -> None:
 
 
 def stop(*_: object) -> None:
+    if os.environ.get("FAKE") == "wait_early":
+        WRITER.write(ev.RunEnded(status="stopped", step=0, epochs_done=0, seconds=1, logs={}))
+        end(4)
+    (RUN.checkpoints / "step-00000004").mkdir(parents=True, exist_ok=True)
     WRITER.write(ev.RunEnded(status="stopped", step=4, epochs_done=1, seconds=1, logs={}))
     end(4)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +19,43 @@ from supervised import REPOSITORY, processes_of, wait_until
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_dir import RunDir
+from tests.conftest import is_cold
+from tests.processes.warm_launcher import Launchers
 
 CONFIGS = Path(REPOSITORY) / "configs"
 LIMIT_S = 180.0
+_TAKES_OVERRIDES = ("train", "verify", "evaluate", "predict", "export")
+
+
+@functools.cache
+def launchers() -> Launchers:
+    """Those of this session."""
+    made = Launchers()
+    atexit.register(made.close)
+    return made
+
+
+def _backend(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    """What the tasks will import, a guess by command and config; a wrong one costs time."""
+    files = [cwd / word for word in words if word.endswith(".yaml")]
+    text = " ".join([*words, *(file.read_text() for file in files if file.is_file())])
+    if re.search(r"kind[:=] ?jax", text):
+        return ("jax",)
+    return ("tensorflow", "quiet") if "parameter_server" in text else ("tensorflow",)
 
 
 def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
-    """The command in the background, as from a script: no terminal; packages in `path` come before the installed."""
+    """The command in the background, as from a script: no terminal; packages in `path` come before the installed.
+
+    It is forked, and so are its tasks, from processes that have imported their frameworks; with `pytest --cold`, all of
+    them are fresh.
+    """
+    if is_cold():
+        words = (*words, *(("--set", "engine.warm_start=false") if words[0] in _TAKES_OVERRIDES else ()))
+    elif not path:
+        forked = launchers().start(_backend(words, cwd), words, cwd, {**os.environ, "PYTHONPATH": REPOSITORY})
+        if forked is not None:
+            return forked
     return subprocess.Popen(
         [sys.executable, "-m", "distlaunch", *words],
         cwd=cwd,

@@ -34,3 +34,19 @@ def test_quick_run_on_a_mesh():
     header, row = done.stdout.splitlines()
     assert header.split()[-1] == "hand"
     assert row.split()[0] == "sentiment_spatial_parallel"
+
+
+def test_a_quick_checkpoint() -> None:
+    command = [
+        sys.executable,
+        "scripts/benchmark_checkpoint.py",
+        "--megabytes=8",
+        "--saves=2",
+        "--strategies=one_device",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (0, 1), done.stderr  # 1: beyond the limits, which mean nothing for so small a state
+    header, row = done.stdout.splitlines()
+    assert header.split()[-2:] == ["while", "writing"]
+    assert row.split()[0] == "one_device"

@@ -138,6 +138,16 @@ def test_stop(shell: Shell) -> None:
     assert shell("stop", "runs/none")[0] == 2
 
 
+def test_a_run_that_was_stopped_before_it_had_anything_to_save(shell: Shell) -> None:
+    detach(shell, FAKE="wait_early")
+    _, out, err = shell("stop", "runs/job")
+    again = "distlaunch train runs/job --resume"
+    why = "(from the beginning: there is no checkpoint)"
+    assert (out, err) == (f"runs/job: stopped before the first step\nstart again  {again}  {why}\n", "")
+    told = run_of(shell).launcher_log.read_text().split()
+    assert " ".join(told[told.index("next") :]) == f"next {again} {why}"
+
+
 def freeze_tasks(launcher: int) -> None:
     for process in psutil.Process(launcher).children():
         if any("fake_worker" in word for word in process.cmdline()):
@@ -214,6 +224,19 @@ def test_logs(shell: Shell) -> None:
     assert raw == "hello from the model\nI0000 00:00:1.5  12 x.cc:1] noise\n"
     assert "attempt 0 of runs/job has worker:0, worker:1" in shell("logs", "runs/job", "--task", "ps:0")[2]
     assert "--attempt: got 3; runs/job has 0" in shell("logs", "runs/job", "--attempt", "3")[2]
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["now", "followed"])
+def test_the_last_lines_of_logs_and_events(follow: tuple[str, ...], shell: Shell) -> None:
+    shell("train", "job.yaml", "-q", "--set", "train.epochs=3")
+    whole = shell("logs", "runs/job")[1].splitlines()
+    logged = ["hello from the model"]
+    epochs = [line for line in whole if line.startswith("epoch ")]
+    assert [line.split()[1] for line in epochs] == ["1/3", "2/3", "3/3"]
+    end = ["done"] if follow else []
+    for number, expected in [(0, []), (1, logged + whole[-1:]), (2, logged + whole[-2:]), (99, whole)]:
+        assert shell("logs", "runs/job", "-n", str(number), *follow)[1].splitlines() == expected + end
+    assert epochs[-1] in whole[-2:]
 
 
 def test_logs_of_many_lines(shell: Shell) -> None:

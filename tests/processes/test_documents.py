@@ -91,6 +91,7 @@ CANNOT = {
     "pytest": "runs this test",
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
+    "pytest --cold": "the same tests",
     "pytest -m slow": "runs this test",
     "pytest -m full_data": "likewise",
     "pytest -m full_grid": "likewise",

@@ -89,7 +89,7 @@ def test_a_model_that_has_changed_is_told_and_the_run_stays_finished(job: RunDir
 
 def test_when_all_checkpoints_are_damaged_nobody_begins_anew(job: RunDir) -> None:
     for step in job.checkpoint_steps():
-        (job.checkpoints / f"step-{step:08d}" / "state.npz").write_bytes(b"torn")
+        (job.checkpoints / f"step-{step:08d}" / "state.safetensors").write_bytes(b"torn")
     for _ in range(2):
         rc, said = resume(job, "train.epochs=3")
         assert rc == 3

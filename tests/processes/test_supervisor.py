@@ -15,7 +15,6 @@ from distlaunch.base.run_dir import RunDir
 
 GOOD = ["train", "wait_for=training-1", "finish"]
 PEER = ["train", "hang"]
-DONE_MARK = "mark=done"
 
 
 def test_all_done(run_dir: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     options = (*SHIPPED, *SHORT, "--name", "damaged")
     assert run("train", SINGLE, *options, cwd=tmp_path)[0] == 0
     run_dir = RunDir(tmp_path / "runs" / "damaged")
-    newest = max(run_dir.checkpoints.glob("step-*")) / "state.npz"
+    newest = max(run_dir.checkpoints.glob("step-*")) / "state.safetensors"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)

@@ -303,6 +303,17 @@ def test_the_configs_own_mesh_and_what_cannot_run(project: Path) -> None:
     assert "global_batch" in rows["mirrored"]["reasons"][0]
 
 
+def test_where_nothing_can_be_compared(project: Path) -> None:
+    """It says so and why, without a word of one device, which would be trained for nothing."""
+    words = ("verify", "mine.yaml", "--strategies", "mirrored", "--replicas", "5,7")
+    code, out, err = run(*words, cwd=project)
+    assert (code, err) == (2, "mirrored, 5 replicas: cannot run\nmirrored, 7 replicas: cannot run\n")
+    assert "data.global_batch: got 24, which 5 replicas cannot share equally; use 20 or 25" in out
+    assert out.endswith("Nothing could be compared.\n")
+    code, out, _ = run(*words, "--json", cwd=project)
+    assert (code, [row["verdict"] for row in json.loads(out)["rows"]]) == (2, ["cannot run", "cannot run"])
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(project: Path) -> None:
     job = start("verify", "mine.yaml", "--keep", "kept", "--steps", "100000", cwd=project)

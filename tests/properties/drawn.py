@@ -87,7 +87,8 @@ def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) ->
     elif key == ("checkpoint",):
         data["checkpoint"] = {}
     elif key == ("data", "global_batch"):
-        data["data"]["global_batch"] = config.strategy.num_parts(config.cluster, None)
+        parts = config.strategy.num_parts(config.cluster, None)
+        data["data"]["global_batch"] = parts or config.cluster.num_workers
     else:
         _take_out(data, key)
 

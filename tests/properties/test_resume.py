@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from distlaunch.base.events import Event
@@ -115,9 +115,25 @@ def check(raw: dict[str, Any], stop_at: int, kill: bool) -> None:
         np.testing.assert_array_equal(got[key], value, err_msg=key)
 
 
+# stopped when the only epoch's end has been read, and its validation has not begun
+ENDED = {
+    "model": {"function": "tests.properties.test_resume:model"},
+    "data": {
+        "function": "tests.properties.test_resume:data",
+        "args": {"rows": 7, "known": False},
+        "global_batch": 7,
+        "shuffle": False,
+    },
+    "compile": {"optimizer": "sgd", "loss": LOSS},
+    "train": {"epochs": 2, "steps_per_call": "auto"},
+    "checkpoint": {"every_epochs": 1, "every_steps": None, "keep": 2},
+}
+
+
 @pytest.mark.usefixtures("virtual_devices")
 @settings(max_examples=IN_CI)
 @given(runs(), st.integers(0, 30), st.booleans())
+@example(ENDED, 1, False)
 def test_killed_and_resumed(raw: dict[str, Any], stop_at: int, kill: bool) -> None:
     check(raw, stop_at, kill)
 

@@ -13,10 +13,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
-from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.meta import Progress, write_meta
+from distlaunch.training.checkpoints.state_files import OLDER_STATE_FILE, STATE_FILE
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -85,6 +87,7 @@ def test_checkpoints_of_the_first_version_are_read(tmp_path: Path, config: dict[
                 "finished": False, "stop_training": False, "pending_logs": None}  # fmt: skip
     _write_as_the_first_version(store, progress, config)
     saved = store.load(3)
+    assert same(saved.state, STATE)
     assert (saved.progress.step, saved.progress.epoch) == (3, 1)
     assert np.isnan(saved.progress.history["loss"]).all()
     meta = tmp_path / "step-00000003" / "meta.json"
@@ -94,19 +97,64 @@ def test_checkpoints_of_the_first_version_are_read(tmp_path: Path, config: dict[
 
 
 def _write_as_the_first_version(store: CheckpointStore, progress: dict[str, Any], config: dict[str, Any]) -> None:
-    path, _ = store.save(STATE, Progress(step=progress["step"]), {})
-    digest = hashlib.sha256((path / "state.npz").read_bytes()).hexdigest()
+    path = store.directory / f"step-{progress['step']:08d}"
+    path.mkdir()
+    digest = _write_npz(path / OLDER_STATE_FILE, STATE)
     meta = {"sha256": digest, "saved_at": 1.0, "progress": progress, "config": config}
     own = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
     (path / "meta.json").write_text(json.dumps({**meta, "meta_sha256": own}, indent=1))
+
+
+def _write_npz(path: Path, state: dict[str, np.ndarray]) -> str:
+    """As formats 1 and 2 have it: types that NumPy lacks as integers, under numbers, and their names beside them."""
+    foreign = {name: value.dtype.name for name, value in state.items() if value.dtype.type.__module__ != "numpy"}
+    values = [value.view(f"u{value.itemsize}") if name in foreign else value for name, value in state.items()]
+    values.append(np.frombuffer(json.dumps(foreign).encode(), np.uint8))
+    arrays: dict[str, Any] = {str(index): value for index, value in enumerate(values)}
+    np.savez(path, **arrays, names=np.array([*state, "__dtypes__"]))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_checkpoints_of_format_2_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000003"
+    path.mkdir()
+    digest = _write_npz(path / OLDER_STATE_FILE, STATE)
+    text = write_meta(digest, 1.0, Progress(step=3), {"data": {}})
+    meta = {**json.loads(text), "format": 2}
+    del meta["meta_sha256"]
+    own = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+    (path / "meta.json").write_text(json.dumps({**meta, "meta_sha256": own}))
+    saved = CheckpointStore(tmp_path).load(3)
+    assert saved.progress == Progress(step=3)
+    assert same(saved.state, STATE)
+
+
+def same(state: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return list(state) == list(other) and all(
+        value.dtype == other[name].dtype and np.array_equal(value, other[name]) for name, value in state.items()
+    )
+
+
+def test_other_tools_read_the_state(tmp_path: Path) -> None:
+    """Also the place of each array: the library refuses files with holes."""
+    store = CheckpointStore(tmp_path)
+    text, odd = np.array(["a", "bc"]), np.array([1 + 2j])
+    path, num_bytes = store.save({**STATE, "text": text, "odd": odd}, Progress(step=1), {})
+    assert num_bytes == (path / STATE_FILE).stat().st_size
+    with safe_open(path / STATE_FILE, framework="numpy") as file:
+        assert set(file.keys()) == {*STATE, "text", "odd"}
+        for name, value in STATE.items():
+            assert np.array_equal(file.get_tensor(name), value)
+        assert json.loads(file.metadata()["types"]) == {"text": text.dtype.str, "odd": "<c16"}
+        assert file.get_tensor("odd").tobytes() == odd.tobytes()
 
 
 def test_one_of_a_later_format_is_refused_and_not_called_damaged(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
     meta = tmp_path / "step-00000001" / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(CheckpointError, match=r"format 3.*up to 2") as caught:
+    meta.write_text(meta.read_text().replace('"format": 3', '"format": 4'))
+    with pytest.raises(CheckpointError, match=r"format 4.*up to 3") as caught:
         store.newest_good()
     assert not isinstance(caught.value, DamagedError)
 
@@ -140,7 +188,7 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     store = CheckpointStore(tmp_path)
     for step in (1, 2):
         store.save(STATE, Progress(step=step), {})
-    state, meta = tmp_path / "step-00000002" / "state.npz", tmp_path / "step-00000002" / "meta.json"
+    state, meta = tmp_path / "step-00000002" / STATE_FILE, tmp_path / "step-00000002" / "meta.json"
     data = state.read_bytes()
     if damage == "flip":
         state.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
@@ -167,7 +215,7 @@ def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, retry_s=(0.0,))
     for step in (1, 2):
         store.save(STATE, Progress(step=step), {})
-    state = tmp_path / "step-00000002" / "state.npz"
+    state = tmp_path / "step-00000002" / STATE_FILE
     kept = state.rename(tmp_path / "kept")
     state.mkdir()  # even root gets an OSError here
     with pytest.raises(UnreadableError, match=r"cannot be read: .*Is a directory"):
@@ -180,7 +228,7 @@ def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
 def test_one_that_can_be_read_the_second_time_is_read(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, retry_s=())
     store.save(STATE, Progress(step=1), {})
-    state = tmp_path / "step-00000001" / "state.npz"
+    state = tmp_path / "step-00000001" / STATE_FILE
     kept = state.rename(tmp_path / "kept")
     state.mkdir()
 
@@ -213,7 +261,7 @@ def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
     assert store.newest_good() is None
     for step in (10, 20):
         store.save(STATE, Progress(step=step), {})
-        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.npz").write_bytes(b"torn")
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / STATE_FILE).write_bytes(b"torn")
     heard = []
     with pytest.raises(CheckpointError, match=r"step-00000020, step-00000010.*begin anew on purpose"):
         store.newest_good(lambda step, error: heard.append(step))
@@ -267,7 +315,7 @@ def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for step in (10, 20):
         store.save(STATE, Progress(step=step), {})
-    (tmp_path / "step-00000020" / "state.npz").write_bytes(b"torn")
+    (tmp_path / "step-00000020" / STATE_FILE).write_bytes(b"torn")
     store.newest_good(lambda step, error: store.archive(step))
     assert store.steps() == [10]
     store.save(STATE, Progress(step=15), {})

@@ -55,6 +55,15 @@ def test_who_saves_while_all_wait_is_named() -> None:
     assert Watch().follow(signs, 100) == [Stalled(15, A, frozen=False)]
 
 
+def test_who_writes_beside_training_holds_nobody_up() -> None:
+    """B is in a callback; A has looked once more, and a thread of it writes a checkpoint."""
+
+    def signs(now: int) -> dict[str, Signs]:
+        return {A: dataclasses.replace(alive(now, min(now, 6)), writing=True), B: alive(now, min(now, 5))}
+
+    assert Watch().follow(signs, 100) == [Stalled(16, B, frozen=False)]
+
+
 def test_a_task_alone_is_named() -> None:
     assert Watch().follow(lambda now: {A: alive(now, min(now, 5))}, 100) == [Stalled(15, A, frozen=False)]
 
@@ -108,6 +117,12 @@ def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
     with heartbeat.saving():
         assert read_signs(path).saving
     assert not read_signs(path).saving
+    with heartbeat.writing(), heartbeat.saving():
+        pass
+    with heartbeat.writing():
+        assert read_signs(path).has_to_finish
+        assert not read_signs(path).saving
+    assert not read_signs(path).has_to_finish
 
 
 @pytest.mark.parametrize("content", [b"", b"torn"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,38 @@ def test_gpus_decide_what_auto_means(folder: Path) -> None:
         load_config("run.yaml", num_gpus=3)
     with pytest.raises(ConfigError, match="needs 4 devices, but this machine has 2 GPU"):
         load_config("run.yaml", ["strategy.replicas=4"], num_gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tasks", "told"),
+    [
+        (64, 2, ""),
+        (63, 3, ""),
+        (64, 3, "run.yaml:5: data.global_batch: got 64, which 3 workers cannot share equally; use 63 or 66 "
+                "(TF_CONFIG has 3 workers)"),
+        (63, 2, "run.yaml:5: data.global_batch: got 63, which 2 workers cannot share equally; use 62 or 64"),
+    ],
+)  # fmt: skip
+def test_the_workers_of_tf_config_share_the_batch(batch: int, tasks: int, told: str, folder: Path) -> None:
+    cluster = {"worker": [f"host{index}:1000" for index in range(tasks)]}
+    environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+    cluster_section = "cluster: {workers: 2, ports: [4000, 4001]}\n"
+    text = BASE.replace("64", str(batch)) + "strategy: {kind: multi_worker_mirrored}\n" + cluster_section
+    Path("run.yaml").write_text(text)
+    if not told:
+        assert load_config("run.yaml", environ=environ).config.cluster.workers == 2
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config("run.yaml", environ=environ)
+    assert str(caught.value) == told
+
+
+def test_a_tf_config_that_decides_nothing(folder: Path) -> None:
+    """A malformed one is refused by whoever starts the run; with `kind: local` nobody reads it."""
+    Path("run.yaml").write_text(BASE + "strategy: {kind: multi_worker_mirrored}\ncluster: {workers: 2}\n")
+    load_config("run.yaml", environ={"TF_CONFIG": "{"})
+    cluster = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}
+    load_config("run.yaml", ["engine.kind=local"], environ={"TF_CONFIG": json.dumps(cluster)})
 
 
 def test_a_damaged_resolved_config(folder: Path) -> None:

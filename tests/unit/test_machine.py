@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.base.errors import UsageError
+from distlaunch.cluster.ports import hold_ports
 from distlaunch.config.checks.machine import busy_ports, runs_dir_problems
 from distlaunch.config.read.load import load_config
 from distlaunch.config.run import RunConfig
@@ -26,15 +28,18 @@ def config(extra: str, *overrides: str) -> RunConfig:
     return load_config("run.yaml", overrides).config
 
 
-def test_busy_ports(folder: Path) -> None:
+def test_a_busy_port_is_told_as_the_start_of_a_run_tells_it(folder: Path) -> None:
     with socket.socket() as server:
         server.bind(("", 0))
         server.listen()
         port = server.getsockname()[1]
         found = config(f"strategy: {{kind: multi_worker_mirrored}}\ncluster: {{workers: 1, ports: [{port}]}}\n")
         problems = list(busy_ports(found))
+        with pytest.raises(UsageError) as refused:
+            hold_ports([port])
     assert [problem.dotted for problem in problems] == ["cluster.ports[0]"]
-    assert f"port {port} on this machine: another process uses it" in problems[0].message
+    assert problems[0].message.startswith(f"port {port} is in use by process {os.getpid()} (")
+    assert str(refused.value) == f"cluster.ports: {problems[0].message}"
     assert not list(busy_ports(found))
 
 

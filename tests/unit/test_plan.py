@@ -133,7 +133,7 @@ def test_the_given_cluster_decides_how_many_workers_there_are() -> None:
         update={"data": config(kind).data.model_copy(update={"global_batch": 96})}
     )
     assert fit_config(fitting, spec).cluster.workers == 3
-    with pytest.raises(ConfigError, match=r"data.global_batch: got 128; TF_CONFIG has 3 workers, .* multiple of 3"):
+    with pytest.raises(ConfigError, match=r"got 128, which 3 workers cannot .*; use 126 or 129 \(TF_CONFIG has 3"):
         fit_config(config(kind, workers=2), spec)
 
 

@@ -62,10 +62,11 @@ def test_errors_are_not_looked_for_while_all_goes_well(plan: LaunchPlan, history
     assert _probes(plan).look(20, RunState.of(history)) == []
 
 
-def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan) -> None:
+@pytest.mark.parametrize("how", ["saving", "writing"])
+def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan, how: str) -> None:
     probes, heartbeat = _probes(plan), Heartbeat(plan.tasks[0].files.heartbeat)
     failed = [*UP, Exited(20, WORKER, -9)]
-    with heartbeat.saving():
+    with getattr(heartbeat, how)():
         assert probes.look(20, RunState.of(UP)) == []
         assert probes.look(20, RunState.of(failed)) == [Saving(20, CHIEF)]
         assert probes.look(21, RunState.of([*failed, Saving(20, CHIEF)])) == []

@@ -194,6 +194,13 @@ def test_a_run_that_never_began(tmp_path: Path) -> None:
     assert "status     killed" in report(str(tmp_path))
 
 
+def test_an_attempt_that_has_made_no_step_yet(run: RunDir) -> None:
+    run.task(3, "chief:0").path.mkdir(parents=True)
+    write(run.events, 3, "chief:0", TrainingStarted(**{**START, "first_epoch": 2}, first_step=200))
+    with run.lock():
+        assert re.search(r"^ +3 +running +200 to 200\b", report("runs/job"), re.MULTILINE)
+
+
 def test_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run directory"):
         report(str(tmp_path / "nope"))

@@ -31,7 +31,7 @@ from distlaunch.supervise.state import RunState, Why
 from distlaunch.supervise.verdict import conclude
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
-LOCKSTEP = dataclasses.replace(RULES, lockstep=True)
+LOCKSTEP = dataclasses.replace(RULES, needs_every_task=True)
 EVALUATION = Rules(chief="worker:0", needs_finish=False, start_timeout_s=100, stop_timeout_s=30)
 A, B = "worker:0", "worker:1"
 STOP, KILL, DUMP = Order

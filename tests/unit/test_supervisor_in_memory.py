@@ -142,6 +142,21 @@ def test_ports_are_given_back_once_they_are_bound(tmp_path: Path) -> None:
     assert supervise(tmp_path / "b", CASES["a server is started again"])[1].ports_released_at is None
 
 
+def test_a_task_that_is_just_being_started_again_is_not_asked_for_stacks(tmp_path: Path) -> None:
+    """The signal ends a process that does not handle it yet."""
+    late = (20.0, UP[1])
+    scripts = {
+        "chief:0": [CHIEF_DONE],
+        OTHER: [Script([UP], ends=(50, -9)), Script([late], on_stop=0)],
+        PS: [Script([UP], on_stop=0)],
+    }
+    case = Case(scripts, "done", plan=SERVERS, signals=((60, signal.SIGUSR2), (90, signal.SIGUSR2)))
+    outcome, allocation = supervise(tmp_path, case)
+    assert outcome.status == "done"
+    assert [task.orders.count(Order.DUMP) for task in allocation.tasks[OTHER]] == [0, 1]
+    assert allocation.tasks[PS][0].orders.count(Order.DUMP) == 2
+
+
 def test_stacks_are_asked_for_and_nobody_is_stopped(tmp_path: Path) -> None:
     case = Case({CHIEF: [CHIEF_DONE], OTHER: [PEER_DONE]}, "done", signals=((50, signal.SIGUSR2),))
     outcome, allocation = supervise(tmp_path, case)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.checks import strategy
@@ -13,6 +13,9 @@ from distlaunch.config.read.words import listed, show
 from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
 from distlaunch.config.references.sites import Site, sites
 from distlaunch.config.run import RunConfig
+
+_OF_WORKERS = (("data", "global_batch"), ("cluster", "workers"))
+"""Keys whose values must fit the number of workers."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +26,26 @@ class Check:
     reads: frozenset[str]
 
 
-def cross_check(config: RunConfig, num_gpus: int | None, without: frozenset[str] = frozenset()) -> list[Problem]:
+def cross_check(
+    config: RunConfig,
+    num_gpus: int | None,
+    without: frozenset[str] = frozenset(),
+    given_workers: int | None = None,
+) -> list[Problem]:
     """What does not fit together.
 
     Args:
         config: a config whose values have the right types.
         num_gpus: GPUs of this machine; None if that is not known.
         without: sections that hold other mistakes, so nothing is said about them.
+        given_workers: how many workers there are, if TF_CONFIG says it and not the config.
     """
+    if given_workers is not None:
+        # it also has the addresses, so that nobody takes the ports of the config
+        cluster = config.cluster.model_copy(update={"workers": given_workers, "ports": "auto"})
+        found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
+        note = f" (TF_CONFIG has {given_workers} workers)"
+        return [replace(problem, message=problem.message + note * (problem.key in _OF_WORKERS)) for problem in found]
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
 
@@ -78,10 +93,9 @@ def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
 def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Checkpoints and validation come at least once."""
     epochs, checkpoint, validation = config.train.epochs, config.checkpoint, config.validation
-    if checkpoint.every_epochs is None and checkpoint.every_steps is None:
-        message = (
-            "got null for both 'every_epochs' and 'every_steps': a stopped run would be lost; give one of them a number"
-        )
+    periods = {name: getattr(checkpoint, name) for name in ("every_epochs", "every_steps", "every_minutes", "every")}
+    if all(period is None for period in periods.values()):
+        message = f"got null for all of {', '.join(periods)}: a run that fails would be lost; give one of them a value"
         yield Problem(("checkpoint",), message)
     if checkpoint.every_epochs is not None and checkpoint.every_epochs > epochs:
         message = f"got {checkpoint.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
@@ -93,6 +107,14 @@ def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
     if validation is not None and validation.every_epochs > epochs:
         message = f"got {validation.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
         yield Problem(("validation", "every_epochs"), f"{message}, or `validation: null` for none")
+
+
+def best_can_be_told(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """Values of validation need validation."""
+    best = config.checkpoint.best
+    if best is not None and best.metric.startswith("val_") and config.validation is None:
+        message = f"got '{best.metric}', but there is no validation; add `validation: {{}}`, or use a value of training"
+        yield Problem(("checkpoint", "best", "metric"), message)
 
 
 def most_steps(config: RunConfig) -> int | None:
@@ -150,5 +172,6 @@ CHECKS = (
     Check(data_fits, frozenset({"data"})),
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
+    Check(best_can_be_told, frozenset({"checkpoint", "validation"})),
     Check(keras_names_exist, frozenset()),
 )

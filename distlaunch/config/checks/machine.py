@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
+from distlaunch.cluster.ports import OTHER_PORTS, port_problem
 from distlaunch.config.run import RunConfig
 
 
@@ -22,23 +21,8 @@ def busy_ports(config: RunConfig) -> Iterator[Problem]:
     if config.cluster.ports == "auto":
         return
     for index, port in enumerate(config.cluster.ports):
-        reason = _bind(port)
-        if reason is not None:
-            key = ("cluster", "ports", index)
-            yield Problem(key, f"port {port} on this machine: {reason}; choose another one, or write `ports: auto`")
-
-
-def _bind(port: int) -> str | None:
-    """Why a port cannot be used, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # as servers do: a port whose last connection has just closed is free
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError as error:
-            known = {errno.EADDRINUSE: "another process uses it", errno.EACCES: "only root may use it"}
-            return known.get(error.errno or 0, error.strerror or str(error))
-    return None
+        if reason := port_problem(port):
+            yield Problem(("cluster", "ports", index), f"{reason}; {OTHER_PORTS}")
 
 
 def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:

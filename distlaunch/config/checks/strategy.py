@@ -17,13 +17,21 @@ _MOST_CPU_DEVICES, _MOST_TASKS = 1_024, 10_000
 
 def batch_divides(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Each replica gets an equal part of a full batch."""
-    parts = config.strategy.num_parts(config.cluster, num_gpus)
+    strategy, cluster = config.strategy, config.cluster
+    parts = strategy.num_parts(cluster, num_gpus)
+    if parts is not None:
+        yield from share_problems(config, parts, strategy.parts_in_words(cluster, parts))
+    elif strategy.has_replicas:  # how many each worker has is not known, but each has as many
+        yield from share_problems(config, cluster.num_workers, f"{cluster.num_workers} workers")
+
+
+def share_problems(config: RunConfig, parts: int, who: str) -> Iterator[Problem]:
+    """Whether so many parts of a full batch are equal; `who` names the parts, as the subject of a sentence."""
     batch = config.data.global_batch
-    if parts is None or batch % parts == 0:
+    if batch % parts == 0:
         return
     below = batch // parts * parts
     choices = either(str(size) for size in (below, below + parts) if size)
-    who = config.strategy.parts_in_words(config.cluster, parts)
     yield Problem(("data", "global_batch"), f"got {batch}, which {who} cannot share equally; use {choices}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
@@ -24,6 +25,7 @@ from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
+from distlaunch.config.tf_config import tf_config_cluster, tf_config_workers
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved"]
 
@@ -107,7 +109,7 @@ def _checked(
     if partial is not None:
         partial = with_absolute_files(partial, path.parent)
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
-        wrong += cross_check(partial, num_gpus, without=sections)
+        wrong += cross_check(partial, num_gpus, sections, _given_workers(partial, environ))
         wrong += reference_problems(partial)
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
@@ -149,6 +151,13 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
     pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
     return _validate(pruned)[0]
+
+
+def _given_workers(config: RunConfig, environ: Mapping[str, str]) -> int | None:
+    with contextlib.suppress(UsageError):  # a malformed TF_CONFIG is for whoever starts the run to refuse
+        given = tf_config_cluster(config, environ)
+        return given and tf_config_workers(config, given[0])
+    return None
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,6 @@ def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
             parent: Any = data
             for part in site.key[:-1]:
                 parent = parent[part]
-            path = Path(file).expanduser()
+            path = Path(os.path.expanduser(file))  # as it stands where there is no such user
             parent[site.key[-1]] = f"{folder.absolute() / path}:{function}"
     return RunConfig.model_validate(data)

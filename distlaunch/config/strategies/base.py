@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
-from distlaunch.base.backend import Backend
 from distlaunch.base.errors import Problem
+from distlaunch.config.backend import Backend
 from distlaunch.config.base import Section
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from distlaunch.base.backend import Backend
 from distlaunch.base.errors import Problem
+from distlaunch.config.backend import Backend
 from distlaunch.config.base import Words
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key

@@ -60,7 +60,7 @@ def connect(start_timeout_s: float) -> Peers:
             coordinator_bind_address=f"{host}:{port}" if host == "127.0.0.1" else f"[::]:{port}",
             num_processes=len(addresses),
             process_id=rank,
-            cluster_detection_method="deactivate",
+            cluster_detection_method="deactivate",  # the launcher says who takes part, not Slurm or MPI around it
             initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's is the first, and tells more
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )

@@ -268,7 +268,10 @@ class JaxProgram:
         value: Any = variable.value
         if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
             value = self._gather(value)
-        return np.asarray(value)
+        array = np.asarray(value)
+        # a buffer of the host that JAX shares is no copy; what was put together or came from a device is
+        shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
+        return array.copy() if shared else array
 
     def restore(self, state: State | None) -> None:
         state = self._peers.state_from_chief(state)

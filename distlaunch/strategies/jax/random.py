@@ -20,6 +20,7 @@ Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+# TensorFlow's own, with which it makes a key and a counter of a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
 _ROUNDS, _LANES = 10, 4
 _INT32_MAX = 2**31 - 1
@@ -54,6 +55,7 @@ def normal(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax
 
 
 def _box_muller(first: jax.Array, second: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # 1e-7 as in TensorFlow: the logarithm of 0 is infinite
     radius = jnp.sqrt(-2.0 * jnp.log(jnp.maximum(first, jnp.float32(1e-7))))
     angle = jnp.float32(2 * math.pi) * second
     return jnp.sin(angle) * radius, jnp.cos(angle) * radius

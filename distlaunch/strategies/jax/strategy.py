@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +26,9 @@ from distlaunch.strategies.jax.program import JaxProgram
 from distlaunch.strategies.mesh.strategy import MeshStrategy
 from distlaunch.strategies.protocol import Steps
 
+_LONG_S = 0.1
+"""Compiling a training step takes from half a second to minutes; what takes less than this is not worth a file."""
+
 
 class Jax(MeshStrategy):
     kind = "jax"
@@ -40,6 +44,12 @@ class Jax(MeshStrategy):
         self._peers = connect((cluster or Cluster()).start_timeout_s)
         self.mesh = make_mesh(config, self._peers.number)
         self.num_replicas = int(dict(self.mesh.shape).get(config.batch_axis or "", 1))
+
+    def keep_compiled(self, folder: Path) -> None:
+        if jax.config.jax_compilation_cache_dir is None:  # the user's own is as good
+            jax.config.update("jax_compilation_cache_dir", str(folder))
+            jax.config.update("jax_persistent_cache_min_compile_time_secs", _LONG_S)
+            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)  # any size
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:

@@ -22,12 +22,12 @@ def state_of(
     """A snapshot.
 
     Args:
-        value_of: the whole value of a variable, also where other processes hold parts of it.
+        value_of: a copy of the whole value of a variable, also where other processes hold parts of it.
         sums: of the scalars that the step returns beside the model's metrics, by name.
     """
     variables = {**state_variables(model), **named_metrics(model)}
     state = {name: value_of(variable) for name, variable in variables.items()}
-    state.update({f"log/{name}": np.asarray(value) for name, value in sums.items()})
+    state.update({f"log/{name}": np.array(value) for name, value in sums.items()})
     state["log/steps_in_epoch"] = np.array(steps_in_epoch, np.int64)
     return state
 

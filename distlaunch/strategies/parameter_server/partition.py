@@ -31,6 +31,7 @@ from distlaunch.strategies.patches.keras_private import (
 from distlaunch.strategies.stand_in import StandIn
 
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
+# what they add up over shards is what they give for the whole
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
 
 

@@ -126,6 +126,7 @@ class CoordinatorProgram:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
         results = []
         for start in range(0, num_steps, size):
+            # blocks run in any order: each is told what the optimizer's counter is where it begins
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
@@ -231,7 +232,7 @@ class CoordinatorProgram:
     def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:
         for block in blocks:
             for total, value, zero in zip(totals, block.metrics, self._zeros, strict=True):
-                total += value - zero
+                total += value - zero  # each block begins with the values of fresh metrics, which must count once
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]

@@ -64,6 +64,7 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     """
     parts = tf.nest.flatten(spec, expand_composites=True)
     length = _UNKNOWN if source.num_batches is None else source.num_batches
+    # the operation names its function by a token, which every process answers with its own
     values = tf.raw_ops.PyFunc(
         input=[tf.constant(source.name), worker, number, tf.constant(length, tf.int64)],
         token=_TOKEN,

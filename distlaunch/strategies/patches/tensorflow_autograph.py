@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 import linecache
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 from distlaunch.base.code_origins import PREFIX, Origin, origins
 from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
 
+_API = "tensorflow.python.autograph.impl.api"
+_CONVERTER = "tensorflow.python.autograph.core.converter"
 _LOADER = "tensorflow.python.autograph.pyct.loader"
 
 PATCH = Patch(
     symbols=(
         Symbol(f"{_LOADER}.load_source", "(source, delete_on_exit)"),
+        Symbol(f"{_API}._TRANSPILER.transform", "(obj, user_context)"),
+        Symbol(f"{_CONVERTER}.ProgramContext", "(options, autograph_module=None)"),
         Symbol(f"{_LOADER}.load_ast", "(nodes, indentation='  ', include_source_map=False, delete_on_exit=True)"),
     ),
     why="AutoGraph writes the code that it generates into files, which a process that is killed leaves behind, and "
@@ -58,3 +63,33 @@ def _load_ast(load_ast: Callable[..., Any], nodes: Any, *args: Any, **kwargs: An
             place.filename, place.lineno, origin.function_name or "<lambda>", (origin.source_code_line or "").strip()
         )
     return module, source, source_map
+
+
+def convert_ahead(place: str, *, entry: bool = False) -> None:
+    """Converts a function now, so that tracing it needs no conversion later. Nothing is traced, or run.
+
+    AutoGraph keeps what it has converted by the function's code, which a function within another has from the start.
+    Measured: with two workers, it converts 22 functions of ours in each before the first step, which takes 1 s of CPU.
+
+    Args:
+        place: such as `package.module:Class.method.<locals>.function`.
+        entry: `tf.function` or `tf.data` is given the function itself; else a converted one calls it.
+    """
+    keep_in_memory()
+    module, _, name = place.partition(":")
+    outer, *inner = name.split(".<locals>.")
+    found = functools.reduce(getattr, outer.split("."), importlib.import_module(module))
+    converter = internal(_CONVERTER)
+    options = converter.ConversionOptions(recursive=True, user_requested=entry, optional_features=None)
+    for code in _codes(found.__code__, inner):
+        cells = tuple(types.CellType() for _ in code.co_freevars)
+        function = types.FunctionType(code, found.__globals__, code.co_name, None, cells)
+        internal(_API)._TRANSPILER.transform(function, converter.ProgramContext(options=options))
+
+
+def _codes(code: types.CodeType, names: list[str]) -> list[types.CodeType]:
+    """The codes of functions of a name within another; lambdas all have the same."""
+    if not names:
+        return [code]
+    within = [const for const in code.co_consts if isinstance(const, types.CodeType) and const.co_name == names[0]]
+    return [found for each in within for found in _codes(each, names[1:])]

@@ -36,6 +36,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     else:
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
+    # two steps: an element is one replica's part of a step
     return _loaded(parts, source).prefetch(2 * num_local).with_options(_options())
 
 
@@ -75,6 +76,8 @@ def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
         return source.load(element), first, second
 
     loaded = parts.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
+    # many workers still have data; the ends that matter are marked in the data itself.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
@@ -109,5 +112,6 @@ def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 def _options() -> tf.data.Options:
     options = tf.data.Options()
     options.deterministic = True
+    # the rows are chosen already; TensorFlow's own sharding would deal out whole elements
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -117,6 +117,7 @@ class ReplicaProgram:
         iterator = iter(self._distribute(source))
         remaining, at = max_steps, 0
         if hooks is not None and source.num_batches is not None:
+            # a call beyond the last batch is harmless, but its hook must not be called
             remaining = min(source.num_batches, remaining or source.num_batches)
         while True:
             at_once = EVALUATION_CALL if hooks is None else 1
@@ -256,11 +257,12 @@ class ReplicaProgram:
 
     def restore(self, state: State | None) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
-            self._make_extras()
+            self._make_extras()  # the state has values for them
         state = self._replicas.peers.state_from_chief(state)
         for name, variable in state_variables(self._model).items():
             variable.assign(checked_value(name, variable, state))
         partial = self._sums.partial_variables()
+        # the step that was saved logged other values: the means of this epoch begin anew
         if not all(name in state for name in partial):
             state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
         for name, variable in partial.items():

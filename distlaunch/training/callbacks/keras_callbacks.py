@@ -62,6 +62,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
     callback._distlaunch_place = index
+    # tells what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)
     return callback
 
@@ -140,14 +141,19 @@ def _epoch_of(line: bytes, separator: str) -> float:
 
 
 def array_state(callback: keras.callbacks.Callback) -> dict[str, np.ndarray]:
-    """Attributes of a callback that are arrays, or lists of arrays such as EarlyStopping's `best_weights`."""
+    """Copies of a callback's attributes that are arrays, or lists of arrays such as EarlyStopping's `best_weights`."""
     state = {}
     for name, value in vars(callback).items():
         parts = value if isinstance(value, (list, tuple)) else [value]
-        if not name.startswith("_") and parts and all(isinstance(part, np.ndarray) for part in parts):
+        if not name.startswith("_") and parts and all(map(_can_be_kept, parts)):
             is_list = isinstance(value, (list, tuple))
-            state.update({f"{name}/{index}" if is_list else name: part for index, part in enumerate(parts)})
+            state.update({f"{name}/{index}" if is_list else name: part.copy() for index, part in enumerate(parts)})
     return state
+
+
+def _can_be_kept(value: Any) -> bool:
+    """Whether it is an array, and not one of Python objects or of records, which no file of arrays has."""
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject and value.dtype.names is None
 
 
 def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.ndarray]) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: committed atomically, checksummed, the same for every strategy.
 
-A checkpoint is a directory `step-00000123` with `state.npz` (arrays by name) and `meta.json` (see checkpoint_meta). It
-is written under another name and renamed when complete, so a directory of that name is whole unless the disk damaged
+A checkpoint is a directory `step-00000123` with `state.safetensors` (see state_files) and `meta.json` (see meta). It is
+written under another name and renamed when complete, so a directory of that name is whole unless the disk damaged
 it, which the checksums show.
 """
 
@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import ml_dtypes
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.base.run_dir import steps_of
-from distlaunch.strategies.protocol import State
-from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
+from distlaunch.base.run_dir import BEST, BestName, steps_of
+from distlaunch.training.checkpoints.meta import SAFETENSORS, NewerFormatError, Progress, read_meta, write_meta
+from distlaunch.training.checkpoints.state_files import (
+    OLDER_STATE_FILE,
+    STATE_FILE,
+    read_npz,
+    read_state,
+    write_state,
+)
+
+if TYPE_CHECKING:
+    from distlaunch.strategies.protocol import State
 
 _BEFORE = ".before.tmp"
 """What a checkpoint's name ends with while another of the same step takes its place."""
@@ -61,8 +67,11 @@ class CheckpointStore:
     def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
         self.directory, self._keep, self._retry_s = directory, keep, retry_s
 
-    def save(self, state: State, progress: Progress, config: dict[str, Any]) -> tuple[Path, int]:
+    def save(self, state: State, progress: Progress, config: dict[str, Any], *, best: bool = False) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
+
+        Args:
+            best: it is to be found as `best`, too, until a better one comes.
 
         Returns:
             Its path, and its size in bytes.
@@ -76,10 +85,12 @@ class CheckpointStore:
         self._remove_leftovers()
         try:
             temporary.mkdir()
-            digest, num_bytes = _write_state(temporary / "state.npz", state)
+            digest, num_bytes = _write_state(temporary / STATE_FILE, state)
             meta = write_meta(digest, time.time(), progress, config)
             _write_synced(temporary / "meta.json", meta.encode())
             self._put_in_place(temporary, final)
+            if best:
+                self._keep_as_best(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -99,26 +110,38 @@ class CheckpointStore:
         _sync_directory(self.directory)
         shutil.rmtree(before, ignore_errors=True)
 
+    def _keep_as_best(self, path: Path) -> None:
+        """Beside the others, whatever becomes of them: the same step may be written again with other weights."""
+        temporary = self.directory / f".{BEST}.{os.getpid()}.tmp"
+        try:
+            shutil.copytree(path, temporary, copy_function=_link_or_copy)
+            self._put_in_place(temporary, self.directory / BEST)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)
 
-    def load(self, step: int) -> Saved:
+    def load(self, step: int | BestName) -> Saved:
         """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged."""
-        path = self.directory / f"step-{step:08d}"
+        path = self.directory / (BEST if step == BEST else f"step-{step:08d}")
         try:
             # opened once: `keep` may delete it meanwhile
-            with (path / "state.npz").open("rb") as file:
+            with _open_state(path) as file:
                 meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
                 if meta is None or hashlib.file_digest(file, "sha256").hexdigest() != meta.sha256:
                     raise DamagedError(f"{path}: damaged: its content does not match its checksum")
                 file.seek(0)
-                return Saved(path, meta.progress, meta.config, _read_state(file))
+                state = read_state(file) if meta.format >= SAFETENSORS else read_npz(file)
+                return Saved(path, meta.progress, meta.config, state)
         except FileNotFoundError as error:
             if path.exists():
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
             have = ", ".join(map(str, self.steps())) or "none"
-            raise CheckpointError(f"{path}: there is no checkpoint of step {step}; those there are: {have}") from None
+            which = "no best checkpoint" if step == BEST else f"no checkpoint of step {step}"
+            raise CheckpointError(f"{path}: there is {which}; those there are: {have}") from None
         except NewerFormatError as error:
             raise CheckpointError(f"{path}: {error}; use the version that wrote it, or a later one") from None
         except ValueError as error:
@@ -174,7 +197,7 @@ class CheckpointStore:
 
     def _recover(self) -> None:
         """Puts back what a process was about to replace by the same step when it was killed."""
-        for before in self.directory.glob(f".step-*{_BEFORE}"):
+        for before in self.directory.glob(f".*{_BEFORE}"):
             final = before.with_name(before.name.removeprefix(".").removesuffix(_BEFORE))
             with contextlib.suppress(OSError):
                 if not final.exists():
@@ -183,42 +206,34 @@ class CheckpointStore:
     def _remove_leftovers(self) -> None:
         """Half-written checkpoints of processes that were killed."""
         self._recover()
-        for path in self.directory.glob(".step-*.tmp"):
+        for path in self.directory.glob(".*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_state(path: Path, state: State) -> tuple[str, int]:
-    """Returns checksum and size. Types that npz does not know, such as bfloat16, are stored as integers."""
-    foreign = {name: value.dtype.name for name, value in state.items() if not _is_plain(value)}
-    values = [_as_integers(value) if name in foreign else value for name, value in state.items()]
-    # the last is no variable, whatever the others are called
-    values.append(np.frombuffer(json.dumps(foreign).encode(), np.uint8))
+    """Returns checksum and size."""
     with path.open("wb") as file:
-        # numbers as keys: names may hold what a file name in an archive may not
-        arrays: dict[str, Any] = {str(index): value for index, value in enumerate(values)}
-        np.savez(file, **arrays, names=np.array([*state, "__dtypes__"]))
+        digest = write_state(file, state)
         file.flush()
         os.fsync(file.fileno())
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return digest, path.stat().st_size
+        return digest, file.tell()
 
 
-def _read_state(file: BinaryIO) -> State:
-    with np.load(file, allow_pickle=False) as archive:
-        *names, _ = map(str, archive["names"])
-        state = {name: archive[str(index)] for index, name in enumerate(names)}
-        foreign = json.loads(archive[str(len(names))].tobytes())
-    return {n: v.view(getattr(ml_dtypes, foreign[n])) if n in foreign else v for n, v in state.items()}
+def _link_or_copy(source: str, target: str) -> None:
+    """Some network disks have no links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
-def _is_plain(value: np.ndarray) -> bool:
-    """Whether npz files hold the type by themselves: `kind` alone calls float8_e5m2 a float of NumPy's."""
-    return value.dtype.type.__module__ == "numpy"
-
-
-def _as_integers(value: np.ndarray) -> np.ndarray:
-    return np.require(value, requirements="C").view(f"u{value.dtype.itemsize}")
+def _open_state(path: Path) -> BufferedReader:
+    try:
+        return (path / STATE_FILE).open("rb")
+    except FileNotFoundError:
+        if not (path / OLDER_STATE_FILE).exists():
+            raise
+        return (path / OLDER_STATE_FILE).open("rb")
 
 
 def _write_synced(path: Path, data: bytes) -> None:

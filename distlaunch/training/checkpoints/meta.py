@@ -1,9 +1,10 @@
 """`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of both its files.
 
-Format 2 (since 0.2) says so under `format`. Its own checksum is that of the data as JSON reads them back, and numbers
-that JSON does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the
-Python data, in which mappings with numbers as keys have another order than the text that is read back. A later format
-is refused, and not called damaged.
+Format 3 has its state in a safetensors file, the earlier ones in `state.npz`. Format 2 is the first that says so under
+`format`. Its own checksum is that of the data as JSON reads them back, and numbers that JSON
+does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the Python
+data, in which mappings with numbers as keys have another order than the text that is read back. A later format is
+refused, and not called damaged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Any
 
 from distlaunch.base import strict_json
 
-FORMAT = 2
+FORMAT = 3
+SAFETENSORS = 3
+"""The first format whose state is a safetensors file."""
 _NUMBER = "$float"
 
 
@@ -37,6 +40,7 @@ class Progress:
         callbacks: plain attributes of the callbacks, by position.
         finished: a callback ended training early.
         stop_training: a callback of the chief wishes that, within an epoch.
+        best: the best epoch so far, as BestEpoch remembers it.
         pending_logs: training values of an epoch whose steps are done but whose validation is not.
     """
 
@@ -48,6 +52,7 @@ class Progress:
     finished: bool = False
     stop_training: bool = False
     pending_logs: dict[str, float] | None = None
+    best: dict[str, Any] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """Data that JSON can hold without a loss."""
@@ -63,6 +68,7 @@ class Progress:
 class Meta:
     """What `meta.json` says. `config` is as JSON holds it: with text for keys that are numbers."""
 
+    format: int
     sha256: str
     progress: Progress
     config: dict[str, Any]
@@ -72,7 +78,7 @@ def write_meta(sha256: str, saved_at: float, progress: Progress, config: dict[st
     """The text of the file.
 
     Args:
-        sha256: of `state.npz`.
+        sha256: of the state's file.
         saved_at: seconds since the epoch.
     """
     told = {"format": FORMAT, "sha256": sha256, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
@@ -92,10 +98,10 @@ def read_meta(text: str) -> Meta | None:
         version = meta.get("format", 1)
         if version > FORMAT:
             raise NewerFormatError(f"format {version}; this version of distlaunch reads formats up to {FORMAT}")
-        candidates = [meta] if version == FORMAT else _of_format_1(meta)
+        candidates = [meta] if version > 1 else _of_format_1(meta)
         if all(own != _digest(candidate) for candidate in candidates):
             return None
-        return Meta(meta["sha256"], Progress.from_plain(meta["progress"]), meta["config"])
+        return Meta(version, meta["sha256"], Progress.from_plain(meta["progress"]), meta["config"])
     except NewerFormatError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):

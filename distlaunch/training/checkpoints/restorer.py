@@ -13,6 +13,7 @@ from distlaunch.base.events import (
     Notice,
     Restored,
 )
+from distlaunch.base.run_dir import BestName
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies import state_bytes
@@ -74,11 +75,11 @@ class Restorer:
         mine = {name: value for name, value in (state or {}).items() if name.startswith(CALLBACK)}
         return state_bytes.from_bytes(self._strategy.from_chief(state_bytes.to_bytes(mine)))
 
-    def restore(self, program: Program, step: int | None) -> None:
+    def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.
 
         Args:
-            step: of the checkpoint; None: the newest good one.
+            step: of the checkpoint; `best`: that of the best epoch; None: the newest good one.
         """
         saved = None
         if self._strategy.is_chief:

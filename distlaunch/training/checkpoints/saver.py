@@ -1,15 +1,20 @@
-"""Writes checkpoints of a training run, with what its callbacks keep; puts that back."""
+"""Saves checkpoints of a training run, with what its callbacks keep, beside training; puts that back."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
 
 import keras
 
 from distlaunch.base.errors import CheckpointWriteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.protocol import State
+from distlaunch.strategies.protocol import Program, State
 from distlaunch.training.callbacks.keras_callbacks import (
     array_state,
     place_of,
@@ -17,16 +22,44 @@ from distlaunch.training.callbacks.keras_callbacks import (
     restore_arrays,
     restore_state,
 )
+from distlaunch.training.checkpoints.best import BestEpoch
+from distlaunch.training.checkpoints.interval import SaveTimer
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checks.nonfinite import NonFinite, trained_names
 from distlaunch.training.surroundings import Surroundings
 
 CALLBACK = "callback/"
 """Names in checkpoints of arrays that callbacks hold begin so."""
+_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class _Save:
+    """One checkpoint to be written.
+
+    Attributes:
+        trained: names of the values that must be finite.
+        otherwise: what happens if it cannot be written; None: the run fails.
+        best: whether it is that of the best epoch so far.
+        began: when training stopped for it.
+        resumed: when training went on; None: it waits until the checkpoint is written.
+    """
+
+    state: State
+    trained: frozenset[str]
+    progress: Progress
+    otherwise: str | None
+    best: bool
+    began: float
+    resumed: float | None
 
 
 class Saver:
-    """What of a run is saved beside the program's state."""
+    """Copies the state at a step, and has a thread check, write and commit it while training goes on.
+
+    One checkpoint is written at a time: the next save waits for it. Leaving the context waits too, and raises what went
+    wrong in the thread also where training itself has failed: it was earlier.
+    """
 
     def __init__(
         self,
@@ -38,44 +71,142 @@ class Saver:
     ) -> None:
         self._config, self._model, self._callbacks = config, model, callbacks
         self._around, self._nonfinite = around, nonfinite
+        # `os.nice` of Linux is for a thread; steps come first where there are few cores
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(_NICENESS,))
+        self._pending: Future[None] | None = None
         self._saved_step: int | None = None
+        self.best = BestEpoch(config.checkpoint.best)
+        section = config.checkpoint
+        every_s = section.every_minutes and 60 * section.every_minutes
+        self._timer = SaveTimer(every_s, auto=section.every is not None, failures=around.failures, now=around.clock())
 
-    def save(self, state: State, progress: Progress, otherwise: str | None) -> None:
-        """Writes a checkpoint.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._wait()
+        finally:
+            self._thread.shutdown()
+
+    def save(
+        self,
+        program: Program,
+        progress: Progress,
+        *,
+        otherwise: str | None = "training continues",
+        wait: bool = False,
+        best: bool = False,
+    ) -> None:
+        """Takes a checkpoint; every task must call it, and the chief writes.
 
         Args:
             otherwise: what then happens if it cannot be written; None: the run fails.
+            best: it is that of the best epoch so far, and is kept as such, too.
+            wait: until it is committed; else training goes on when the state is copied.
 
         Raises:
             CheckpointWriteError: it cannot be written, and nothing happens otherwise.
+            NonFiniteError: this state, or the one before, is not finite.
         """
-        progress = replace(
+        around = self._around
+        around.on_meeting()
+        began = around.clock()
+        if around.is_chief:
+            self._wait()  # before the copy: two of them may be more than the memory holds
+        state = program.snapshot()
+        if not around.is_chief:
+            return
+        wait = wait or not self._config.checkpoint.beside_training
+        with around.saving():
+            progress = self._with_callbacks(state, progress)
+            trained = frozenset(trained_names(self._model))
+            if wait:
+                self._write(_Save(state, trained, progress, otherwise, best, began, resumed=None))
+            else:
+                self._start(_Save(state, trained, progress, otherwise, best, began, resumed=around.clock()))
+        self._timer.took(around.clock())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the clock asks for a checkpoint; the chief's counts."""
+        return self._around.is_chief and self._timer.is_due(self._around.clock())
+
+    def check(self) -> None:
+        """Raises what has gone wrong in the thread, if anything has."""
+        if self.is_idle:
+            self._wait()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._pending is None or self._pending.done()
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            with self._around.saving():
+                pending.result()
+
+    def _start(self, save: _Save) -> None:
+        with ExitStack() as writing:
+            writing.enter_context(self._around.writing())
+            # told before the thread runs, so that there is no moment at which nobody says that something is written
+            self._pending = self._thread.submit(self._write_beside, save, writing.pop_all())
+
+    def _with_callbacks(self, state: State, progress: Progress) -> Progress:
+        """Adds what callbacks hold at this step to the state and the progress."""
+        for index, callback in enumerate(self._callbacks):
+            state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
+        return replace(
             progress,
             callbacks=[plain_state(callback) for callback in self._callbacks],
             stop_training=bool(self._model.stop_training),
+            best=self.best.record,
         )
-        for index, callback in enumerate(self._callbacks):
-            state.update({f"{CALLBACK}{index}/{name}": array for name, array in array_state(callback).items()})
-        self._nonfinite.state(state, trained_names(self._model), progress.step)
-        began = self._around.clock()
-        try:
-            path, num_bytes = self._around.store.save(state, progress, self._config.to_plain())
-        except OSError as error:
-            why = error.strerror or str(error)
-            if otherwise is None:
-                message = f"the last checkpoint, of step {progress.step}, cannot be written: {why}"
-                raise CheckpointWriteError(f"{message}; make room, and resume the run") from None
-            reason = f"not written: {why}; {otherwise}"
-            self._around.emit(CheckpointFailed(step=progress.step, reason=reason))
-            return
-        seconds = self._around.clock() - began
-        if progress.step == self._saved_step:
-            return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
-        self._saved_step = progress.step
-        self._around.emit(CheckpointSaved(step=progress.step, path=str(path), num_bytes=num_bytes, seconds=seconds))
 
-    def restore_callbacks(self, start: Progress, arrays: State) -> None:
-        """Puts back what a checkpoint holds of the callbacks, and the history."""
+    # in the thread
+
+    def _write_beside(self, save: _Save, writing: ExitStack) -> None:
+        with writing:
+            self._write(save)
+
+    def _write(self, save: _Save) -> None:
+        step, began = save.progress.step, self._around.clock()
+        self._nonfinite.state(save.state, save.trained, step)
+        try:
+            path, num_bytes = self._around.store.save(
+                save.state, save.progress, self._config.to_plain(), best=save.best
+            )
+        except OSError as error:
+            self._tell_failure(save, error.strerror or str(error))
+            return
+        if step == self._saved_step:
+            return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
+        self._saved_step = step
+        now = self._around.clock()
+        stalled_s = (now if save.resumed is None else save.resumed) - save.began
+        self._timer.learn(stalled_s, now - began)
+        self._around.emit(
+            CheckpointSaved(step=step, path=str(path), num_bytes=num_bytes, seconds=now - began, stalled_s=stalled_s)
+        )
+
+    def _tell_failure(self, save: _Save, why: str) -> None:
+        step = save.progress.step
+        if save.best:
+            self.best.lose()
+        if save.otherwise is None:
+            message = f"the last checkpoint, of step {step}, cannot be written: {why}"
+            raise CheckpointWriteError(f"{message}; make room, and resume the run") from None
+        self._around.emit(CheckpointFailed(step=step, reason=f"not written: {why}; {save.otherwise}"))
+
+    # at the start
+
+    def restore(self, start: Progress, arrays: State) -> None:
+        """Puts back what a checkpoint holds of the callbacks, the history, and the best value."""
+        self.best.restore(start.best)
         for index, callback in enumerate(self._callbacks):
             place = place_of(callback, index)
             if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:

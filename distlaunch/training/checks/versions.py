@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from distlaunch.base.backend import Backend
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Notice
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.backend import Backend
 
 
 def new_warnings(run: RunDir, backend: Backend) -> list[str]:

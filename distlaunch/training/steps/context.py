@@ -81,7 +81,7 @@ class StepContext:
         """One optimizer step on all trainable variables; gradients are summed over replicas."""
         variables = self.model.trainable_variables
         assert self.optimizer is not None, "compile gives every model an optimizer"
-        with tape:
+        with tape:  # recorded too: the optimizer divides gradients by the scale
             scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(self.gradients(tape, scaled, variables), variables)
 

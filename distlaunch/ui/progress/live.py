@@ -43,7 +43,7 @@ class LiveView:
 
     def event(self, event: Event) -> None:
         self.state.add(event)
-        line = event_line(event, self.state.training.epochs if self.state.training else 1)
+        line = event_line(event, self.state.now.training.epochs if self.state.now.training else 1)
         if line is not None:
             self._above.append((line, False))
 
@@ -82,18 +82,15 @@ class LiveView:
     def _bar(self, elapsed_s: float) -> RenderableType:
         if self._stopping:
             return Text(f"{self._stopping} ({words.clock(elapsed_s)})", style="yellow")
-        if self.state.training is None or self.state.is_past_last_epoch:
+        if self.state.now.training is None or self.state.is_past_last_epoch:
             return Text(self._waiting(elapsed_s), style="dim", no_wrap=True, overflow="ellipsis")
         metrics = Text(words.metrics(self.state.logs), style="dim", no_wrap=True, overflow="ellipsis")
-        return (
-            Group(progress_line(self.state), metrics)
-            if self.state.logs and self.state.epoch_open
-            else progress_line(self.state)
-        )
+        bar = progress_line(self.state)
+        return Group(bar, metrics) if self.state.logs and self.state.now.step_in_epoch else bar
 
     def _waiting(self, elapsed_s: float) -> str:
         clock = words.clock(elapsed_s)
-        if self.state.training is not None:
+        if self.state.now.training is not None:
             return f"finishing ({clock})"
         missing, num_tasks = self.state.missing, len(self.state.tasks)
         if self._script and (not missing or num_tasks == 1):
@@ -106,11 +103,9 @@ class LiveView:
 
 def progress_line(state: RunState) -> Table:
     """`epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
-    start = state.training
+    start = state.now.training
     assert start is not None
-    between = not state.epoch_open and state.last_epoch is not None
-    epoch, done = (state.epoch + 1, 0) if between else (state.epoch, state.step_in_epoch)
-    total = start.steps_per_epoch
+    epoch, done, total = state.now.epochs_done, state.now.step_in_epoch, start.steps_per_epoch
     table = Table.grid(padding=(0, 1), expand=True)
     for _ in range(4):
         table.add_column(no_wrap=True)
@@ -120,6 +115,6 @@ def progress_line(state: RunState) -> Table:
     speed = words.rate(state.steps_per_s) if state.steps_per_s else ""
     eta = f"eta {words.clock(state.eta_s)}" if state.eta_s is not None else ""
     bar = ProgressBar(total=total or 1, completed=done if total else 0)
-    validating = total is not None and done >= total and state.epoch_open
+    validating = total is not None and done >= total
     table.add_row(Text(head, style="bold"), bar, steps, Text("validating" if validating else f"{speed}  {eta}".strip()))
     return table

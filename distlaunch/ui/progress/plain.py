@@ -28,7 +28,7 @@ class PlainView:
 
     def event(self, event: Event) -> None:
         self.state.add(event)
-        training = self.state.training
+        training = self.state.now.training
         line = event_line(event, training.epochs if training else 1)
         if line is not None:
             self._print(line)
@@ -46,7 +46,7 @@ class PlainView:
 
     def tick(self, now: float) -> None:
         self._now = now
-        waiting = self.state.training is None and bool(self.state.missing)
+        waiting = self.state.now.training is None and bool(self.state.missing)
         if self._told_at is None:
             self._told_at = now
         elif waiting and now >= self._told_at + EVERY_S:
@@ -60,9 +60,9 @@ class PlainView:
 
 
 def _progress(state: RunState) -> str:
-    start = state.training
+    start = state.now.training
     of = f"/{start.steps_per_epoch:,}" if start and start.steps_per_epoch else ""
-    parts = [f"epoch {state.epoch + 1}/{start.epochs if start else 1}  {state.step_in_epoch:,}{of} steps"]
+    parts = [f"epoch {state.now.epochs_done + 1}/{start.epochs if start else 1}  {state.now.step_in_epoch:,}{of} steps"]
     if state.steps_per_s:
         parts.append(words.rate(state.steps_per_s))
     if state.eta_s is not None:

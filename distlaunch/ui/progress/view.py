@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Protocol
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.supervise.observer import Observer, Silent
 from distlaunch.ui import report
 from distlaunch.ui.console import JobConsole
+from distlaunch.ui.progress.lines import event_line
 from distlaunch.ui.progress.live import LiveView
 from distlaunch.ui.progress.plain import PlainView
 from distlaunch.ui.progress.state import RunState
@@ -28,11 +30,21 @@ class View(Observer, Protocol):
         """Prints what is to be known at the end of a training."""
 
 
-class _Reporting:
-    """Adds the report to a view that prints."""
+class _Printing(Observer):
+    """What each view that prints does in the same way. The view itself comes before it, and shows events and notes."""
 
     state: RunState
     _console: Console
+
+    def catch_up(self, told: Sequence[Event | str], most: int) -> None:
+        """Takes in events and notes, and shows only the last lines that they make."""
+        left = sum(_makes_line(each) for each in told)
+        for each in told:
+            if isinstance(each, Event):
+                (self.event if left <= most else self.state.add)(each)
+            elif left <= most:
+                self.note(each)
+            left -= _makes_line(each)
 
     def report(self, result: AttemptResult) -> None:
         with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
@@ -43,11 +55,11 @@ class _Reporting:
         _report_errors(self.state, result)
 
 
-class TerminalView(_Reporting, LiveView):
+class TerminalView(LiveView, _Printing):
     """For a terminal."""
 
 
-class TextView(_Reporting, PlainView):
+class TextView(PlainView, _Printing):
     """For a file or a pipe."""
 
 
@@ -81,6 +93,11 @@ def make_view(*, as_json: bool = False, quiet: bool = False) -> View:
         return JsonView()
     if quiet:
         return QuietView()
+    return printing_view()
+
+
+def printing_view() -> TerminalView | TextView:
+    """The view that prints, for where the output goes."""
     console = JobConsole()
     return TerminalView(console) if console.is_terminal and not console.is_dumb_terminal else TextView(console)
 
@@ -91,6 +108,10 @@ def finish_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _makes_line(told: Event | str) -> bool:
+    return isinstance(told, str) or event_line(told, 1) is not None
 
 
 def _report_errors(state: RunState, result: AttemptResult) -> None:

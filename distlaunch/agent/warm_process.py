@@ -1,0 +1,182 @@
+"""`python -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports for tasks, and forks them.
+
+Standard library only, one thread, and no signal handlers: whatever is here, every task inherits. MODULE's
+`main(arguments)` imports; it returns why the process must not be forked after that, or an empty text. On the socket FD
+come requests: their length, four descriptors (standard output, standard error, the lifeline and the gate), and JSON.
+
+A task must be a child of whoever asked for it, who reaps it and learns its exit code from the kernel. So it is forked
+by a process in between that ends at once, while the asking process is the subreaper of its descendants
+(prctl(2), PR_SET_CHILD_SUBREAPER). A task begins only when a byte comes through the gate: if the asking process never
+learns its number, the gate is closed and the task ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import struct
+import sys
+import tempfile
+from typing import Any
+
+LENGTH = struct.Struct("!Q")
+NUM_FDS = 4
+PADDING = " " * 3000
+"""The last argument. Its place takes the command line of a task, which `ps` shows."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Imports, and serves."""
+    number, module, *arguments, _ = sys.argv[1:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # cleared in what is forked
+    connection = socket.socket(fileno=int(number))
+    try:
+        unfit = importlib.import_module(module).main(arguments)
+    except Exception as error:  # a task that is started without this process tells it to the user
+        unfit = f"{type(error).__name__}: {error}"
+    _answer(connection, {"unfit": unfit})
+    if not unfit:
+        serve(connection)
+
+
+def serve(connection: socket.socket) -> None:
+    """Forks until the other end of the socket is closed; in a forked task, runs it and returns at its end."""
+    stamps = _stamps()
+    # what is here stays for good; a collection in a task must not touch, and so copy, its pages
+    gc.collect()
+    gc.freeze()
+    while (request := _receive(connection)) is not None:
+        asked, fds = request
+        if _stamps() != stamps:
+            _answer(connection, {"unfit": "packages were changed since they were imported"})
+            return
+        task = _fork()
+        if task is None:
+            connection.close()
+            _become(asked, fds)
+            return
+        for fd in fds:
+            os.close(fd)
+        _answer(connection, {"pid": task})
+
+
+def _answer(connection: socket.socket, told: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(told).encode() + b"\n")
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next request with its descriptors; None at the end."""
+    head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, NUM_FDS)
+    if len(head) < LENGTH.size:
+        return None
+    left, parts = LENGTH.unpack(head)[0], []
+    while left:
+        part = connection.recv(min(left, 1 << 16))
+        if not part:
+            return None
+        parts.append(part)
+        left -= len(part)
+    return json.loads(b"".join(parts)), list(fds)
+
+
+def _stamps() -> list[tuple[int, int]]:
+    """What changes when an imported package is installed anew."""
+    files = [module.__file__ for name, module in sys.modules.items() if "." not in name and hasattr(module, "__file__")]
+    found = []
+    for file in files:
+        if file:
+            try:
+                status = os.stat(file)
+                found.append((status.st_ino, status.st_mtime_ns))
+            except OSError:
+                found.append((0, 0))
+    return found
+
+
+def _fork() -> int | None:
+    """The task's process id; None in the task; 0 if it could not be forked."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        task = -1
+        try:
+            task = os.fork()
+        finally:
+            if task:
+                os._exit(0)
+        os.close(read)
+        os.setsid()  # before its number is known: whoever knows it may kill the group
+        os.write(write, str(os.getpid()).encode())
+        os.close(write)
+        return None
+    os.close(write)
+    os.waitpid(between, 0)  # from here on the task is the asking process's child
+    told = os.read(read, 32)
+    os.close(read)
+    return int(told or b"0")
+
+
+def _become(asked: dict[str, Any], fds: list[int]) -> None:
+    """Makes of this process what a fresh one would be, and runs the task in it."""
+    stdout, stderr, lifeline, gate = fds
+    begin = os.read(gate, 1)
+    os.close(gate)
+    if not begin:
+        os._exit(0)
+    for fd, place in ((os.open(os.devnull, os.O_RDONLY), 0), (stdout, 1), (stderr, 2)):
+        os.dup2(fd, place)
+        os.close(fd)
+    sys.stdout = sys.__stdout__ = _opened_anew(sys.stdout)
+    sys.stderr = sys.__stderr__ = _opened_anew(sys.stderr)
+    os.environ.clear()
+    os.environ.update(asked["env"], **{asked["lifeline"]: str(lifeline)})
+    os.chdir(asked["cwd"])
+    if not sys.flags.safe_path:  # else no folder of the user's is there
+        sys.path[0] = asked["cwd"]
+    tempfile.tempdir = None
+    argv = asked["argv"]
+    _show_as(argv)
+    sys.orig_argv[:] = argv
+    sys.argv = argv[2:]
+    runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
+
+
+def _opened_anew(stream: Any) -> io.TextIOWrapper:
+    """A standard stream for its descriptor, which was a file's here and may be a pipe's now: it cannot be sought in."""
+    raw = io.FileIO(stream.fileno(), "w", closefd=False)
+    raw.name = stream.name  # pyright: ignore[reportAttributeAccessIssue]
+    binary = raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        binary,  # pyright: ignore[reportArgumentType]
+        stream.encoding,
+        stream.errors,
+        newline="\n",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+def _show_as(argv: list[str]) -> None:
+    """Writes another command line over this process's own, as setproctitle does, within its room."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8") as file:
+            fields = file.read().rpartition(")")[2].split()
+        begin, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, proc(5)
+        room = end - begin - 1
+        text = "\0".join(argv).encode(errors="surrogateescape")[:room]
+        ctypes.memmove(begin, text.ljust(room, b"\0"), room)
+    except (OSError, ValueError, IndexError):  # it is for people only
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and how many workers it then has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.config.run import RunConfig
+
+
+def tf_config_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[ClusterSpec, Task] | None:
+    """The cluster that the environment says this process belongs to; None if there is none, or none is wanted.
+
+    Raises UsageError if TF_CONFIG is malformed.
+    """
+    text, strategy = environ.get("TF_CONFIG"), config.strategy
+    can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
+    return from_tf_config(text) if text and config.engine.kind == "auto" and can_join else None
+
+
+def tf_config_workers(config: RunConfig, cluster: ClusterSpec) -> int | None:
+    """How many workers a given cluster has, if that is not what the config says; None: the config's number holds."""
+    workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
+    return workers if workers and config.strategy.in_lockstep and workers != config.cluster.num_workers else None

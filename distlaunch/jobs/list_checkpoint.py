@@ -1,0 +1,49 @@
+"""What a checkpoint of a run holds, read by a process of its own: this one has no NumPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from distlaunch.base.errors import CheckpointError, UsageError
+from distlaunch.base.helper_process import ANSWER, ask
+from distlaunch.base.run_dir import BEST, BestName, RunDir
+from distlaunch.plan.train import REMOVED_ENV
+from distlaunch.runs.paths import shown
+
+Listing = dict[str, Any]
+"""`path`, `step`, `epoch`, and `variables`: `name`, `shape`, `dtype`, `bytes`, `norm` (None for what is no number)."""
+
+
+def check_kept(run: RunDir, checkpoint: int | BestName) -> None:
+    """Raises UsageError if the run has no such checkpoint."""
+    if checkpoint == BEST:
+        if not run.has_best():
+            hint = "`checkpoint.best` keeps one from the next epoch on"
+            raise UsageError(f"--checkpoint: {shown(run.path)} has no best one; {hint}")
+    elif checkpoint not in (steps := run.checkpoint_steps()):
+        have = ", ".join(map(str, steps)) or "none"
+        raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
+
+
+def list_checkpoint(run: RunDir, checkpoint: int | BestName | None, environ: Mapping[str, str]) -> Listing:
+    """The variables of a checkpoint, in its order.
+
+    Args:
+        checkpoint: None: the newest good one.
+
+    Raises:
+        UsageError: there is no such checkpoint.
+        CheckpointError: it is damaged, or there is none at all.
+    """
+    if checkpoint is not None:
+        check_kept(run, checkpoint)
+    which = "newest" if checkpoint is None else str(checkpoint)
+    argv = [sys.executable, "-m", "distlaunch.tasks.list_checkpoint", str(run.checkpoints), which, ANSWER]
+    answer = ask(argv, {name: value for name, value in environ.items() if name not in REMOVED_ENV})
+    if answer.told is None:
+        raise CheckpointError(f"the process that reads the checkpoint {answer.how_it_ended}{answer.last_lines(5)}")
+    if "message" in answer.told:
+        raise CheckpointError(answer.told["message"])
+    return answer.told

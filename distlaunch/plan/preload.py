@@ -1,0 +1,22 @@
+"""What can be imported for a task before it starts."""
+
+from __future__ import annotations
+
+from distlaunch.agent.messages import Preload
+from distlaunch.cluster.devices import VISIBLE
+from distlaunch.cluster.ports import REUSE_ENV
+from distlaunch.cluster.spec import Task
+from distlaunch.config.run import RunConfig
+
+READ_LATE = ("TF_CONFIG", VISIBLE, *REUSE_ENV)
+"""Variables of a task that frameworks read when they look for devices or open a port, and not when imported."""
+
+
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""What a task prints is seen at once."""
+
+
+def preload_for(config: RunConfig, task: Task) -> Preload:
+    """What a task of a run imports in any case."""
+    quiet = ["quiet"] if config.strategy.has_coordinator else []
+    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *quiet), READ_LATE)

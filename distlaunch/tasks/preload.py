@@ -1,0 +1,102 @@
+"""What every task imports: for a process that tasks are forked from. Creates nothing, and starts no thread.
+
+After that no tensor, no variable and no device may have been asked for: neither framework survives a fork then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from distlaunch.base.compat import frameworks
+from distlaunch.base.errors import ConfigError
+from distlaunch.config.backend import choose_backend
+
+_POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
+"""Each brings an OpenBLAS, which starts a thread for each core when it is loaded, and survives forks."""
+_TASKS = (
+    "config.read.load",
+    "tasks.process_end",
+    "tasks.no_terminal",
+    "training.session",
+    "training.server",
+    "training.evaluator",
+    "training.trials.recorder",
+)
+_ENTRIES = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
+            "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
+            "strategies.replica.sums:Sums.__init__.<locals>.<lambda>")  # fmt: skip
+_TRACED = ("data.source:Split.training_source.<locals>.one_pass", "data.source:_from_arrays.<locals>.batches",
+           "data.source:_from_arrays.<locals>.gather", "data.source:_from_arrays.<locals>.order_of",
+           "strategies.ballots:Ballots.counted", "strategies.patches.keras_private:compiled_metrics",
+           "strategies.patches.symbols:private", "strategies.replica.input:_loaded.<locals>.load",
+           "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",
+           "strategies.replica.input:slice_rows", "strategies.replica.input:split_rows.<locals>.<lambda>",
+           "strategies.replica.input:split_rows.<locals>.part", "strategies.replica.sums:Sums.collect",
+           "strategies.replica.input:own_rows.<locals>.<lambda>", "strategies.replica.input:own_rows.<locals>.part",
+           "strategies.replica.sums:Sums.split", "strategies.replica.sums:Sums.sum",
+           "strategies.replica.sums:_tensor", "strategies.variables:metric_results")  # fmt: skip
+"""Functions that TensorFlow traces in most tasks, and that AutoGraph has to convert for that."""
+
+
+def main(arguments: Sequence[str]) -> str:
+    """Imports for tasks of a backend.
+
+    Args:
+        arguments: the backend, and perhaps `quiet`.
+
+    Returns:
+        Why this process must not be forked; empty if it may.
+    """
+    backend, *words = arguments
+    for name in _POOLS_OF_THEIR_OWN:
+        _import(name)
+    threads = _num_threads()
+    try:
+        choose_backend(backend, quiet="quiet" in words)  # pyright: ignore[reportArgumentType]
+    except ConfigError as error:
+        return str(error)
+    for name in frameworks(backend):
+        importlib.import_module(name)
+    for name in _TASKS:
+        importlib.import_module(f"distlaunch.{name}")
+    from distlaunch.config.strategies import MODELS
+    from distlaunch.config.strategies.base import FUNCTIONAL_STEP
+    from distlaunch.strategies.table import TABLE
+
+    strategies = [kind for kind, model in MODELS.items() if model.backend == backend]
+    for kind in strategies:
+        importlib.import_module(f"distlaunch.strategies.{TABLE[kind].partition(':')[0]}")
+    _convert_ahead(only_reads=all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies))
+    os.register_at_fork(after_in_child=_new_random_numbers)
+    more = _num_threads() - threads
+    return f"importing has started {more} thread(s)" if more > 0 else ""
+
+
+def _convert_ahead(*, only_reads: bool) -> None:
+    """Args: only_reads: TensorFlow reads the data, and runs nothing else."""
+    from distlaunch.strategies.patches.tensorflow_autograph import convert_ahead
+
+    reads = ("data.", "strategies.replica.input:")
+    for place in (*_ENTRIES, *_TRACED):
+        if not only_reads or place.startswith(reads):
+            convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _new_random_numbers() -> None:
+    """As in a fresh process: Python seeds its own anew after a fork, NumPy does not."""
+    sys.modules["numpy"].random.seed()

@@ -1,0 +1,42 @@
+"""`-m tests.processes.forked_launcher BACKEND WORD ...`: the `distlaunch` command, where BACKEND is imported already.
+
+Before it begins, it forks what its tasks will be forked from.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import socket
+import sys
+
+from distlaunch.agent import warm_process
+from distlaunch.agent.messages import Preload
+from distlaunch.agent.warm_starts import WarmProcess
+from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.engines.local import WARM_STARTS
+from distlaunch.plan.preload import READ_LATE, UNBUFFERED
+from tests.processes.warm_launcher import Forked
+
+
+def main() -> None:
+    backend, *words = sys.argv[1:]
+    os.environ.pop(LIFELINE_FD)
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.setsid()
+        warm_process.serve(theirs)
+        sys.exit()
+    theirs.close()
+    process = WarmProcess(ours, Forked(pid))
+    process.unfit, process.was_fit = "", True
+    what = Preload("distlaunch.tasks.preload", tuple(backend.split()), READ_LATE)
+    WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
+    sys.argv = ["distlaunch", *words]
+    runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

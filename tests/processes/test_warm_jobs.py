@@ -1,0 +1,97 @@
+"""Whole jobs whose tasks are forked: the numbers, the logs and the speed of restarts are not worse for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real import final_state, run
+from supervised import REPOSITORY
+
+from distlaunch.base.run_dir import RunDir
+
+CONFIG = """
+model: {function: "mine.py:model"}
+data: {function: "mine.py:data", global_batch: 24}
+compile: {optimizer: adam, loss: mse}
+train: {epochs: 2}
+determinism: true
+"""
+MINE = """
+import keras
+import numpy as np
+
+def model():
+    return keras.Sequential([keras.Input((10,)), keras.layers.Dense(16, "relu"), keras.layers.Dropout(0.3),
+                             keras.layers.Dense(1)])
+
+def data():
+    x = np.random.default_rng(0).normal(size=(200, 10)).astype("float32")
+    return {"train": (x, x.sum(1, keepdims=True)), "validation": (x[:50], x[:50].sum(1, keepdims=True))}
+"""
+STRATEGIES = {
+    "one device": [],
+    "two workers": ["strategy.kind=multi_worker_mirrored", "cluster.workers=2"],
+    "dtensor": ["strategy={kind: dtensor, mesh: {batch: 2}}"],
+    "jax": ["strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2"],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+def test_warm_and_cold_are_bit_equal(project: Path, strategy: list[str]) -> None:
+    words = [word for each in strategy for word in ("--set", each)]
+    states = []
+    for name, warm in (("warm", "true"), ("cold", "false")):
+        given = ["--name", name, "--set", f"engine.warm_start={warm}", *words]
+        code, out, err = run("train", "job.yaml", *given, cwd=project)
+        assert code == 0, out + err
+        states.append(final_state(RunDir(project / "runs" / name)))
+        for log in (project / "runs" / name).glob("attempts/0/*/stderr.log"):
+            assert "Warning" not in log.read_text()
+    warm_state, cold_state = states
+    assert warm_state.keys() == cold_state.keys()
+    for name, value in cold_state.items():
+        np.testing.assert_array_equal(warm_state[name], value, err_msg=name)
+
+
+CONVERTED = """
+import sys
+from pathlib import Path
+from distlaunch.tasks import preload
+assert preload.main(["tensorflow"]) == ""
+import distlaunch
+from distlaunch.base.code_origins import origins
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.config.read.load import load_config
+from distlaunch.training.session import Session
+
+before = {file for file, _ in origins}
+loaded = load_config(Path("job.yaml"), tuple(sys.argv[1:]), environ={}, num_gpus=0)
+Session(loaded.config, RunDir("run"), Task("worker", 0), lambda event: None, lambda: False).run_training()
+own = str(Path(distlaunch.__file__).parent)
+print(sorted({origin.function for (file, _), origin in origins.items() if file not in before
+              and origin.file.startswith(own)}))
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy", ["{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}"]
+)
+def test_autograph_has_nothing_of_ours_left_to_convert(project: Path, strategy: str) -> None:
+    """The list of what is converted ahead is whole: a change of these functions must not make starts slow again."""
+    words = [sys.executable, "-c", CONVERTED, f"strategy={strategy}"]
+    env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,83 @@
+"""Launchers that are forked with the warm process of their tasks, so that a test waits for no import."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from distlaunch.agent.messages import Preload, TaskSpec
+from distlaunch.agent.process import Child, Lifeline
+from distlaunch.agent.warm_starts import WarmStarts
+from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.plan.preload import READ_LATE, UNBUFFERED
+from distlaunch.tasks import preload
+
+_NAME, _RUNS = "tests.processes.warm_launcher", "tests.processes.forked_launcher"
+_LATE = (*READ_LATE, LIFELINE_FD, "PYTEST_CURRENT_TEST")
+
+
+class Forked(subprocess.Popen[str]):
+    """A child that something else than Popen has started, in its clothes."""
+
+    def __init__(self, pid: int, stdout: io.RawIOBase | None = None, stderr: io.RawIOBase | None = None) -> None:
+        self.pid, self.returncode, self.args = pid, None, [_NAME]
+        self.stdin, self.stdout, self.stderr = None, _text(stdout), _text(stderr)
+        self.text_mode, self.universal_newlines, self.encoding, self.errors = True, True, None, None
+        self._child_created, self._communication_started, self._input = True, False, None
+        self._waitpid_lock, self._sigint_wait_secs = threading.Lock(), 0.25
+
+
+def _text(raw: io.RawIOBase | None) -> io.TextIOWrapper | None:
+    return None if raw is None else io.TextIOWrapper(io.BufferedReader(raw))
+
+
+class Launchers:
+    """Starts launchers; when it is left, all of them are gone."""
+
+    def __init__(self) -> None:
+        self._pool = WarmStarts()
+        self._exit = contextlib.ExitStack()
+        self._lifeline = self._exit.enter_context(Lifeline())
+        self._exit.enter_context(self._pool.kept())
+        self._children: list[Child] = []
+
+    def start(self, backend: Sequence[str], words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked | None:
+        """The command with these words; None: it must be started fresh."""
+        nowhere = Path(os.devnull)
+        argv = (sys.executable, "-m", _RUNS, " ".join(backend), *words)
+        spec = TaskSpec("", argv, {**env, **UNBUFFERED}, *[nowhere] * 3, Preload(_NAME, tuple(backend), _LATE))
+        process = self._pool.process_for(spec)
+        if process is None or not process.hear(60) or process.unfit:
+            return None
+        before = os.getcwd()
+        os.chdir(cwd)
+        try:
+            child = process.fork(spec, self._lifeline)
+        finally:
+            os.chdir(before)
+        self._children.append(child)
+        return Forked(child.pid, child.stdout, child.stderr)
+
+    def close(self) -> None:
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        self._exit.close()
+
+
+def main(arguments: Sequence[str]) -> str:
+    """Preloads what launchers and their tasks import."""
+    import distlaunch.cli.main
+    import distlaunch.cli.train
+    import distlaunch.jobs.job
+    import distlaunch.jobs.smoke
+    import distlaunch.ui.progress.view  # noqa: F401
+
+    return preload.main(arguments)

@@ -1,0 +1,114 @@
+"""The checkpoint of the best epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlaunch.base.errors import CheckpointError, ConfigError
+from distlaunch.config.run import Best
+from distlaunch.training.checkpoints.best import BestEpoch
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+
+HIGHEST = Best(metric="val_accuracy", mode="max")
+
+
+def rises(best: BestEpoch, *values: float) -> list[bool]:
+    assert best._section is not None
+    return [best.improves({best._section.metric: value}, validated=True) for value in values]
+
+
+def test_only_what_is_better_counts() -> None:
+    nan, inf = math.nan, math.inf
+    assert rises(BestEpoch(HIGHEST), 0.5, 0.5, 0.4, nan, 0.6) == [True, False, False, False, True]
+    lowest = BestEpoch(Best(metric="loss", mode="min"))
+    assert rises(lowest, nan, inf, 2, 3, 1, -1) == [False, False, True, False, True, True]
+    assert not BestEpoch(None).improves({"loss": 1}, validated=True)
+
+
+def test_what_could_not_be_written_is_not_the_best() -> None:
+    best = BestEpoch(HIGHEST)
+    assert rises(best, 0.5, 0.7) == [True, True]
+    best.lose()
+    assert rises(best, 0.5, 0.6) == [False, True]
+
+
+def test_a_run_goes_on_with_its_best_value_unless_another_is_asked_for() -> None:
+    first = BestEpoch(HIGHEST)
+    rises(first, 0.5)
+    progress = Progress.from_plain(Progress(best=first.record).to_plain())
+    for section, better in ((HIGHEST, False), (Best(metric="val_accuracy", mode="min"), True), (None, False)):
+        again = BestEpoch(section)
+        again.restore(progress.best)
+        assert again.improves({"val_accuracy": 0.4}, validated=True) is better
+
+
+def test_a_value_that_nobody_tells_is_named_with_those_there_are() -> None:
+    best = BestEpoch(Best(metric="val_acc", mode="max"))
+    assert not best.improves({"loss": 1.0}, validated=False)
+    with pytest.raises(ConfigError, match="got 'val_acc', which this run does not tell; it has loss, val_accuracy"):
+        best.improves({"val_accuracy": 1, "loss": 2}, validated=True)
+    with pytest.raises(ConfigError, match="there is no validation"):
+        best.check(has_validation=False)
+    best.check(has_validation=True)
+
+
+def state(value: float) -> dict[str, Any]:
+    return {"model/a": np.full(3, value, np.float32)}
+
+
+def test_it_stays_beside_the_newest(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match="there is no best checkpoint"):
+        store.load("best")
+    store.save(state(1), Progress(step=1), {}, best=True)
+    for step in (2, 3):
+        store.save(state(step), Progress(step=step), {})
+    assert store.steps() == [3]
+    assert store.load("best").progress.step == 1
+    store.save(state(4), Progress(step=4), {}, best=True)
+    # such as the last one, after EarlyStopping has put other weights back
+    store.save(state(7), Progress(step=4), {})
+    assert store.load(4).state["model/a"][0] == 7
+    assert store.load("best").state["model/a"][0] == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-00000004"]
+
+
+def test_it_is_copied_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*words: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    store = CheckpointStore(tmp_path)
+    store.save(state(1), Progress(step=1), {}, best=True)
+    shutil.rmtree(tmp_path / "step-00000001")
+    assert store.load("best").state["model/a"][0] == 1
+
+
+def test_it_is_lost_at_no_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rename = CheckpointStore(tmp_path), Path.rename
+    store.save(state(1), Progress(step=1), {}, best=True)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(path: Path, target: Path) -> None:
+        if path.name.startswith(".best"):
+            raise Killed
+        rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(Killed):
+        store.save(state(2), Progress(step=2), {}, best=True)
+    monkeypatch.undo()
+    saved = CheckpointStore(tmp_path).newest_good()
+    assert saved is not None
+    assert saved.progress.step == 2
+    assert store.load("best").progress.step == 1

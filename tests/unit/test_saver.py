@@ -1,0 +1,169 @@
+"""Checkpoints beside training: who waits for whom, and where errors of the thread come out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from distlaunch.base.errors import CheckpointWriteError, NonFiniteError
+from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Event
+from distlaunch.config.run import RunConfig
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.saver import Saver
+from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.surroundings import Surroundings
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+LIMIT_S = 30
+
+
+class Disk(CheckpointStore):
+    """Writes when the gate is open. Steps in `full` find no room."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.gate, self.reached, self.full = threading.Event(), threading.Event(), set()
+
+    def save(self, state: Any, progress: Progress, config: Any, *, best: bool = False) -> Any:
+        self.reached.set()
+        assert self.gate.wait(LIMIT_S)
+        if progress.step in self.full:
+            raise OSError(28, "No space left on device")
+        return super().save(state, progress, config, best=best)
+
+
+class Rig:
+    """A saver, and all that it tells."""
+
+    def __init__(self, folder: Path, *, beside: bool = True) -> None:
+        self.disk, self.events, self.flags = Disk(folder), [], []
+        self.values = np.ones(3, np.float32)
+        config = RunConfig.model_validate(
+            {"model": {"function": "a:b"}, "data": {"function": "a:b", "global_batch": 1},
+             "compile": {"optimizer": "sgd", "loss": "mse"}, "checkpoint": {"async": beside}}
+        )  # fmt: skip
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, name="d")])
+        model.stop_training = False
+        [self.name, *_] = [f"model/{variable.path}" for variable in model.variables]
+        around = Surroundings(
+            self.events.append, lambda: False, self.disk, True, writing=lambda: self._flag("writing"),
+            saving=lambda: self._flag("saving"),
+        )  # fmt: skip
+        self.saver = Saver(config, model, [], around, NonFinite("fail", self.events.append))
+        self.saver.__enter__()
+
+    @contextmanager
+    def _flag(self, name: str) -> Iterator[None]:
+        self.flags.append(name)
+        yield
+        self.flags.remove(name)
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        return {self.name: self.values.copy()}
+
+    def save(self, step: int, **how: Any) -> None:
+        self.saver.save(self, Progress(step=step), **how)  # type: ignore[arg-type]
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.saver.__exit__(None if error is None else type(error), error, None)
+
+    def told(self, kind: type[Event]) -> list[int]:
+        return [event.step for event in self.events if isinstance(event, kind)]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.disk.gate.set()
+    made.saver._thread.shutdown()
+
+
+def test_training_goes_on_with_a_copy(rig: Rig) -> None:
+    rig.save(5)
+    assert rig.disk.reached.wait(LIMIT_S)
+    assert rig.flags == ["writing"]
+    rig.saver.check()
+    rig.values[:] = 7
+    assert rig.disk.steps() == []
+    rig.disk.gate.set()
+    rig.end()
+    assert rig.disk.load(5).state[rig.name].tolist() == [1, 1, 1]
+    [saved] = rig.events
+    assert (saved.step, saved.num_bytes > 12, rig.flags) == (5, True, [])
+    assert 0 <= saved.stalled_s < saved.seconds
+
+
+def test_the_next_save_waits_before_it_copies(rig: Rig) -> None:
+    rig.save(5)
+    second = threading.Thread(target=rig.save, args=(6,), daemon=True)
+    second.start()
+    while rig.flags != ["writing", "saving"]:  # it tells that training waits
+        assert second.is_alive()
+    rig.values[:] = 7
+    rig.disk.gate.set()
+    second.join(LIMIT_S)
+    rig.end()
+    assert rig.disk.load(5).state[rig.name].tolist() == [1, 1, 1]
+    assert rig.disk.load(6).state[rig.name].tolist() == [7, 7, 7]
+    assert rig.told(CheckpointSaved) == [5, 6]
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_whoever_asks_for_it_waits_for_the_commit(tmp_path: Path, beside: bool) -> None:
+    rig = Rig(tmp_path, beside=beside)
+    rig.disk.gate.set()
+    rig.save(5, wait=beside)
+    assert rig.disk.steps() == [5]
+    [saved] = rig.events
+    assert saved.stalled_s >= saved.seconds
+    rig.end()
+
+
+def test_training_that_fails_waits_for_the_commit(rig: Rig) -> None:
+    rig.save(5)
+    ending = threading.Thread(target=rig.end, args=(RuntimeError("mine"),), daemon=True)
+    ending.start()
+    rig.disk.gate.set()
+    ending.join(LIMIT_S)
+    assert rig.told(CheckpointSaved) == [5]
+
+
+def test_a_full_disk_fails_the_last_checkpoint_only(rig: Rig) -> None:
+    rig.disk.full = {5, 6}
+    rig.disk.gate.set()
+    rig.save(5)
+    with pytest.raises(CheckpointWriteError, match="of step 6, cannot be written: No space left"):
+        rig.save(6, otherwise=None, wait=True)
+    assert rig.told(CheckpointFailed) == [5]
+    assert rig.events[0].reason == "not written: No space left on device; training continues"
+    rig.end()
+
+
+def test_a_bad_state_fails_training_at_its_next_look(rig: Rig) -> None:
+    rig.disk.gate.set()
+    rig.save(4)
+    rig.values[1] = np.nan
+    rig.save(5)
+    with pytest.raises(NonFiniteError, match="is not finite after step 5"):
+        rig.save(6)
+    assert rig.disk.steps() == [4]
+    rig.end()
+
+
+def test_a_bad_state_is_what_training_failed_of(rig: Rig) -> None:
+    """It was there before the loss of a later step."""
+    rig.values[1] = np.inf
+    rig.save(5)
+    rig.disk.gate.set()
+    with pytest.raises(NonFiniteError, match="is not finite after step 5"):
+        rig.end(NonFiniteError("loss is nan in step 7"))
+    assert rig.told(CheckpointSaved) == []
