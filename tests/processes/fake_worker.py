@@ -65,14 +65,20 @@ def train() -> None:
         WRITER.write(ev.StepsDone(epoch=epoch, step=step, step_in_epoch=4, steps=4, seconds=0.1, logs=logs))
         misbehave(step)
         WRITER.write(ev.EpochEnded(epoch=epoch, step=step, seconds=0.1, logs={**logs, "val_loss": 2 / (epoch + 1)}))
-        SAVED.parent.mkdir(exist_ok=True)
-        new = SAVED.with_name("step.new")  # as a real one: whole, or not there, also when this process is killed here
-        new.write_text(str(step))
-        new.replace(SAVED)
-        WRITER.write(ev.CheckpointSaved(step=step, path=str(SAVED), num_bytes=1234567, seconds=0.1))
+        if ARGS.task == CHIEF:
+            save(step)
     for kind in CONFIG.export:
         WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
     WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epochs_done=epochs, seconds=1.5, logs={}))
+
+
+def save(step: int) -> None:
+    """As a real checkpoint: whole or not there, also when the process is killed here."""
+    SAVED.parent.mkdir(exist_ok=True)
+    new = SAVED.with_name("step.new")
+    new.write_text(str(step))
+    new.replace(SAVED)
+    WRITER.write(ev.CheckpointSaved(step=step, path=str(SAVED), num_bytes=1234567, seconds=0.1))
 
 
 def hold_up(step: int) -> None:
