@@ -16,7 +16,8 @@ from pathlib import Path
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.plan.preload import READ_LATE, UNBUFFERED
+from distlaunch.base.protocol import UNBUFFERED
+from distlaunch.plan.preload import READ_LATE
 from tests.conftest import is_cold
 
 DEADLINE_S = 900.0

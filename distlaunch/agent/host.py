@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from collections.abc import Callable
-from types import TracebackType
 
 from distlaunch.agent.memory import oom_kills
 from distlaunch.agent.messages import Exit, Order, TaskSpec
@@ -30,7 +30,7 @@ class HostTasks:
     def __init__(self, show: LineSink, clock: Callable[[], float], warm: WarmStarts | None = None) -> None:
         self._pump = Pump(show, clock)
         self._warm = WarmStarts() if warm is None else warm
-        self._keeping = self._warm.kept()
+        self._entered = contextlib.ExitStack()
         self._lifeline: Lifeline | None = None
         self._tasks: dict[str, HostTask] = {}
         self._importing: dict[int, tuple[WarmProcess, list[HostTask]]] = {}
@@ -38,19 +38,17 @@ class HostTasks:
         self._oom_before = oom_kills()
 
     def __enter__(self) -> HostTasks:
-        self._keeping.__enter__()
         self._lifeline = Lifeline()
+        self._entered.enter_context(self._warm.kept())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         assert self._lifeline is not None
         for task in self._tasks.values():
             task.kill()
         self._pump.close()
         self._lifeline.close()
-        self._keeping.__exit__(kind, error, where)
+        self._entered.close()
 
     def start(self, spec: TaskSpec) -> HostTask:
         """Starts a task, perhaps again. Raises OSError if its program cannot be started."""

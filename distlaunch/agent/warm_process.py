@@ -90,15 +90,14 @@ def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | No
 
 def _stamps() -> list[tuple[int, int]]:
     """What changes when an imported package is installed anew."""
-    files = [module.__file__ for name, module in sys.modules.items() if "." not in name and hasattr(module, "__file__")]
+    files = [getattr(module, "__file__", None) for name, module in sys.modules.items() if "." not in name]
     found = []
-    for file in files:
-        if file:
-            try:
-                status = os.stat(file)
-                found.append((status.st_ino, status.st_mtime_ns))
-            except OSError:
-                found.append((0, 0))
+    for file in filter(None, files):
+        try:
+            status = os.stat(file)
+            found.append((status.st_ino, status.st_mtime_ns))
+        except OSError:
+            found.append((0, 0))
     return found
 
 

@@ -7,6 +7,9 @@ import signal
 LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 """Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
 
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""In the environment of each task: what it prints is seen at once."""
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Ask a task to stop: after the step that all tasks agree on, with a checkpoint, and exit code 4."""
 

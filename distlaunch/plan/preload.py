@@ -12,10 +12,6 @@ READ_LATE = ("TF_CONFIG", VISIBLE, *REUSE_ENV)
 """Variables of a task that frameworks read when they look for devices or open a port, and not when imported."""
 
 
-UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
-"""What a task prints is seen at once."""
-
-
 def preload_for(config: RunConfig, task: Task) -> Preload:
     """What a task of a run imports in any case."""
     quiet = ["quiet"] if config.strategy.has_coordinator else []

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from distlaunch.base.protocol import ATTEMPT, JAX_BIND, JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES, RUN_DIR, TASK
+from distlaunch.base.protocol import (
+    ATTEMPT,
+    JAX_BIND,
+    JAX_COORDINATOR,
+    JAX_PROCESS,
+    JAX_PROCESSES,
+    RUN_DIR,
+    TASK,
+    UNBUFFERED,
+)
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
@@ -81,7 +90,7 @@ def plan_script(
             **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
             **({VISIBLE: ",".join(shares[task])} if task in shares else {}),
             **{RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
-            "PYTHONUNBUFFERED": "1",
+            **UNBUFFERED,
             # servers print pages of settings otherwise
             **({LOG_LEVEL: "1"} if serves and LOG_LEVEL not in environ else {}),
         }

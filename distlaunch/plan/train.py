@@ -12,7 +12,7 @@ from typing import Any, Literal
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
@@ -20,7 +20,7 @@ from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_workers
-from distlaunch.plan.preload import UNBUFFERED, preload_for
+from distlaunch.plan.preload import preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which tells nothing about steps."""

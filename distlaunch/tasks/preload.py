@@ -5,11 +5,11 @@ After that no tensor, no variable and no device may have been asked for: neither
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
@@ -53,7 +53,8 @@ def main(arguments: Sequence[str]) -> str:
     """
     backend, *words = arguments
     for name in _POOLS_OF_THEIR_OWN:
-        _import(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     threads = _num_threads()
     try:
         choose_backend(backend, quiet="quiet" in words)  # pyright: ignore[reportArgumentType]
@@ -84,13 +85,6 @@ def _convert_ahead(*, only_reads: bool) -> None:
     for place in (*_ENTRIES, *_TRACED):
         if not only_reads or place.startswith(reads):
             convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 def _num_threads() -> int:

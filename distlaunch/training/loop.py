@@ -147,8 +147,8 @@ class TrainingLoop:
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
-        self._nonfinite.metrics(scalars(logs), epoch)
-        told = scalars(logs)
+        told = scalars(logs)  # of now: a callback may change the logs
+        self._nonfinite.metrics(told, epoch)
         self._hook("epoch_end", epoch, logs)
         best = self._around.is_chief and self._saver.best.improves(told, validated=bool(validation_logs))
         self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)

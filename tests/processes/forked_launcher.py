@@ -13,9 +13,9 @@ import sys
 from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
 from distlaunch.agent.warm_starts import WarmProcess
-from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines.local import WARM_STARTS
-from distlaunch.plan.preload import READ_LATE, UNBUFFERED
+from distlaunch.plan.preload import READ_LATE
 from tests.processes.warm_launcher import Forked
 
 

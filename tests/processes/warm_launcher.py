@@ -15,8 +15,8 @@ from pathlib import Path
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.base.protocol import LIFELINE_FD
-from distlaunch.plan.preload import READ_LATE, UNBUFFERED
+from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
+from distlaunch.plan.preload import READ_LATE
 from distlaunch.tasks import preload
 
 _NAME, _RUNS = "tests.processes.warm_launcher", "tests.processes.forked_launcher"
