@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.training.checkpoints.state_files import read_state
+from distlaunch.strategies.state_files import read_state
 
 STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "one_device": ({}, ("worker:0",)),
@@ -129,7 +129,7 @@ def differences(expected: Path, got: Path) -> list[str]:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     with path.open("rb") as file:
-        return read_state(file)
+        return read_state(file)[0]
 
 
 def processes_of(work: Path) -> list[int]:

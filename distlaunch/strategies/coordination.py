@@ -7,14 +7,16 @@ their collectives: it needs no devices, and carries bytes unchanged.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
-from distlaunch.strategies import state_bytes
 from distlaunch.strategies.data_ends import check_ends
 from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
+from distlaunch.strategies.state_files import read_state, write_state
+from distlaunch.strategies.state_stream import StateServer, fetch_state
 
 _TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
 _CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store
@@ -72,11 +74,12 @@ class Peers:
     Args:
         rank: place of this process; 0 is the chief.
         store: None if this process is alone.
+        chief: its address, as the others reach it.
     """
 
-    def __init__(self, number: int = 1, rank: int = 0, store: Store | None = None) -> None:
+    def __init__(self, number: int = 1, rank: int = 0, store: Store | None = None, chief: str = "127.0.0.1:0") -> None:
         assert number == 1 or store is not None
-        self.number, self.rank = number, rank
+        self.number, self.rank, self._host = number, rank, chief.rpartition(":")[0]
         self._store: Any = store
         self._calls = 0
         self._last_sum: str | None = None
@@ -107,13 +110,37 @@ class Peers:
         return message
 
     def state_from_chief(self, state: State | None) -> State:
-        """What the chief passes, which must be a state."""
-        if not self.is_chief:
-            return state_bytes.from_bytes(self.from_chief(b""))
-        assert state is not None, "the chief has one"
-        if self.number > 1:
-            self.from_chief(state_bytes.to_bytes(state))
+        """The chief's state, for those that pass None; the chief itself must pass one."""
+        assert state is not None or not self.is_chief, "the chief has one"
+        if any(self.gather("" if state is not None else "missing")):
+            state = self._streamed(state)
+        # where only the ports of the cluster are open, the store remains, which is slow
+        if any(self.gather("" if state is not None else "missing")):
+            state = self._stored(state)
+        assert state is not None, "an error else"
         return state
+
+    def _streamed(self, state: State | None) -> State | None:
+        if not self.is_chief:
+            port, secret = json.loads(self.from_chief(b""))
+            if state is None:
+                with contextlib.suppress(OSError, ValueError):
+                    state = fetch_state(self._host, port, bytes.fromhex(secret))
+            self.gather("")
+            return state
+        assert state is not None
+        with StateServer(state, self._host) as server:
+            self.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
+            self.gather("")  # from here on nobody asks for it
+        return state
+
+    def _stored(self, state: State | None) -> State:
+        data = io.BytesIO()
+        if self.is_chief:
+            assert state is not None
+            write_state(data, state)
+        data = io.BytesIO(self.from_chief(data.getvalue()))
+        return read_state(data)[0] if state is None else state
 
     def agree(self, vote: Vote) -> Vote:
         """The sum of all votes; of `save` and `next_steps` the chief's count."""
@@ -219,6 +246,9 @@ class AmongPeers(StrategyDefaults):
 
     def from_chief(self, message: bytes) -> bytes:
         return self._peers.from_chief(message)
+
+    def state_from_chief(self, state: State | None) -> State:
+        return self._peers.state_from_chief(state)
 
     def gather(self, message: str) -> dict[str, str]:
         return dict(zip(self._peers.names, self._peers.gather(message), strict=True))

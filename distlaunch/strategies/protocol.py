@@ -153,8 +153,8 @@ class Program(Protocol):
         """All state by name, as host arrays that no later step changes; every task must call it."""
         ...
 
-    def restore(self, state: State | None) -> None:
-        """Puts a snapshot back. Every task must call it; the chief's values count, others may pass None.
+    def restore(self, state: State) -> None:
+        """Puts a snapshot back. Every task must call it, with the same.
 
         Raises:
             StateMismatchError: a variable is missing or has another shape.
@@ -188,6 +188,10 @@ class Strategy(Protocol):
         """The chief's message, in every task; every task must call it."""
         ...
 
+    def state_from_chief(self, state: State | None) -> State:
+        """The chief's state, for tasks that pass None; every task must call it, and the chief pass one."""
+        ...
+
     def gather(self, message: str) -> dict[str, str]:
         """What each task that trains says, by its name, in every one; every task must call it."""
         ...
@@ -210,6 +214,10 @@ class StrategyDefaults:
 
     def from_chief(self, message: bytes) -> bytes:
         return message
+
+    def state_from_chief(self, state: State | None) -> State:
+        assert state is not None, "there is no other task to have it from"
+        return state
 
     def gather(self, message: str) -> dict[str, str]:
         return {"": message}

@@ -6,6 +6,7 @@ within an epoch, fails with several steps to a call on replicas, and would be a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from distlaunch.training.callbacks.keras_callbacks import (
     watch_test_batches,
 )
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.saver import Saver
+from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.surroundings import Surroundings
 
@@ -62,27 +63,25 @@ class TrainingLoop:
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
 
-    def run(self, start: Progress, state: State | None, callback_arrays: State | None = None) -> Outcome:
+    def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> Outcome:
         """Trains from `start`; when this is left, what was saved is committed.
 
         Args:
-            state: the checkpoint's values on the chief if `start` is not the beginning; other tasks pass None.
-            callback_arrays: those of them that are callbacks', in every task.
+            take_state: called once for the checkpoint's values if `start` is not the beginning.
 
         Raises:
             CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
         """
         with self._saver:
-            return self._run(start, state, callback_arrays or {})
+            return self._run(start, take_state)
 
-    def _run(self, start: Progress, state: State | None, callback_arrays: State) -> Outcome:
+    def _run(self, start: Progress, take_state: Callable[[], State] | None) -> Outcome:
         self._progress = start
         self._saver.best.check(has_validation=self._validation is not None)
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
-        if start.step > 0:
-            self._program.restore(state)
+        callback_arrays = self._restore(take_state()) if start.step > 0 and take_state is not None else {}
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
@@ -103,6 +102,11 @@ class TrainingLoop:
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None, wait=True)
         return Outcome("done", self._progress, scalars(logs))
+
+    def _restore(self, state: State) -> State:
+        """Puts the values of a checkpoint back; returns those of callbacks, whose time comes later."""
+        self._program.restore(state)
+        return {name: value for name, value in state.items() if name.startswith(CALLBACK)}
 
     def _source(self, start: Progress) -> Any:
         if self._config.train.steps_per_epoch is None:

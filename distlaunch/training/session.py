@@ -36,7 +36,7 @@ from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
 from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
-from distlaunch.training.checkpoints.files import CheckpointStore, Saved
+from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.restorer import Restorer
@@ -101,8 +101,7 @@ class Session:
     def run_training(self, *, check_exports: bool = True) -> Outcome:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
-        saved = self._restorer.newest(archive=True) if is_chief else None
-        start = self._restorer.progress_of(saved)
+        start, restored_from = self._restorer.find(archive=True)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
@@ -113,13 +112,11 @@ class Session:
             message = "there is no validation: the model has neither a loss nor a test_step of its own"
             self._emit(Notice(level="info", message=message))
         loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, around)
-        self._tell_start(start, saved)
+        self._tell_start(start, restored_from)
         if placed := self.program.placement():
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
-        state = saved.state if saved else None
-        arrays = self._restorer.callback_arrays(state) if start.step else None
         with told_plainly():
-            outcome = self._restorer.with_matching_state(lambda: loop.run(start, state, arrays))
+            outcome = self._restorer.with_matching_state(lambda: loop.run(start, self._restorer.take_state))
         if outcome.status == "done":
             self.export(config.export, checked=check_exports)
         return outcome
@@ -252,10 +249,10 @@ class Session:
             return Failures()
         return past_failures(read_events(self._run.events))  # before this attempt has told that it trains
 
-    def _tell_start(self, start: Progress, saved: Saved | None) -> None:
+    def _tell_start(self, start: Progress, restored_from: Path | None) -> None:
         config = self._config
-        if saved is not None:
-            self._emit(Restored(step=start.step, epoch=start.epoch, path=str(saved.path)))
+        if restored_from is not None:
+            self._emit(Restored(step=start.step, epoch=start.epoch, path=str(restored_from)))
         steps = config.train.steps_per_epoch or self.train.num_batches
         self._emit(
             TrainingStarted(

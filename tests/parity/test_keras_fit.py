@@ -91,7 +91,7 @@ def test_history_and_callbacks(name: str) -> None:
     own = callbacks()
     around = Surroundings(lambda event: None, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
     program = OneDevice().program(make_steps(config, ours))
-    TrainingLoop(config, ours, program, train, validation, own, around).run(Progress(), None)
+    TrainingLoop(config, ours, program, train, validation, own, around).run(Progress())
 
     config, splits, train = prepare(name)
     theirs = build_model(config, OneDevice(), train.first_rows(2))
@@ -143,12 +143,12 @@ def test_what_was_trained_is_kept_when_a_callback_fails_at_the_end(tmp_path: Pat
         return TrainingLoop(config, model, program, train, None, list(callbacks), around)
 
     with pytest.raises(RuntimeError, match="no"):
-        loop(Ends()).run(Progress(), None)
+        loop(Ends()).run(Progress())
     ended = store.newest_good()
     assert ended is not None
     assert (ended.progress.epoch, ended.progress.step, ended.progress.finished) == (1, 3, True)  # a step takes the vote
 
     asked = store.load(2)
     assert asked.progress.stop_training
-    outcome = loop(keras.callbacks.Callback()).run(asked.progress, asked.state)
+    outcome = loop(keras.callbacks.Callback()).run(asked.progress, lambda: asked.state)
     assert (outcome.progress.epoch, outcome.progress.step) == (1, 3)

@@ -99,7 +99,7 @@ def train_case(
     if rounded:
         program.restore(moved(program.snapshot(), rounded))
     callbacks: list[keras.callbacks.Callback] = [Validation(record)] if case == WATCHED and strategy.is_chief else []
-    TrainingLoop(config, model, program, train, validation, callbacks, around).run(Progress(), None)
+    TrainingLoop(config, model, program, train, validation, callbacks, around).run(Progress())
     state = program.snapshot()
     record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
     record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))

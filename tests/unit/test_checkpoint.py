@@ -16,9 +16,9 @@ import pytest
 from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
+from distlaunch.strategies.state_files import OLDER_STATE_FILE, STATE_FILE
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
 from distlaunch.training.checkpoints.meta import Progress, write_meta
-from distlaunch.training.checkpoints.state_files import OLDER_STATE_FILE, STATE_FILE
 
 STATE = {
     "model/a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),

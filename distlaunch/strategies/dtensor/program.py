@@ -258,8 +258,7 @@ class DTensorProgram:
         value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
-    def restore(self, state: State | None) -> None:
-        state = self._peers.state_from_chief(state)
+    def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: MeshVariable(value, self._mesh, ()) for name, value in sums.items()}
 

@@ -60,7 +60,7 @@ def _peers() -> Peers:
     if len(addresses) == 1:
         return Peers()
     os.environ.update(DTENSOR_JOBS=",".join(addresses), DTENSOR_CLIENT_ID=str(rank), DTENSOR_JOB_NAME="worker")
-    return Peers(len(addresses), rank, TensorFlowStore())
+    return Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
 
 
 def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Mesh:

@@ -69,4 +69,4 @@ def connect(start_timeout_s: float) -> Peers:
             raise
         message = f"cannot listen on {addresses[0]}, the first worker's address: is port {port} in use?"
         raise UsageError(f"{message} free it, or choose another in TF_CONFIG") from None
-    return Peers(len(addresses), rank, JaxStore())
+    return Peers(len(addresses), rank, JaxStore(), addresses[0])

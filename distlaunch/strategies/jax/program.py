@@ -273,8 +273,7 @@ class JaxProgram:
         shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
         return array.copy() if shared else array
 
-    def restore(self, state: State | None) -> None:
-        state = self._peers.state_from_chief(state)
+    def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
         self._sums = {name: place(value, self._whole) for name, value in sums.items()}
         self._assign(self._read())

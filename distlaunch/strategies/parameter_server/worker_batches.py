@@ -26,7 +26,7 @@ from distlaunch.strategies.replica.input import num_rows
 Read = Callable[[int, int], Batch]
 """Worker index and batch number -> the batch; one without rows is past the end."""
 
-_TOKEN = "distlaunch_batch"  # the same in all processes
+_TOKEN, _LENGTH_TOKEN = "distlaunch_batch", "distlaunch_length"  # the same in all processes
 _UNKNOWN = -1
 _readers: dict[str, tuple[Read, int | None]] = {}
 _lock = threading.Lock()
@@ -39,6 +39,7 @@ def offer(split: str, read: Read, num_batches: int | None) -> None:
     with _lock:
         _readers[split] = read, num_batches
         answer(_TOKEN, _read)
+        answer(_LENGTH_TOKEN, _length)
 
 
 def tell_failures(to: Callable[[Exception], None]) -> None:
@@ -77,13 +78,41 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
 
 
+def check_lengths(source: Source, num_workers: int) -> None:
+    """Asks all workers for the length of their data; who cannot answer now is checked with each batch.
+
+    Raises:
+        ConfigError: one has another than the coordinator.
+    """
+    if source.num_batches is None:
+        return
+    for worker in range(num_workers):
+        try:
+            with tf.device(f"/job:worker/task:{worker}"):
+                [own] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_LENGTH_TOKEN, Tout=[tf.int64])
+            length = int(own)
+        except tf.errors.OpError:
+            continue
+        _check_length(source.name, worker, None if length == _UNKNOWN else length, source.num_batches)
+
+
 def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
     """Type specs of what `load` makes of an element."""
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
+def _length(split: Any) -> np.int64:
+    _, num_batches = _readers[_text(split)]
+    return np.int64(_UNKNOWN if num_batches is None else num_batches)
+
+
+def _text(value: Any) -> str:
+    """What an operation passes: bytes, or an array of them."""
+    return (value if isinstance(value, bytes) else value.item()).decode()
+
+
 def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray) -> list[Any]:
-    name = (split if isinstance(split, bytes) else split.item()).decode()
+    name = _text(split)
     try:
         read, num_batches = _readers[name]
         _check_length(name, int(worker), num_batches, int(length))

@@ -34,7 +34,7 @@ class MultiWorkerMirrored(AmongPeers):
         options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[config.communication])
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         addresses, rank = addresses_and_rank()
-        self._peers = Peers(len(addresses), rank, TensorFlowStore())
+        self._peers = Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 
     def scope(self) -> AbstractContextManager[Any]:

@@ -255,10 +255,9 @@ class ReplicaProgram:
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
 
-    def restore(self, state: State | None) -> None:
+    def restore(self, state: State) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
             self._make_extras()  # the state has values for them
-        state = self._replicas.peers.state_from_chief(state)
         for name, variable in state_variables(self._model).items():
             variable.assign(checked_value(name, variable, state))
         partial = self._sums.partial_variables()

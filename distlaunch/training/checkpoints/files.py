@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.run_dir import BEST, BestName, steps_of
-from distlaunch.training.checkpoints.meta import SAFETENSORS, NewerFormatError, Progress, read_meta, write_meta
-from distlaunch.training.checkpoints.state_files import (
+from distlaunch.strategies.state_files import (
     OLDER_STATE_FILE,
     STATE_FILE,
     read_npz,
     read_state,
     write_state,
 )
+from distlaunch.training.checkpoints.file_copy import FileCopy
+from distlaunch.training.checkpoints.meta import SAFETENSORS, NewerFormatError, Progress, read_meta, write_meta
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
@@ -47,12 +48,17 @@ class UnreadableError(CheckpointError):
 
 @dataclass(frozen=True)
 class Saved:
-    """One checkpoint on disk, read and verified."""
+    """One checkpoint on disk, read and verified.
+
+    Attributes:
+        copy: where other processes may find the same.
+    """
 
     path: Path
     progress: Progress
     config: dict[str, Any]
     state: State
+    copy: FileCopy
 
 
 class CheckpointStore:
@@ -131,11 +137,17 @@ class CheckpointStore:
             # opened once: `keep` may delete it meanwhile
             with _open_state(path) as file:
                 meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
-                if meta is None or hashlib.file_digest(file, "sha256").hexdigest() != meta.sha256:
+                if meta is not None and meta.format >= SAFETENSORS:
+                    state, sha256 = read_state(file)
+                    whole = sha256 == meta.sha256 and not file.read(1)
+                else:
+                    whole = meta is not None and hashlib.file_digest(file, "sha256").hexdigest() == meta.sha256
+                    file.seek(0)
+                    state = read_npz(file) if whole else {}
+                if meta is None or not whole:
                     raise DamagedError(f"{path}: damaged: its content does not match its checksum")
-                file.seek(0)
-                state = read_state(file) if meta.format >= SAFETENSORS else read_npz(file)
-                return Saved(path, meta.progress, meta.config, state)
+                copy = FileCopy.of(file, meta.sha256)
+                return Saved(path, meta.progress, meta.config, state, copy)
         except FileNotFoundError as error:
             if path.exists():
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None

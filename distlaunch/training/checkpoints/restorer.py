@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import CheckpointError
@@ -16,18 +17,19 @@ from distlaunch.base.events import (
 from distlaunch.base.run_dir import BestName
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies import state_bytes
 from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
+from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.saver import CALLBACK
 
 
 class Restorer:
     """The checkpoints of a run, as one task of it reads them.
 
+    First `find`, then `take_state` if that is not the beginning.
+
     Attributes:
-        restored_step: of the checkpoint that was taken last.
+        restored_step: of the checkpoint that was found last.
     """
 
     def __init__(
@@ -35,11 +37,29 @@ class Restorer:
     ) -> None:
         self._config, self._strategy, self._store, self._emit = config, strategy, store, emit
         self.restored_step = 0
+        self._saved: Saved | None = None
+        """The chief's, until its state is taken."""
+        self._copy: FileCopy | None = None
         self._changed: list[str] = []
         """What has changed in the config since that checkpoint, as far as it makes the model."""
 
-    def newest(self, *, archive: bool = False) -> Saved | None:
-        """The newest good checkpoint; damaged ones are told of, and with `archive` moved out of the way."""
+    def find(self, step: int | BestName | None = None, *, archive: bool = False) -> tuple[Progress, Path | None]:
+        """The checkpoint that the chief chooses, in every task; every task must call it.
+
+        Args:
+            step: of the checkpoint; `best`: that of the best epoch; None: the newest good one.
+            archive: move damaged ones out of the way.
+
+        Returns:
+            How far it has come, and, on the chief, where it is; the beginning and None if there is no checkpoint.
+        """
+        saved = None
+        if self._strategy.is_chief:
+            saved = self._store.load(step) if step is not None else self._newest(archive=archive)
+        return self._share(saved), saved.path if saved else None
+
+    def _newest(self, *, archive: bool) -> Saved | None:
+        """The newest good checkpoint; damaged ones are told of."""
         damaged: list[int] = []
 
         def pass_over(step: int, error: DamagedError) -> None:
@@ -53,8 +73,9 @@ class Restorer:
             self._store.archive(step)
         return saved
 
-    def progress_of(self, saved: Saved | None) -> Progress:
-        """Where to start, as the chief found it."""
+    def _share(self, saved: Saved | None) -> Progress:
+        """Tells every task what the chief has found."""
+        self._saved = saved
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
             message = (
                 "the global batch size has changed since the checkpoint: the order of examples differs from here on"
@@ -63,34 +84,36 @@ class Restorer:
         told = {
             "progress": saved.progress.to_plain() if saved else None,
             "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
+            "copy": saved.copy.to_plain() if saved else None,
         }
         received = json.loads(self._strategy.from_chief(json.dumps(told).encode()))
         self._changed = received["changed"]
+        self._copy = FileCopy.from_plain(received["copy"]) if received["copy"] else None
         progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
         self.restored_step = progress.step
         return progress
 
-    def callback_arrays(self, state: State | None) -> State:
-        """What callbacks hold, as the chief's checkpoint has it."""
-        mine = {name: value for name, value in (state or {}).items() if name.startswith(CALLBACK)}
-        return state_bytes.from_bytes(self._strategy.from_chief(state_bytes.to_bytes(mine)))
+    def take_state(self) -> State:
+        """The state of the checkpoint that was found, in every task; every task must call it, and only once.
+
+        Who can reads the chief's file; the others have it from the chief.
+        """
+        assert self._copy is not None, "a checkpoint was found"
+        saved, self._saved = self._saved, None  # nothing keeps it while training goes on
+        return self._strategy.state_from_chief(saved.state if saved else self._copy.read())
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.
 
         Args:
-            step: of the checkpoint; `best`: that of the best epoch; None: the newest good one.
+            step: as of `find`.
         """
-        saved = None
-        if self._strategy.is_chief:
-            saved = self._store.load(step) if step is not None else self.newest()
-            if saved is None:
-                raise CheckpointError(f"{self._store.directory}: there is no checkpoint that can be read")
-        self.progress_of(saved)
-        state: State | None = saved.state if saved else None
-        self.with_matching_state(lambda: program.restore(state))
-        if saved is not None:
-            self._emit(Restored(step=saved.progress.step, epoch=saved.progress.epoch, path=str(saved.path)))
+        progress, path = self.find(step)
+        if self._copy is None:
+            raise CheckpointError(f"{self._store.directory}: there is no checkpoint that can be read")
+        self.with_matching_state(lambda: program.restore(self.take_state()))
+        if path is not None:
+            self._emit(Restored(step=progress.step, epoch=progress.epoch, path=str(path)))
 
     def with_matching_state(self, action: Callable[[], Any]) -> Any:
         """Says why, if the state does not fit the model. Raises CheckpointError."""

@@ -98,7 +98,7 @@ class Trial:
                 record = self._reference(session, store)
         else:
             source = _source(session)
-            series, final = self._train(session, store.load(0).state if is_chief else None, source)
+            series, final = self._train(session, _initial(session), source)
             if not is_chief:
                 return
             steps = self._order.steps
@@ -157,12 +157,12 @@ class Trial:
     def _train(
         self,
         session: Session,
-        state: State | None,
+        state: State,
         source: Source,
         order: int | None = None,
         program: Program | None = None,
     ) -> tuple[Series, State]:
-        """The steps from a state; the chief's counts.
+        """The steps from a state.
 
         Args:
             order: a seed by which the examples of each batch are permuted; None: they stay as they are.
@@ -192,6 +192,11 @@ class Trial:
                 StepsDone(epoch=0, step=step, step_in_epoch=step, steps=1, seconds=seconds, logs=series.logs[-1])
             )
         return series, program.snapshot()
+
+
+def _initial(session: Session) -> State:
+    """The state that the reference began with, in every task."""
+    return session.strategy.state_from_chief(session.store.load(0).state if session.strategy.is_chief else None)
 
 
 def _source(session: Session) -> Source:

@@ -1,8 +1,9 @@
-"""States as bytes: the identity there and back, whatever their types, shapes and names; and nothing that runs code."""
+"""States as a stream of bytes: the identity there and back, whatever their types, shapes and names; and nothing that runs code."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import io
 import pickle
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import distlaunch
-from distlaunch.strategies.state_bytes import from_bytes, to_bytes
+from distlaunch.strategies.state_files import read_state, write_state
 
 FOREIGN = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
 PLAIN = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32"]
@@ -37,8 +38,12 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 @settings(deadline=None)
 @given(st.dictionaries(st.text(st.characters(codec=None)), arrays(), max_size=4))
 def test_identity(state: dict[str, np.ndarray]) -> None:
-    back = from_bytes(to_bytes(state))
-    assert list(back) == list(state)
+    file = io.BytesIO()
+    sha256 = write_state(file, state)
+    assert sha256 == hashlib.sha256(file.getvalue()).hexdigest()
+    file.seek(0)
+    back, told = read_state(file)
+    assert (list(back), told, file.read()) == (list(state), sha256, b"")
     for name, value in state.items():
         assert back[name].dtype == value.dtype
         assert back[name].shape == value.shape
@@ -47,12 +52,15 @@ def test_identity(state: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.parametrize("name", ["index", "0", "a/b:0", "../x", "file", "", "\0", "\udcff", "über"])
 def test_any_name(name: str) -> None:
-    assert from_bytes(to_bytes({name: np.array(np.nan)})).keys() == {name}
+    file = io.BytesIO()
+    write_state(file, {name: np.array(np.nan)})
+    file.seek(0)
+    assert read_state(file)[0].keys() == {name}
 
 
 def test_objects_are_refused_at_the_sender() -> None:
     with pytest.raises(TypeError, match="callback/0/seen: got an array of the type object"):
-        to_bytes({"callback/0/seen": np.array([{}, None])})
+        write_state(io.BytesIO(), {"callback/0/seen": np.array([{}, None])})
 
 
 @pytest.mark.parametrize("wrap", ["pickle", "npy", "npz"])
@@ -68,9 +76,29 @@ def test_a_pickle_from_the_network_is_not_run(wrap: str, tmp_path: Path) -> None
         np.save(file, np.array([Evil()]), allow_pickle=True)
     else:
         np.savez(file, index=np.array([Evil()], object))
-    with pytest.raises(ValueError, match="pickle"):
-        from_bytes(file.getvalue())
+    file.seek(0)
+    with pytest.raises(ValueError, match="header"):
+        read_state(file)
     assert not (tmp_path / "ran").exists()
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_what_is_damaged_is_known(data: st.DataObject) -> None:
+    """Whatever byte is changed or missing: an error of one kind, or another checksum."""
+    file = io.BytesIO()
+    sha256 = write_state(file, {"a": np.arange(5.0), "b": np.array(["x", "yz"]), "c": np.zeros((0, 2), np.int8)})
+    whole = file.getvalue()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        damaged = whole[:at]
+    else:
+        damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    try:
+        found = read_state(io.BytesIO(damaged))[1]
+    except ValueError:
+        return
+    assert found != sha256
 
 
 def test_only_what_talks_to_its_own_children_imports_pickle() -> None:

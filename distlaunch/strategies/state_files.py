@@ -1,15 +1,18 @@
-"""The state in one file: safetensors, which other tools read; npz of formats 1 and 2 is only read.
+"""The state as a stream of bytes, in a file or over a network: safetensors, which other tools read.
+
+npz of formats 1 and 2 is only read.
 
 safetensors is the length of a header (8 bytes), the header (JSON: type, shape and place of each array), and the arrays'
 bytes. It has no strings, complex numbers, 4-bit numbers or other byte orders: such an array is kept as bytes, with one
-more dimension, and `__metadata__` tells its type. Arrays are written piece by piece, each checksummed on its way:
-neither the file is read again nor is the interpreter's lock held for long.
+more dimension, and `__metadata__` tells its type. Arrays are written and read piece by piece, each checksummed on its
+way: no file is read twice, and the interpreter's lock is never held for long. Nothing in it can run code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,6 +22,7 @@ import numpy as np
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
+_MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 STATE_FILE, OLDER_STATE_FILE = "state.safetensors", "state.npz"
 _METADATA, _TYPES = "__metadata__", "types"
 _PIECE_BYTES = 1 << 20
@@ -37,6 +41,7 @@ def write_state(file: BinaryIO, state: State) -> str:
 
     Raises:
         OSError: a full disk.
+        TypeError: an array of Python objects, which only pickle could hold.
     """
     digest = hashlib.sha256()
     # the largest elements first: so each array begins at a multiple of its elements' size
@@ -52,21 +57,63 @@ def write_state(file: BinaryIO, state: State) -> str:
     return digest.hexdigest()
 
 
-def read_state(file: BinaryIO) -> State:
-    """The inverse of `write_state`. Raises ValueError if it is no such file."""
-    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    start = file.tell()
+def read_state(file: BinaryIO, *, checksum: bool = True) -> tuple[State, str]:
+    """The inverse of `write_state`.
+
+    Args:
+        file: read from where it stands, once and in order.
+        checksum: whether it is wanted.
+
+    Returns:
+        The arrays, and the SHA-256 of what was read; empty if it was not wanted.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    digest = hashlib.sha256() if checksum else None
+    header = _read_header(file, digest)
+    try:
+        state, places = _empty_arrays(header)
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, MemoryError) as error:
+        raise ValueError(f"its header is wrong: {type(error).__name__}: {error}") from None
+    for name in sorted(state, key=places.__getitem__):
+        for piece in _pieces(state[name]):
+            if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+                raise ValueError(f"'{name}' is cut off")
+            if digest is not None:
+                digest.update(piece)
+    return state, "" if digest is None else digest.hexdigest()
+
+
+def _read_header(file: BinaryIO, digest: Any) -> dict[str, Any]:
+    head = file.read(8)
+    length = int.from_bytes(head, "little")
+    if len(head) < 8 or length > _MOST_HEADER_BYTES:
+        raise ValueError("its header is cut off or has no sensible length")
+    text = file.read(length)
+    if digest is not None:
+        digest.update(head + text)
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("its header is no mapping")
+    return header
+
+
+def _empty_arrays(header: dict[str, Any]) -> tuple[State, dict[str, int]]:
+    """Arrays to be filled, in the order of the header, and where the bytes of each begin."""
     types = json.loads(header.pop(_METADATA)[_TYPES])
-    state: State = {}
+    state, places, total = {}, {}, 0
     for name, told in header.items():
         shape = told["shape"] if name not in types else told["shape"][:-1]
         dtype = _dtype(types.get(name) or _OF_NAMES[told["dtype"]])
-        array = np.empty(shape, dtype)
-        file.seek(start + told["data_offsets"][0])
-        if array.nbytes and file.readinto(_bytes_of(array)) != array.nbytes:  # type: ignore[attr-defined]
-            raise ValueError(f"'{name}' is cut off")
-        state[name] = array
-    return state
+        begin, end = told["data_offsets"]
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
+            raise ValueError(f"its header is wrong: '{name}' cannot be {told}")
+        state[name], places[name] = np.empty(shape, dtype), begin
+        total += end - begin
+    if total != max((told["data_offsets"][1] for told in header.values()), default=0):
+        raise ValueError("its header is wrong: there is room between the arrays")
+    return state, places
 
 
 def read_npz(file: BinaryIO) -> State:
@@ -82,6 +129,9 @@ def _header(state: State, placed: list[str]) -> bytes:
     """Padded with spaces, so that what follows it begins at a multiple of 8 bytes."""
     ends = np.cumsum([state[name].nbytes for name in placed], dtype=np.int64).tolist()
     places = {name: [end - state[name].nbytes, end] for name, end in zip(placed, ends, strict=True)}
+    for name, value in state.items():
+        if value.dtype.hasobject:
+            raise TypeError(f"{name}: got an array of the type {value.dtype}; only plain numbers and texts can be kept")
     types = {name: _type_name(value.dtype) for name, value in state.items() if not _is_known(value.dtype)}
     told: dict[str, Any] = {_METADATA: {_TYPES: json.dumps(types)}}
     for name, value in state.items():

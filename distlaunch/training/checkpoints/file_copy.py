@@ -1,0 +1,70 @@
+"""The file of a checkpoint, as several processes see it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+from distlaunch.strategies.state_files import read_state
+
+if TYPE_CHECKING:
+    from distlaunch.strategies.protocol import State
+
+
+@dataclass(frozen=True)
+class FileCopy:
+    """A file with a state that one process has verified. It tells others, who may be able to read it themselves.
+
+    Attributes:
+        sha256: of its content.
+        identity: what this file has for every process of the same host, and no other file.
+    """
+
+    path: str
+    sha256: str
+    identity: tuple[str | int, ...]
+
+    @classmethod
+    def of(cls, file: BinaryIO, sha256: str) -> Self:
+        """An open file that has just been verified."""
+        return cls(os.path.abspath(file.name), sha256, _identity(file))
+
+    def to_plain(self) -> list[Any]:
+        return [self.path, self.sha256, *self.identity]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Self:
+        path, sha256, *identity = plain
+        return cls(path, sha256, tuple(identity))
+
+    def read(self) -> State | None:
+        """The state in it; None if this process cannot have it from there.
+
+        Checksummed again unless it is the very file that was verified, on the same host.
+        """
+        try:
+            with open(self.path, "rb") as file:
+                same = _identity(file) == self.identity
+                state, sha256 = read_state(file, checksum=not same)
+                return state if same or sha256 == self.sha256 else None
+        except (OSError, ValueError):
+            return None
+
+
+def _identity(file: BinaryIO) -> tuple[str | int, ...]:
+    status = os.fstat(file.fileno())
+    return _host(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@functools.cache
+def _host() -> str:
+    """What no other host has, and all containers of it have, as they have the kernel's device numbers."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {uuid.getnode()}"

@@ -1,0 +1,118 @@
+"""A state on its way to other processes: over connections of their own, from the file itself, or over the store."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+pytest.importorskip("tensorflow")
+
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.state_stream import StateServer, fetch_state
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+from tests.unit.test_peers import DEADLINE_S, MemoryStore
+
+STATE = {
+    "a/b:0": np.arange(1_500_000, dtype=np.float32),
+    "scale": np.array(1.5, ml_dtypes.bfloat16),
+    "names": np.array(["x", "ü"]),
+    "none": np.zeros((0, 3)),
+}
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    return list(one) == list(other) and all(
+        (value.dtype, value.shape, value.tobytes()) == (other[name].dtype, other[name].shape, other[name].tobytes())
+        for name, value in one.items()
+    )
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", socket.gethostname()])
+def test_several_at_a_time(host: str) -> None:
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    with StateServer(STATE, host) as server, ThreadPoolExecutor(4) as pool:
+        fetched = [pool.submit(fetch_state, host, server.port, server.secret) for _ in range(4)]
+        assert all(same(one.result(DEADLINE_S), STATE) for one in fetched)
+
+
+def test_who_does_not_know_the_secret_gets_nothing_and_holds_nobody_up() -> None:
+    with StateServer(STATE, "127.0.0.1") as server, socket.create_connection(("127.0.0.1", server.port)) as silent:
+        with socket.create_connection(("127.0.0.1", server.port)) as wrong:
+            wrong.sendall(bytes(32))
+            assert wrong.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port)) as gone:
+            gone.sendall(server.secret[:5])
+        assert same(fetch_state("127.0.0.1", server.port, server.secret), STATE)
+        with pytest.raises((ValueError, OSError)):
+            fetch_state("127.0.0.1", server.port, bytes(32))
+        silent.settimeout(DEADLINE_S)
+        assert silent.recv(1) == b"", "after some seconds"
+    with pytest.raises(OSError, match="refused"):
+        fetch_state("127.0.0.1", server.port, server.secret)
+
+
+def test_what_is_changed_on_its_way_is_known() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as between, StateServer(STATE, "127.0.0.1") as server:
+
+        def pass_on() -> None:
+            one, _ = between.accept()
+            with one, socket.create_connection(("127.0.0.1", server.port)) as other:
+                other.sendall(one.recv(32, socket.MSG_WAITALL))
+                sent = 0
+                while part := other.recv(1 << 16):
+                    at = 3_000_000 - sent
+                    if 0 <= at < len(part):
+                        part = part[:at] + bytes([part[at] ^ 1]) + part[at + 1 :]
+                    one.sendall(part)
+                    sent += len(part)
+
+        thread = threading.Thread(target=pass_on)
+        thread.start()
+        with pytest.raises(ValueError, match="changed on its way"):
+            fetch_state("127.0.0.1", between.getsockname()[1], server.secret)
+        thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("chief", ["127.0.0.1:1", "nowhere.invalid:1"], ids=["stream", "store"])
+def test_who_has_it_keeps_it_and_who_has_not_gets_it(chief: str) -> None:
+    """Where the chief cannot be reached but by the store, the store carries it."""
+    store, own = MemoryStore(), {"mine": np.ones(2)}
+    passed = [STATE, None, own, None]
+
+    def act(rank: int) -> dict[str, np.ndarray]:
+        return Peers(4, rank, store, chief).state_from_chief(passed[rank])
+
+    with ThreadPoolExecutor(4) as pool:
+        got = [one.result(DEADLINE_S) for one in [pool.submit(act, rank) for rank in range(4)]]
+    assert got[2] is own
+    assert all(same(got[rank], STATE) for rank in (0, 1, 3))
+    assert sum(len(value) for value in store.values.values()) < 1000, "what was read is deleted"
+
+
+def test_a_file_is_read_by_all_who_can(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(STATE, Progress(step=1), {})
+    told = store.load(1).copy
+    copy = type(told).from_plain(told.to_plain())
+    assert copy == told
+    assert same(copy.read() or {}, STATE)
+    path = Path(copy.path)
+    # not the same file, as on another host: its content decides
+    shutil.copy2(path, path.with_name("moved"))
+    path.with_name("moved").replace(path)
+    assert same(copy.read() or {}, STATE)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert copy.read() is None
+    path.unlink()
+    assert copy.read() is None
