@@ -1,4 +1,4 @@
-"""States as a stream of bytes: the identity there and back, whatever their types, shapes and names; and nothing that runs code."""
+"""States as a stream of bytes: the identity there and back, whatever types, shapes and names; nothing runs code."""
 
 from __future__ import annotations
 

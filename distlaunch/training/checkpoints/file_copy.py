@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
 
+Identity = tuple[str | int, ...]
+
+
 @dataclass(frozen=True)
 class FileCopy:
     """A file with a state that one process has verified. It tells others, who may be able to read it themselves.
@@ -28,7 +31,7 @@ class FileCopy:
 
     path: str
     sha256: str
-    identity: tuple[str | int, ...]
+    identity: Identity
 
     @classmethod
     def of(cls, file: BinaryIO, sha256: str) -> Self:
@@ -43,11 +46,16 @@ class FileCopy:
         path, sha256, *identity = plain
         return cls(path, sha256, tuple(identity))
 
-    def read(self) -> State | None:
+    def read(self, ahead: Ahead | None = None) -> State | None:
         """The state in it; None if this process cannot have it from there.
 
         Checksummed again unless it is the very file that was verified, on the same host.
+
+        Args:
+            ahead: what this process has read already, perhaps of this file.
         """
+        if ahead is not None and ahead.identity == self.identity:
+            return ahead.state
         try:
             with open(self.path, "rb") as file:
                 same = _identity(file) == self.identity
@@ -57,7 +65,24 @@ class FileCopy:
             return None
 
 
-def _identity(file: BinaryIO) -> tuple[str | int, ...]:
+@dataclass(frozen=True)
+class Ahead:
+    """The state in a file that nobody has verified yet."""
+
+    identity: Identity
+    state: State
+
+
+def read_ahead(path: Path) -> Ahead | None:
+    """Reads what will be wanted, if it turns out to be good; None if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return Ahead(_identity(file), read_state(file, checksum=False)[0])
+    except (OSError, ValueError):
+        return None
+
+
+def _identity(file: BinaryIO) -> Identity:
     status = os.fstat(file.fileno())
     return _host(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

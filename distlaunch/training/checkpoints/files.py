@@ -132,7 +132,7 @@ class CheckpointStore:
 
     def load(self, step: int | BestName) -> Saved:
         """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged."""
-        path = self.directory / (BEST if step == BEST else f"step-{step:08d}")
+        path = self._path(step)
         try:
             # opened once: `keep` may delete it meanwhile
             with _open_state(path) as file:
@@ -160,6 +160,13 @@ class CheckpointStore:
             raise DamagedError(f"{path}: cannot be read: {error}") from None
         except OSError as error:
             raise UnreadableError(f"{path}: cannot be read: {error}") from None
+
+    def state_path(self, step: int | BestName) -> Path:
+        """The file with a checkpoint's state, if it has been written."""
+        return self._path(step) / STATE_FILE
+
+    def _path(self, step: int | BestName) -> Path:
+        return self.directory / (BEST if step == BEST else f"step-{step:08d}")
 
     def newest_good(self, on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None) -> Saved | None:
         """The newest checkpoint that is whole, None if none was ever written; to be called while nobody writes.

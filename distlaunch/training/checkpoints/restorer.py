@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from distlaunch.base.run_dir import BestName
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
-from distlaunch.training.checkpoints.file_copy import FileCopy
+from distlaunch.training.checkpoints.file_copy import Ahead, FileCopy, read_ahead
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
 from distlaunch.training.checkpoints.meta import Progress
 
@@ -40,6 +41,7 @@ class Restorer:
         self._saved: Saved | None = None
         """The chief's, until its state is taken."""
         self._copy: FileCopy | None = None
+        self._ahead: Future[Ahead | None] | None = None
         self._changed: list[str] = []
         """What has changed in the config since that checkpoint, as far as it makes the model."""
 
@@ -56,7 +58,17 @@ class Restorer:
         saved = None
         if self._strategy.is_chief:
             saved = self._store.load(step) if step is not None else self._newest(archive=archive)
+        else:
+            self._read_ahead(step)
         return self._share(saved), saved.path if saved else None
+
+    def _read_ahead(self, step: int | BestName | None) -> None:
+        """While the chief verifies what it takes, this task reads what that will most likely be."""
+        steps: list[int | BestName] = [*self._store.steps()] if step is None else [step]
+        if steps:
+            thread = ThreadPoolExecutor(1, "read-ahead")
+            self._ahead = thread.submit(read_ahead, self._store.state_path(steps[-1]))
+            thread.shutdown(wait=False)
 
     def _newest(self, *, archive: bool) -> Saved | None:
         """The newest good checkpoint; damaged ones are told of."""
@@ -99,8 +111,11 @@ class Restorer:
         Who can reads the chief's file; the others have it from the chief.
         """
         assert self._copy is not None, "a checkpoint was found"
-        saved, self._saved = self._saved, None  # nothing keeps it while training goes on
-        return self._strategy.state_from_chief(saved.state if saved else self._copy.read())
+        # nothing keeps them while training goes on
+        (saved, self._saved), (ahead, self._ahead) = (self._saved, None), (self._ahead, None)
+        return self._strategy.state_from_chief(
+            saved.state if saved is not None else self._copy.read(None if ahead is None else ahead.result())
+        )
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.
