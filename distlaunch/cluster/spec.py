@@ -82,6 +82,13 @@ class ClusterSpec:
     def address(self, task: Task) -> str:
         return self.jobs[task.job][task.index]
 
+    def num_workers_beside(self, task: Task) -> int:
+        """How many workers have the host's name in common with a task, itself included; 1 if it has no address."""
+        if task not in self.tasks:
+            return 1
+        hosts = [address.rpartition(":")[0] for address in self.jobs.get("worker", ())]
+        return max(1, hosts.count(self.address(task).rpartition(":")[0]))
+
     def to_plain(self) -> dict[str, list[str]]:
         """As in TF_CONFIG."""
         return {job: list(addresses) for job, addresses in self.jobs.items() if addresses}

@@ -17,11 +17,13 @@ class Needs:
     Attributes:
         num_tasks: processes to be started.
         num_addresses: how many of them the others must reach.
+        num_computing: how many of them compute most of the time: those of a host share its cores.
         ports: one for each address, or any that are free.
     """
 
     num_tasks: int = 1
     num_addresses: int = 0
+    num_computing: int = 1
     ports: Sequence[int] | Literal["auto"] = "auto"
 
 

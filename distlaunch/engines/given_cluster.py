@@ -22,4 +22,6 @@ class GivenClusterEngine:
         return WARM_STARTS.kept()
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
-        return LocalAllocation(environ, (Place(gpus=find_gpus(environ)),), given=self._given)
+        cluster, task = self._given
+        places = (Place(gpus=find_gpus(environ)),)
+        return LocalAllocation(environ, places, given=self._given, num_computing=cluster.num_workers_beside(task))

@@ -10,6 +10,7 @@ from typing import Any
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.open_files import allow_open_files
+from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
@@ -31,17 +32,20 @@ class LocalAllocation:
 
     Attributes:
         environ: what the tasks inherit.
+        num_computing: how many tasks share the cores.
     """
 
     environ: Mapping[str, str]
     places: tuple[Place, ...] = (Place(),)
     given: tuple[ClusterSpec, Task] | None = None
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
+    num_computing: int = 1
 
     @contextmanager
     def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
-            yield _Starter(tasks, {name: value for name, value in self.environ.items() if name not in REMOVED_ENV})
+            inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
+            yield _Starter(tasks, {**pool_sizes(self.num_computing), **inherited})
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
@@ -88,4 +92,5 @@ class LocalEngine:
             numbers = held.numbers
         gpus = find_gpus(environ)
         places = [Place("", f"{_HOST}:{number}", gpus) for number in numbers]
-        return LocalAllocation(environ, (*places, *[Place(gpus=gpus)] * (needs.num_tasks - count)), held=held)
+        places += [Place(gpus=gpus)] * (needs.num_tasks - count)
+        return LocalAllocation(environ, tuple(places), held=held, num_computing=needs.num_computing)

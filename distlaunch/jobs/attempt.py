@@ -41,7 +41,8 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
     count = sum(processes(config).values())
-    needs = Needs((count or 1) + config.cluster.evaluator, count, config.cluster.ports)
+    computing = config.cluster.num_workers if count else 1
+    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, config.cluster.ports)
     return engine_of(config, environ).allocate(needs, environ, dry=dry)
 
 

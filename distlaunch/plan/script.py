@@ -60,6 +60,11 @@ class ScriptJob:
         return 1 if self.jax else sum(self.counts.values())
 
     @property
+    def num_computing(self) -> int:
+        """Tasks that compute most of the time: no parameter server, and no chief that only coordinates."""
+        return self.workers + (self.chief and not self.ps)
+
+    @property
     def num_tasks(self) -> int:
         return sum(self.counts.values()) + self.evaluator
 

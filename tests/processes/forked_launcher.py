@@ -12,6 +12,7 @@ import sys
 
 from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
+from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmProcess
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines.local import WARM_STARTS
@@ -33,7 +34,8 @@ def main() -> None:
     process = WarmProcess(ours, Forked(pid))
     process.unfit, process.was_fit = "", True
     what = Preload("distlaunch.tasks.preload", tuple(backend.split()), READ_LATE)
-    WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
+    for tasks in range(1, 5):  # what sizes pools is not looked at before a task computes
+        WARM_STARTS.add(sys.executable, what, {**pool_sizes(tasks), **os.environ, **UNBUFFERED}, process)
     sys.argv = ["distlaunch", *words]
     runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from supervised import REPOSITORY, processes_of, wait_until
 
+from distlaunch.agent.threads import POOL_SIZES, pool_sizes
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
 from distlaunch.base.heartbeat import BEAT_S, read_signs
@@ -145,6 +146,18 @@ def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:
     plain = subprocess.run([sys.executable, name], cwd=runner.directory, env=env, capture_output=True, text=True)
     assert runner("-q", name)[0] == 3
     assert runner.run_dir().task(0, "worker:0").stderr_log.read_text() == plain.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_share_the_cores(runner: Runner, workers: int) -> None:
+    """What the user says of a pool stays."""
+    runner.env["OMP_NUM_THREADS"] = "7"
+    name = runner.script("import os, json\nprint(json.dumps(dict(os.environ)))\n")
+    assert runner("-q", "--workers", str(workers), name)[0] == 0
+    expected = {**pool_sizes(workers), "OMP_NUM_THREADS": "7"}
+    for index in range(workers):
+        told = json.loads(runner.run_dir().task(0, f"worker:{index}").stdout_log.read_bytes())
+        assert {pool: told[pool] for pool in POOL_SIZES if pool in told} == expected
 
 
 def test_threads_and_processes_of_a_script(runner: Runner) -> None:

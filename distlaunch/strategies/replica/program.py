@@ -262,8 +262,8 @@ class ReplicaProgram:
             variable.assign(checked_value(name, variable, state))
         partial = self._sums.partial_variables()
         # the step that was saved logged other values: the means of this epoch begin anew
-        if not all(name in state for name in partial):
-            state = {**state, **{name: np.zeros(v.shape) for name, v in partial.items()}}
+        known = all(name in state for name in partial)
+        sums = state if known else {name: np.zeros(v.shape) for name, v in partial.items()}
         for name, variable in partial.items():
-            self._sums.assign_to_first_replica(variable, checked_value(name, variable, state))
+            self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])

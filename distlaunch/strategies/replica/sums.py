@@ -22,6 +22,8 @@ from distlaunch.strategies.variables import (
     plain_logs,
 )
 
+_PARTS = "parts/"
+
 
 @dataclass(frozen=True)
 class Replicas:
@@ -47,21 +49,29 @@ class Sums:
         self.extras: dict[str, tf.Variable] = {}
         self._extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []))
-        self._sum_metrics_call = tf.function(
-            # traced anew when the extras are there: a snapshot may come before the first step
-            lambda ballot, num_extras: self.sum(ballot, [*self._metrics, *self.extras.values()])
-        )
+        # traced anew when the extras are there: a snapshot may come before the first step
+        self._parts_call = tf.function(lambda num_extras: self._parts([*self._metrics, *self.extras.values()]))
 
     def agree(self, vote: Vote) -> Vote:
         """What all processes have voted for together."""
         return self._ballots.vote(self._sum_call(self._ballots.cast(vote)))
 
     def values(self) -> State:
-        """Of the variables of which each replica holds a part, by name."""
+        """Of the variables of which each replica holds a part, by name; and, below `parts/`, the parts of all replicas.
+
+        Their sum alone would be rounded, and a run that goes on from it would log other last digits.
+        """
         named = self.partial_variables()
-        vector = self._sum_metrics_call(self._ballots.cast(Vote()), len(self.extras))
-        values = self.split(vector, list(named.values()))[1:]
-        return {name: value.numpy() for name, value in zip(named, values, strict=True)}
+        if not named:
+            return {}
+        values, parts = {}, self._parts_call(len(self.extras)).numpy()
+        ends = np.cumsum([int(np.prod(v.shape)) for v in named.values()])[:-1]
+        for (name, variable), part in zip(named.items(), np.split(parts, ends, axis=1), strict=True):
+            dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+            values[name] = part.sum(axis=0).reshape(variable.shape).astype(dtype)
+            if self._replicas.total > 1:
+                values[f"{_PARTS}{name}"] = part.reshape(-1, *variable.shape).astype(dtype)
+        return values
 
     def make_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
         """Makes variables for scalars that the step returns beside the model's metrics; finds them by tracing once.
@@ -103,6 +113,19 @@ class Sums:
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0]
 
+    def _parts(self, variables: list[Any]) -> tf.Tensor:
+        """The variables' values in each replica, float64, [replicas, values]."""
+        replicas = self._replicas.total
+
+        def local() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            own = tf.concat([tf.reshape(tf.cast(_tensor(v), tf.float64), [-1]) for v in variables], 0)
+            here = tf.equal(tf.range(replicas), context.replica_id_in_sync_group)
+            rows = tf.where(here[:, None], own[None], tf.zeros([], tf.float64))  # a product would spread NaN
+            return rows if replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+
+        return self._strategy.experimental_local_results(self._strategy.run(local))[0]
+
     def split(self, vector: tf.Tensor, variables: list[Any]) -> list[tf.Tensor]:
         """The inverse of the joining in `sum`: the ballot, then each variable's value."""
         ballot, *parts = tf.split(vector, [self._ballots.size, *(int(np.prod(v.shape)) for v in variables)])
@@ -132,13 +155,20 @@ class Sums:
         """Variables of which each replica holds a part, by name: metrics and logs."""
         return {**named_metrics(self._model), **{f"log/{name}": v for name, v in self.extras.items()}}
 
-    def assign_to_first_replica(self, variable: Any, value: np.ndarray) -> None:
-        """Metrics are summed over replicas when read: one replica gets the value, the others zero."""
+    def assign(self, name: str, variable: Any, value: np.ndarray, state: State) -> None:
+        """Puts back what replicas add up when it is read.
+
+        Args:
+            value: the sum.
+            state: of which it is; as many replicas as have written it get their parts, else one gets all.
+        """
+        parts = state.get(f"{_PARTS}{name}")
+        if parts is None or parts.shape != (self._replicas.total, *value.shape):
+            parts = np.stack([value, *[np.zeros_like(value)] * (self._replicas.total - 1)])
 
         def local() -> None:
-            first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
-            constant = tf.constant(value, variable.dtype)
-            variable.assign(tf.where(first, constant, tf.zeros_like(constant)))
+            own = tf.distribute.get_replica_context().replica_id_in_sync_group
+            variable.assign(tf.constant(parts, variable.dtype)[own])
 
         self._strategy.run(tf.function(local, autograph=False))
 
