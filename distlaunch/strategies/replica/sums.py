@@ -50,7 +50,9 @@ class Sums:
         self._extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []))
         # traced anew when the extras are there: a snapshot may come before the first step
-        self._parts_call = tf.function(lambda num_extras: self._parts([*self._metrics, *self.extras.values()]))
+        self._parts_call = tf.function(
+            lambda num_extras: self._parts([*self._metrics, *self.extras.values()]), autograph=False
+        )
 
     def agree(self, vote: Vote) -> Vote:
         """What all processes have voted for together."""
