@@ -6,27 +6,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
+from distlaunch.config.strategies import MODELS
 from tests.parity.nonfinite_case import STRATEGIES, program_of
+from tests.warm import run_module
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_training_does_not_change_a_snapshot(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")
-    command = [sys.executable, "-m", "tests.parity.test_snapshot", kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == {"changed": [], "shared": [], "trained": True}
+    out = run_module("tests.parity.test_snapshot", [kind], backend=MODELS[kind].backend, deadline_s=300)
+    assert json.loads(out.splitlines()[-1]) == {"changed": [], "shared": [], "trained": True}
 
 
 def main() -> None:
     from distlaunch.config.backend import choose_backend
-    from distlaunch.config.strategies import MODELS
     from tests.parity.train_jobs import prepare_devices
 
     [kind] = sys.argv[1:]
