@@ -33,7 +33,7 @@ from distlaunch.config.strategies import MODELS, Strategy
 if TYPE_CHECKING:
     import keras
 
-    from distlaunch.training.loop import Outcome
+    from distlaunch.training.loop import LoopEnd
     from distlaunch.training.session import Session
 
 _TASK = Task("worker", 0)
@@ -142,7 +142,7 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
 
 def train_here(
     config: RunConfig, run: RunDir, interrupts: contextlib.AbstractContextManager[Callable[[], bool]]
-) -> tuple[Session, Outcome]:
+) -> tuple[Session, LoopEnd]:
     """The next attempt of a run, whose lock the caller holds.
 
     Args:

@@ -35,6 +35,7 @@ _COPIED = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 )
+_TOLD = 5000
 _NO_TESTS = 5
 """pytest's exit code where it found none: nothing would be proven."""
 
@@ -90,14 +91,15 @@ def _try_all(mutants: Sequence[Mutant], folder: Path) -> list[str]:
     """Names of those that were not caught."""
     sound = _copy(folder / "sound")
     for tests in sorted({mutant.tests for mutant in mutants}):
-        if _run(sound, tests) != 0:
-            sys.exit(f"these tests fail without a fault: pytest {tests}")
+        code, output = _run(sound, tests)
+        if code != 0:
+            sys.exit(f"{output}\nthese tests fail without a fault: pytest {tests}")
     missed = []
     for mutant in mutants:
         copy = _copy(folder / "mutant")
         mutant.plant(copy)
         began = time.monotonic()
-        code = _run(copy, mutant.tests)
+        code, _ = _run(copy, mutant.tests)
         shutil.rmtree(copy)
         caught = code not in (0, _NO_TESTS)
         if not caught:
@@ -117,16 +119,24 @@ def _copy(to: Path) -> Path:
     return to
 
 
-def _run(copy: Path, tests: str) -> int:
-    """pytest's exit code; one that hangs has found something too."""
+def _run(copy: Path, tests: str) -> tuple[int, str]:
+    """pytest's exit code, and what it said last; one that hangs has found something too."""
     words = [word.strip('"') for word in _split(tests)]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command,
+            cwd=copy,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=LIMIT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return 1
-    return done.returncode
+        return 1, f"more than {LIMIT_S:g} s"
+    return done.returncode, done.stdout.decode(errors="replace")[-_TOLD:]
 
 
 def _split(tests: str) -> list[str]:

@@ -19,7 +19,7 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.ui.progress.lines import event_line
 from distlaunch.ui.progress.live import progress_line
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 from distlaunch.ui.report import print_summary
 
 
@@ -28,7 +28,7 @@ def draw(events: Path, picture: Path, width: int = 80) -> None:
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     run = RunDir(events.parent)
     console.print(Text(f"$ distlaunch train {run.name}.yaml"))
-    state, recorded = RunState(), read_events(events)
+    state, recorded = ProgressState(), read_events(events)
     bars = [event for event in recorded if isinstance(event, StepsDone)]
     for event in recorded:
         state.add(event)

@@ -20,11 +20,11 @@ def command(target: Path, force: bool) -> None:
     then CONFIG_model.py. The project trains as it is, in seconds and without a download.
     """
     from distlaunch.config.read.scalars import unusable
-    from distlaunch.config.starter import Starter
+    from distlaunch.config.starter import StarterProject
 
     if (reason := unusable(str(target))) is not None:
         raise UsageError(f"{str(target)!r}: {reason}; choose another name")
-    starter = Starter.at(target)
+    starter = StarterProject.at(target)
     taken = [path for path in (starter.config, starter.code) if path.exists()]
     if taken and not force:
         exist = "exists" if len(taken) == 1 else "exist"

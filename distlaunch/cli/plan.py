@@ -32,7 +32,7 @@ def command(
     from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.placement import placement_sections
 
-    plan, choice = job.plan(job.Request(target, overrides, name, resume), os.environ)
+    plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), os.environ)
     placed = describe_variables(choice.config, choice.locate) if variables else None
     if as_json:
         click.echo(plan_json(plan, placed))

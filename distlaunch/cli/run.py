@@ -97,7 +97,7 @@ def command(
     )
     most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
     view = make_view(as_json=as_json, quiet=quiet)
-    request = script.Request(job, Limits(most, window, backoff), runs_dir, name)
+    request = script.ScriptRequest(job, Limits(most, window, backoff), runs_dir, name)
     result = script.run_script(request, view, os.environ)
     view.report(result)
     finish_output()

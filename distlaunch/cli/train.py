@@ -11,7 +11,7 @@ from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
-    from distlaunch.jobs.job import Request
+    from distlaunch.jobs.job import JobRequest
 
 
 @click.command("train")
@@ -52,7 +52,7 @@ def command(
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
         _debug(target, overrides, name, [option for option, given in others.items() if given])
-    request = job.Request(target, overrides, name, resume)
+    request = job.JobRequest(target, overrides, name, resume)
     if detach:
         if smoke:
             raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")
@@ -82,7 +82,7 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
     become_debugger(target, overrides, name, os.environ)
 
 
-def _detached(request: Request, *, as_json: bool, quiet: bool) -> int:
+def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     """Begins the run here, and goes on with it in a process of its own."""
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, print_detached

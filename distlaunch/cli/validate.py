@@ -31,7 +31,7 @@ def command(configs: tuple[str, ...], overrides: tuple[str, ...], as_json: bool)
 
 
 @dataclass(frozen=True)
-class Result:
+class FileResult:
     """What was found in one file."""
 
     config: str
@@ -53,7 +53,7 @@ class Result:
         }
 
 
-def _check(config: str, overrides: tuple[str, ...]) -> Result:
+def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     from distlaunch.cluster.devices import find_gpus
     from distlaunch.config.checks.machine import machine_problems
     from distlaunch.config.read.load import load_config
@@ -63,9 +63,9 @@ def _check(config: str, overrides: tuple[str, ...]) -> Result:
     try:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
-        return Result(config, "", error.problems)
+        return FileResult(config, "", error.problems)
     problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides)
-    return Result(config, summary(loaded.config, num_gpus), problems)
+    return FileResult(config, summary(loaded.config, num_gpus), problems)
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:
@@ -73,7 +73,7 @@ def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]
     from distlaunch.jobs import job
 
     try:
-        job.plan(job.Request(config, (*overrides, "resume=never")), os.environ)
+        job.plan(job.JobRequest(config, (*overrides, "resume=never")), os.environ)
     except ConfigError as error:
         return error.problems
     except UsageError as error:

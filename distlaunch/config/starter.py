@@ -14,19 +14,19 @@ _SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Starter:
+class StarterProject:
     """The two files, of which the config finds the code beside it."""
 
     config: Path
     code: Path
 
     @staticmethod
-    def at(target: Path) -> Starter:
+    def at(target: Path) -> StarterProject:
         """Files of the usual names in a folder, or the config that is named and a Python file beside it."""
         if target.suffix in _SUFFIXES and not target.is_dir():
             # never the config's bare name: a file keras.py beside keras.yaml would hide Keras from the tasks
-            return Starter(target, target.with_name(f"{target.stem}_model.py"))
-        return Starter(target / CONFIG_NAME, target / CODE_NAME)
+            return StarterProject(target, target.with_name(f"{target.stem}_model.py"))
+        return StarterProject(target / CONFIG_NAME, target / CODE_NAME)
 
     def texts(self) -> dict[Path, str]:
         """What each file holds."""

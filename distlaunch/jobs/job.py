@@ -24,7 +24,7 @@ Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """What the user asks to train.
 
     Attributes:
@@ -62,7 +62,7 @@ class Choice:
         return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
 
 
-def choose(request: Request, environ: Mapping[str, str]) -> Choice:
+def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
     """Decides which run a request is about. Raises ConfigError, UsageError."""
     target = Path(request.target)
     if target.is_dir():
@@ -91,7 +91,7 @@ def choose(request: Request, environ: Mapping[str, str]) -> Choice:
     return Choice(config, found.name, locate, found, told=f"resuming {shown(found.path)}")
 
 
-def _choose_directory(request: Request, run: RunDir, environ: Mapping[str, str]) -> Choice:
+def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, str]) -> Choice:
     if not run.exists():
         raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
     if not run.has_config():
@@ -124,7 +124,7 @@ class ClaimedRun:
     run: RunDir
 
 
-def begin(request: Request, observer: Observer, environ: Mapping[str, str]) -> ClaimedRun | None:
+def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> ClaimedRun | None:
     """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
 
     Raises RunBusyError if another launcher works on it.
@@ -153,7 +153,7 @@ def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -
             raise
 
 
-def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
 
     Raises:
@@ -164,7 +164,7 @@ def train(request: Request, observer: Observer, environ: Mapping[str, str]) -> A
     return None if begun is None else execute(begun, observer, environ)
 
 
-def plan(request: Request, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
+def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
     """What `train` would start, without touching anything."""
     choice = choose(request, environ)
     run = choice.would_be

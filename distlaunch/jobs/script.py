@@ -26,7 +26,7 @@ from distlaunch.supervise.supervisor import Supervisor
 
 
 @dataclass(frozen=True)
-class Request:
+class ScriptRequest:
     """What the user asks to run.
 
     Attributes:
@@ -39,7 +39,7 @@ class Request:
     name: str | None = None
 
 
-def run_script(request: Request, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Runs a script to its end. Raises UsageError if nothing can be started."""
     job = request.job
     if "TF_CONFIG" in environ:

@@ -13,7 +13,7 @@ from distlaunch.base.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
-from distlaunch.jobs.job import Request, checked, choose
+from distlaunch.jobs.job import JobRequest, checked, choose
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
@@ -54,7 +54,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 
-def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
+def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
     config = choose(replace(request, resume=False), environ).config
     name = f"{request.name or config.name}-smoke"
@@ -69,7 +69,7 @@ def smoke(request: Request, observer: Observer, environ: Mapping[str, str]) -> S
 
 
 def _attempt(
-    request: Request,
+    request: JobRequest,
     config: RunConfig,
     name: str,
     epochs: int,

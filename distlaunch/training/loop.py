@@ -33,7 +33,7 @@ REPORT_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoopEnd:
     """How training ended. `stopped`: on request, with a checkpoint, to be resumed."""
 
     status: Literal["done", "stopped"]
@@ -63,7 +63,7 @@ class TrainingLoop:
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
 
-    def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> Outcome:
+    def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:
         """Trains from `start`; when this is left, what was saved is committed.
 
         Args:
@@ -75,7 +75,7 @@ class TrainingLoop:
         with self._saver:
             return self._run(start, take_state)
 
-    def _run(self, start: Progress, take_state: Callable[[], State] | None) -> Outcome:
+    def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._saver.best.check(has_validation=self._validation is not None)
         self._around.on_step(start.step)
@@ -93,7 +93,7 @@ class TrainingLoop:
             ended = self._epoch()
             if ended is None:
                 self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
-                return Outcome("stopped", self._progress, scalars(logs))
+                return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
         if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
             self._save_checkpoint(wait=True)
@@ -101,7 +101,7 @@ class TrainingLoop:
         self._tell_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None, wait=True)
-        return Outcome("done", self._progress, scalars(logs))
+        return LoopEnd("done", self._progress, scalars(logs))
 
     def _restore(self, state: State) -> State:
         """Puts the values of a checkpoint back; returns those of callbacks, whose time comes later."""

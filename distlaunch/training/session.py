@@ -44,7 +44,7 @@ from distlaunch.training.checks.labels import told_plainly, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import Outcome, TrainingLoop, scalars
+from distlaunch.training.loop import LoopEnd, TrainingLoop, scalars
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
@@ -98,7 +98,7 @@ class Session:
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
         self._restorer = Restorer(config, self.strategy, self.store, emit)
 
-    def run_training(self, *, check_exports: bool = True) -> Outcome:
+    def run_training(self, *, check_exports: bool = True) -> LoopEnd:
         """Trains from the newest good checkpoint, or from the beginning, and exports what the config asks for."""
         config, is_chief = self._config, self.strategy.is_chief
         start, restored_from = self._restorer.find(archive=True)

@@ -12,11 +12,11 @@ from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 from distlaunch.ui.runs import NO_CHECKPOINT
 
 
-def print_summary(console: Console, state: RunState, result: AttemptResult) -> None:
+def print_summary(console: Console, state: ProgressState, result: AttemptResult) -> None:
     """The table at the end of a training."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -53,7 +53,7 @@ def print_metrics(console: Console, logs: dict[str, float], split: str = "train"
     _print_table(console, table)
 
 
-def print_failure(console: Console, state: RunState, result: AttemptResult) -> None:
+def print_failure(console: Console, state: ProgressState, result: AttemptResult) -> None:
     """Who failed first, why, the lines that show it, and what to do next."""
     failure = result.outcome.failure
     if failure is None:
@@ -92,7 +92,7 @@ def _print_table(console: Console, table: Table) -> None:
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
 
 
-def _next(failure: Failure, state: RunState, result: AttemptResult) -> str:
+def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
     """What to do first, and how to go on."""
     if not failure.resumable:
         return failure.first
@@ -111,7 +111,7 @@ def _resume(result: AttemptResult) -> str:
     return f"distlaunch train {shown(result.plan.run_dir)} --resume"
 
 
-def _facts(state: RunState) -> list[tuple[str, str]]:
+def _facts(state: ProgressState) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
@@ -126,7 +126,7 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     return rows
 
 
-def _trained(state: RunState) -> str:
+def _trained(state: ProgressState) -> str:
     start = state.now.training
     assert start is not None
     steps = state.step - start.first_step
@@ -137,7 +137,7 @@ def _trained(state: RunState) -> str:
     return text
 
 
-def _epochs(state: RunState) -> str:
+def _epochs(state: ProgressState) -> str:
     first = state.now.training.first_epoch if state.now.training else 0
     complete = state.epochs[-1].epoch + 1 if state.epochs else first
     total = state.now.training.epochs if state.now.training else complete

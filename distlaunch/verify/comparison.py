@@ -16,7 +16,7 @@ from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.job import Request, choose
+from distlaunch.jobs.job import JobRequest, choose
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
@@ -101,7 +101,7 @@ def verify(
     environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
-    choice = choose(Request(request.target, (*request.overrides, "resume=never")), environ)
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never")), environ)
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]

@@ -18,7 +18,7 @@ from distlaunch.cli.validate import command as validate
 from distlaunch.cli.verify import command as verify
 from distlaunch.config.read.load import load_config
 from distlaunch.config.schema import FILE_NAME, json_schema, schema_text
-from distlaunch.config.starter import Starter
+from distlaunch.config.starter import StarterProject
 from tests.unit.broken_configs import CHECKS, REFERENCES, SCHEMA, YAML
 from tests.unit.config_files import BASE, write_models
 
@@ -159,7 +159,7 @@ def test_the_schema_agrees_with_the_loader() -> None:
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.Draft202012Validator.check_schema(json_schema())
     validator = jsonschema.Draft202012Validator(json_schema())
-    starter = Starter.at(Path("."))
+    starter = StarterProject.at(Path("."))
     assert not list(validator.iter_errors(yaml.safe_load(starter.texts()[starter.config])))
     assert not list(validator.iter_errors(yaml.safe_load(BASE + "seed: ${SEED:3}\n")))
     for extra in (

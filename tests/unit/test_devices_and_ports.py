@@ -83,7 +83,7 @@ def test_every_command_counts_the_same_gpus(
     told = CliRunner().invoke(validate, ["run.yaml"]).stdout
     words = f"{replicas} replica" + "s" * (replicas > 1)
     assert told == f"run.yaml: ok (strategy mirrored, {words}, global batch 12)\n"
-    one_device = job.Request("run.yaml", ("strategy.kind=one_device",))
+    one_device = job.JobRequest("run.yaml", ("strategy.kind=one_device",))
     planned, choice = job.plan(one_device, os.environ)  # `train` executes this object
     assert planned.tasks[0].env.get("CUDA_VISIBLE_DEVICES") == (expected[0] if expected else None)
     (trial,) = plan_trials(choice.config, ("mirrored",), (2,), len(find_gpus(os.environ)))
@@ -102,7 +102,7 @@ def test_every_command_counts_the_same_gpus(
         too_many = f"strategy.replicas={len(expected) + 1}"
         assert CliRunner().invoke(validate, ["run.yaml", "--set", too_many]).exit_code == 2
         with pytest.raises(ConfigError, match="replicas"):
-            job.plan(job.Request("run.yaml", (too_many,)), os.environ)
+            job.plan(job.JobRequest("run.yaml", (too_many,)), os.environ)
 
 
 WITHOUT_AN_ANSWER = [(None, ()), ("0,GPU-1", ("0", "GPU-1")), ("-1", ())]

@@ -27,7 +27,7 @@ from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, restarts
 from distlaunch.ui.progress.live import LiveView, progress_line
 from distlaunch.ui.progress.plain import PlainView
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 
 START = TrainingStarted(
     strategy="multi_worker_mirrored", loop="fit", replicas=2, tasks=2, global_batch=128, epochs=10, first_epoch=0,
@@ -47,7 +47,7 @@ def make_plan() -> LaunchPlan:
     return LaunchPlan(run.path, 0, "train", tasks, 300, 30)
 
 
-def render(state: RunState) -> str:
+def render(state: ProgressState) -> str:
     console = Console(file=io.StringIO(), width=80, no_color=True)
     console.print(progress_line(state))
     assert isinstance(console.file, io.StringIO)
@@ -55,7 +55,7 @@ def render(state: RunState) -> str:
 
 
 def test_the_bar_fits_80_columns() -> None:
-    line = render(RunState.of([START, steps(2, 100), steps(2, 200)]))
+    line = render(ProgressState.of([START, steps(2, 100), steps(2, 200)]))
     assert len(line) == 80
     assert line.startswith("epoch 3/10 ━")
     assert line.endswith("200/469 100 steps/s  eta 0:36")
@@ -64,26 +64,26 @@ def test_the_bar_fits_80_columns() -> None:
 def test_the_first_call_of_an_attempt_tells_nothing_about_the_time_that_is_left() -> None:
     """It compiles: a minute for one step would make hours of a run of minutes."""
     compiled = [START, steps(0, 1, seconds=60.0, num=1)]
-    assert RunState.of(compiled).eta_s is None
-    assert "eta" not in render(RunState.of(compiled))
+    assert ProgressState.of(compiled).eta_s is None
+    assert "eta" not in render(ProgressState.of(compiled))
     going = [*compiled, steps(0, 101)]
-    assert RunState.of(going).eta_s == pytest.approx(45.89)
-    again = RunState.of([*going, START, steps(0, 1, seconds=60.0, num=1)])
+    assert ProgressState.of(going).eta_s == pytest.approx(45.89)
+    again = ProgressState.of([*going, START, steps(0, 1, seconds=60.0, num=1)])
     assert again.eta_s is None, "the next attempt compiles again"
 
 
 def test_the_bar_between_epochs_shows_the_next() -> None:
     ended = EpochEnded(epoch=2, step=1407, seconds=5, logs=LOGS)
-    assert render(RunState.of([START, steps(2, 469), ended])).startswith("epoch 4/10")
+    assert render(ProgressState.of([START, steps(2, 469), ended])).startswith("epoch 4/10")
 
 
 def test_the_bar_without_a_known_length() -> None:
     start = TrainingStarted(**{**START.__dict__, "steps_per_epoch": None})
-    assert "200 steps" in render(RunState.of([start, steps(0, 200)]))
+    assert "200 steps" in render(ProgressState.of([start, steps(0, 200)]))
 
 
 def test_validation_is_told() -> None:
-    assert render(RunState.of([START, steps(2, 469)])).endswith("469/469 validating")
+    assert render(ProgressState.of([START, steps(2, 469)])).endswith("469/469 validating")
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
 def test_the_evaluator_has_a_line_of_its_own() -> None:
     """It must not disturb what is known of the run itself."""
     result = Evaluated(task="evaluator:0", step=200, split="validation", logs={"loss": 0.41, "accuracy": 0.88})
-    state = RunState.of([START, steps(0, 200), result])
+    state = ProgressState.of([START, steps(0, 200), result])
     assert (state.evaluated, state.logs, state.step, state.sidecar) == (None, LOGS, 200, result)
     line = event_line(result, 10)
     assert line is not None
     assert line.plain == "evaluator  step 200  loss 0.4100  accuracy 0.8800"
     own = Evaluated(task="chief:0", step=200, split="validation", logs={"loss": 0.4})
     assert event_line(own, 10) is None
-    assert RunState.of([own]).evaluated == own
+    assert ProgressState.of([own]).evaluated == own
 
 
 def test_restarts_are_told_and_counted() -> None:
     again = TaskRestarted(restarted_task="worker:1", host="a", reason="was killed by SIGKILL")
-    state = RunState.of([again, again, TaskRestarted(restarted_task="ps:0", host="a", reason="x")])
+    state = ProgressState.of([again, again, TaskRestarted(restarted_task="ps:0", host="a", reason="x")])
     state.add(TaskFailed(failed_task="ps:0", host="a", reason="x", log=""))
     state.begin_attempt(("chief:0",))
     assert restarts(state.restarts, state.job_restarts) == "the job once, ps:0 once, worker:1 twice"

@@ -27,7 +27,7 @@ _local = threading.local()  # replicas are traced in threads of their own
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """Where a replica's rows are in the global batch; scalars of int64.
 
     Attributes:
@@ -67,7 +67,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Order:
+class RowOrder:
     """In which order one device has the rows of its batch.
 
     Attributes:
@@ -77,7 +77,7 @@ class Order:
     rows: tf.Tensor | tf.Variable
 
     def draw(self, draw: Callable[[Any, Any], tf.Tensor], size: tf.Tensor, counter: Any, at_once: int) -> tf.Tensor:
-        """As of `Place`."""
+        """As of `RowPlace`."""
         del at_once
         order = tf.convert_to_tensor(self.rows)
         number, entries = tf.size(order, tf.int64), tf.range(size[0])
@@ -88,7 +88,7 @@ class Order:
 
 
 @contextlib.contextmanager
-def numbers_for(rows: Place | Order) -> Iterator[None]:
+def numbers_for(rows: RowPlace | RowOrder) -> Iterator[None]:
     """Steps that are traced within it, in this thread, draw the numbers of these rows."""
     replace_draws(_of_own_rows)
     before = getattr(_local, "rows", None)
@@ -103,7 +103,7 @@ def _of_own_rows(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in the place of an operation that draws."""
 
     def drawn(shape: Any, key: Any, counter: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        rows: Place | Order | None = getattr(_local, "rows", None)
+        rows: RowPlace | RowOrder | None = getattr(_local, "rows", None)
         static = None if rows is None else known_shape(shape)
         # the number of rows is never known before the step runs; what is known is something else
         if rows is None or static is None or not static.rank or static[0] is not None:

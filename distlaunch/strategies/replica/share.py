@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from distlaunch.strategies.replica.input import first_row
-from distlaunch.strategies.replica.row_random import Place, numbers_for
+from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 
 _local = threading.local()  # replicas are traced in threads of their own
 
@@ -38,12 +38,12 @@ def replica_share(rows: tf.Tensor, total: tf.Tensor) -> Iterator[None]:
         del _local.share, _local.rows, _local.total
 
 
-def _place(rows: tf.Tensor, total: tf.Tensor) -> Place:
+def _place(rows: tf.Tensor, total: tf.Tensor) -> RowPlace:
     context = tf.distribute.get_replica_context()
     index = tf.cast(context.replica_id_in_sync_group, tf.int64)
     whole = tf.cast(total, tf.int64)
     start = first_row(whole, index, context.num_replicas_in_sync)
-    return Place(start, tf.maximum(tf.cast(rows, tf.int64), 1), whole)
+    return RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), whole)
 
 
 def current_share() -> tf.Tensor | None:

@@ -21,7 +21,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import Batch
-from distlaunch.training.checks.loss_fit import SPARSE, Place, fitted_losses
+from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
 _MARK = "distlaunch: label outside"
 _FOUND = re.compile(rf"\[{_MARK} (.*?)\] \[(\S+?)\]")
@@ -36,7 +36,7 @@ class LabelRule:
         text: the rule in words.
     """
 
-    place: Place
+    place: LabelPlace
     num_classes: int
     ignored: int | None
     text: str

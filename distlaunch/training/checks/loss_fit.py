@@ -44,7 +44,7 @@ _PROBABILITIES = (keras.activations.softmax, keras.activations.sigmoid)
 
 
 @dataclass(frozen=True)
-class Place:
+class LabelPlace:
     """Where in the structure of the labels an array is; None: it is all there is."""
 
     key: str | int | None
@@ -78,7 +78,7 @@ class Fitted:
 
     output: str
     loss: KnownLoss
-    place: Place
+    place: LabelPlace
     labels: np.ndarray
     predictions: np.ndarray
 
@@ -124,16 +124,16 @@ def fitted_losses(model: keras.Model, y: Any, predictions: Any) -> Iterator[Fitt
 def places_of(y: Any) -> Any:
     """The structure of the labels with places instead of arrays; None if it is nested more deeply."""
     if isinstance(y, Mapping):
-        made: Any = {name: Place(name) for name in y}
+        made: Any = {name: LabelPlace(name) for name in y}
     elif isinstance(y, (list, tuple)):
-        made = [Place(index) for index in range(len(y))]
+        made = [LabelPlace(index) for index in range(len(y))]
     else:
-        return Place(None)
+        return LabelPlace(None)
     parts = y.values() if isinstance(y, Mapping) else y
     return None if any(isinstance(part, (Mapping, list, tuple)) for part in parts) else made
 
 
-def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple[str, Any, Place, Any]]:
+def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple[str, Any, LabelPlace, Any]]:
     """Output, loss, place of the labels, and predictions that belong together; empty where that is not plain."""
     if isinstance(predictions, (list, tuple)):
         if len(predictions) != len(names) or not isinstance(y, (list, dict)):
@@ -149,7 +149,7 @@ def _paired(loss: Any, y: Any, predictions: Any, names: list[str]) -> list[tuple
         return [(name, losses[name], y[name], predictions[name]) for name in common]
     if isinstance(loss, Mapping) and len(loss) == 1:
         loss = next(iter(loss.values()))
-    plain = isinstance(y, Place) and loss is not None and not isinstance(loss, (Mapping, list, tuple))
+    plain = isinstance(y, LabelPlace) and loss is not None and not isinstance(loss, (Mapping, list, tuple))
     return [("", loss, y, predictions)] if plain else []
 
 

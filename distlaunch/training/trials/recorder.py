@@ -25,7 +25,7 @@ from distlaunch.base.trial_records import ModelFacts, Record, Series, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, Source, State, Vote
 from distlaunch.strategies.replica.input import num_rows, pack
-from distlaunch.strategies.replica.row_random import Order, numbers_for
+from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.loop import scalars
@@ -94,7 +94,7 @@ class Trial:
         store, is_chief = session.store, session.strategy.is_chief
         if self._order.reference:
             assert self._places is not None, "the model is built"
-            with numbers_for(Order(self._places)):
+            with numbers_for(RowOrder(self._places)):
                 record = self._reference(session, store)
         else:
             source = _source(session)

@@ -14,7 +14,7 @@ from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, note_line, task_line
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 
 REFRESH_S = 0.1
 
@@ -24,7 +24,7 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.state = RunState()
+        self.state = ProgressState()
         self._live: Live | None = None
         self._above: list[tuple[Text, bool]] = []
         self._began: float | None = None
@@ -101,7 +101,7 @@ class LiveView:
         return f"building the model ({clock})"
 
 
-def progress_line(state: RunState) -> Table:
+def progress_line(state: ProgressState) -> Table:
     """`epoch 3/10 ━━━━━╸━━━━ 234/469  84 steps/s  eta 0:45`, as wide as the terminal."""
     start = state.now.training
     assert start is not None

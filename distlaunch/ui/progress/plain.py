@@ -8,7 +8,7 @@ from distlaunch.base.events import Event, StepsDone, TrainingStarted
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, note_line, task_line
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 
 EVERY_S = 10.0
 
@@ -18,7 +18,7 @@ class PlainView:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.state = RunState()
+        self.state = ProgressState()
         self._now = 0.0
         self._told_at: float | None = None
 
@@ -59,7 +59,7 @@ class PlainView:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _progress(state: RunState) -> str:
+def _progress(state: ProgressState) -> str:
     start = state.now.training
     of = f"/{start.steps_per_epoch:,}" if start and start.steps_per_epoch else ""
     parts = [f"epoch {state.now.epochs_done + 1}/{start.epochs if start else 1}  {state.now.step_in_epoch:,}{of} steps"]

@@ -11,7 +11,7 @@ _SMOOTHING = 0.3
 
 
 @dataclass
-class RunState(RunFacts):
+class ProgressState(RunFacts):
     """A run as far as this launcher has seen it. `tasks` are those that it has started."""
 
     tasks: tuple[str, ...] = ()

@@ -18,13 +18,13 @@ from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import event_line
 from distlaunch.ui.progress.live import LiveView
 from distlaunch.ui.progress.plain import PlainView
-from distlaunch.ui.progress.state import RunState
+from distlaunch.ui.progress.state import ProgressState
 
 
 class View(Observer, Protocol):
     """An observer that can also tell how it ended."""
 
-    state: RunState
+    state: ProgressState
 
     def report(self, result: AttemptResult) -> None:
         """Prints what is to be known at the end of a training."""
@@ -33,7 +33,7 @@ class View(Observer, Protocol):
 class _Printing(Observer):
     """What each view that prints does in the same way. The view itself comes before it, and shows events and notes."""
 
-    state: RunState
+    state: ProgressState
     _console: Console
 
     def catch_up(self, told: Sequence[Event | str], most: int) -> None:
@@ -67,7 +67,7 @@ class QuietView(Silent):
     """Nothing but errors."""
 
     def __init__(self) -> None:
-        self.state = RunState()
+        self.state = ProgressState()
 
     def event(self, event: Event) -> None:
         self.state.add(event)
@@ -114,7 +114,7 @@ def _makes_line(told: Event | str) -> bool:
     return isinstance(told, str) or event_line(told, 1) is not None
 
 
-def _report_errors(state: RunState, result: AttemptResult) -> None:
+def _report_errors(state: ProgressState, result: AttemptResult) -> None:
     with contextlib.suppress(OSError):
         console = JobConsole(stderr=True)
         report.print_warnings(console, result)
