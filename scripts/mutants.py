@@ -113,7 +113,7 @@ def _copy(to: Path) -> Path:
     for name in _COPIED:
         source = REPOSITORY / name
         if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, to / name)
     return to
