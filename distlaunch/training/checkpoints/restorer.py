@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,7 +65,9 @@ class Restorer:
 
     def _read_ahead(self, step: int | BestName | None) -> None:
         """While the chief verifies what it takes, this task reads what that will most likely be."""
-        steps: list[int | BestName] = [*self._store.steps()] if step is None else [step]
+        steps: list[int | BestName] = []
+        with contextlib.suppress(OSError):  # a folder of the chief's host
+            steps = [*self._store.steps()] if step is None else [step]
         if steps:
             thread = ThreadPoolExecutor(1, "read-ahead")
             self._ahead = thread.submit(read_ahead, self._store.state_path(steps[-1]))
