@@ -183,7 +183,9 @@ def test_none_is_deleted_before_there_are_too_many(tmp_path: Path) -> None:
         assert store.steps() == list(range(max(1, step - 7), step + 1))
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no meta", "torn meta", "flipped meta", "no state"])
+@pytest.mark.parametrize(
+    "damage", ["flip", "flipped number", "truncate", "no meta", "torn meta", "flipped meta", "no state"]
+)
 def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     store = CheckpointStore(tmp_path)
     for step in (1, 2):
@@ -192,6 +194,8 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str) -> None:
     data = state.read_bytes()
     if damage == "flip":
         state.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    elif damage == "flipped number":  # nothing but the checksum tells
+        state.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     elif damage == "truncate":
         state.write_bytes(data[:-1])
     elif damage == "no meta":
