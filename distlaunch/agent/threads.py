@@ -7,7 +7,8 @@ Without a share, each task starts threads for all cores. Measured on 2 cores wit
 from __future__ import annotations
 
 import os
-from pathlib import Path
+
+from distlaunch.agent.cgroup import read_cgroup
 
 POOL_SIZES = ("TF_NUM_INTRAOP_THREADS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """The pools that compute: TensorFlow's, XLA's, OpenMP's, OpenBLAS's, MKL's. Not `TF_NUM_INTEROP_THREADS`: operations
@@ -32,8 +33,7 @@ def _quota() -> int | None:
     Source: cpu.max in Linux's documentation of cgroup v2.
     """
     try:
-        group = Path("/proc/self/cgroup").read_text(encoding="ascii").strip().rpartition("::")[2]
-        quota, period = Path(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max").read_text(encoding="ascii").split()
+        quota, period = read_cgroup("cpu.max").split()
         return max(1, round(int(quota) / int(period)))
     except (OSError, ValueError):
         return None

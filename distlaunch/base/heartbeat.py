@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,23 +71,21 @@ class Heartbeat:
     def at_step(self, step: int) -> None:
         self._change(step=step)
 
-    @contextlib.contextmanager
-    def saving(self) -> Iterator[None]:
+    def saving(self) -> AbstractContextManager[None]:
         """Meanwhile the task writes something by itself."""
-        self._change(saving=True)
-        try:
-            yield
-        finally:
-            self._change(saving=False)
+        return self._meanwhile("saving")
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Meanwhile a thread writes something beside training; another thread may leave this."""
+        return self._meanwhile("writing")
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Meanwhile a thread writes something beside training; another thread may leave this."""
-        self._change(writing=True)
+    def _meanwhile(self, sign: str) -> Iterator[None]:
+        self._change(**{sign: True})
         try:
             yield
         finally:
-            self._change(writing=False)
+            self._change(**{sign: False})
 
     def _beat(self) -> None:
         never = threading.Event()

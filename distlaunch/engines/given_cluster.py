@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from typing import Any
 
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.engines.base import Needs
-from distlaunch.engines.local import WARM_STARTS, LocalAllocation
+from distlaunch.engines.local import LocalAllocation, LocalEngine
 
 
-class GivenClusterEngine:
+class GivenClusterEngine(LocalEngine):
     """Starts that one task as a child of this process."""
 
     def __init__(self, given: tuple[ClusterSpec, Task]) -> None:
         self._given = given
-
-    def kept(self) -> AbstractContextManager[Any]:
-        return WARM_STARTS.kept()
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         cluster, task = self._given

@@ -112,27 +112,28 @@ class Peers:
     def state_from_chief(self, state: State | None) -> State:
         """The chief's state, for those that pass None; the chief itself must pass one."""
         assert state is not None or not self.is_chief, "the chief has one"
-        if any(self.gather("" if state is not None else "missing")):
-            state = self._streamed(state)
-        # where only the ports of the cluster are open, the store remains, which is slow
-        if any(self.gather("" if state is not None else "missing")):
-            state = self._stored(state)
+        if self._somebody_lacks(state):
+            state, somebody_lacks = self._streamed(state)
+            if somebody_lacks:  # where only the ports of the cluster are open, the store remains, which is slow
+                state = self._stored(state)
         assert state is not None, "an error else"
         return state
 
-    def _streamed(self, state: State | None) -> State | None:
+    def _somebody_lacks(self, state: State | None) -> bool:
+        return any(self.gather("" if state is not None else "missing"))
+
+    def _streamed(self, state: State | None) -> tuple[State | None, bool]:
+        """The state, and whether a process lacks it still."""
         if not self.is_chief:
             port, secret = json.loads(self.from_chief(b""))
             if state is None:
                 with contextlib.suppress(OSError, ValueError):
                     state = fetch_state(self._host, port, bytes.fromhex(secret))
-            self.gather("")
-            return state
+            return state, self._somebody_lacks(state)
         assert state is not None
         with StateServer(state, self._host) as server:
             self.from_chief(json.dumps([server.port, server.secret.hex()]).encode())
-            self.gather("")  # from here on nobody asks for it
-        return state
+            return state, self._somebody_lacks(state)  # once that is known, nobody asks for it any more
 
     def _stored(self, state: State | None) -> State:
         data = io.BytesIO()

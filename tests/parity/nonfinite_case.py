@@ -35,15 +35,15 @@ def linear() -> Any:
     return keras.Sequential([keras.layers.Input((12,)), keras.layers.Dense(1)])
 
 
-def first_call(kind: str, value: str, policy: str, loop: str = "fit") -> list[Any]:
+def first_call(kind: str, value: str, policy: str, loop: str = "fit", precision: str | None = None) -> list[Any]:
     """Steps done by one call of 16, the first whose loss is not finite, and whether the data ended there."""
     from distlaunch.strategies.protocol import Vote
 
-    result = program_of(kind, value, policy, loop).run_steps(STEPS, Vote())
+    result = program_of(kind, value, policy, loop, precision).run_steps(STEPS, Vote())
     return [result.steps, result.nonfinite, result.ended]
 
 
-def program_of(kind: str, value: str, policy: str, loop: str = "fit") -> Any:
+def program_of(kind: str, value: str, policy: str, loop: str = "fit", precision: str | None = None) -> Any:
     """Ready to train on that data."""
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
@@ -60,6 +60,7 @@ def program_of(kind: str, value: str, policy: str, loop: str = "fit") -> Any:
         "data": {"function": f"{here}:spoilt", "args": {"value": value}, "global_batch": BATCH, "shuffle": False},
         "compile": {"optimizer": "adam", "loss": "mse", "metrics": ["mae"]},
         "train": {"on_nonfinite": policy, "loop": loop},
+        "precision": precision,
     }
     config = RunConfig.model_validate({**raw, **STRATEGIES[kind]})
     strategy = create(config, Task("worker", 0))

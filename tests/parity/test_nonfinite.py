@@ -25,6 +25,11 @@ def test_a_call_ends_at_the_step(kind: str, value: str, loop: str) -> None:
     assert first_call(kind, value, "warn", loop) == [STEPS, BAD, False]
 
 
+@pytest.mark.usefixtures("virtual_devices")
+def test_a_call_ends_though_a_loss_scale_has_kept_the_weights_good() -> None:
+    assert first_call("one_device", "nan", "fail", precision="mixed_float16") == [BAD, BAD, False]
+
+
 @pytest.mark.parametrize("kind", ["jax", "parameter_server"])
 def test_a_call_ends_at_the_step_elsewhere(kind: str) -> None:
     if kind == "jax":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
+import portpicker
 import psutil
 import pytest
 from real import finish, run, start
@@ -68,6 +70,22 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
 
     assert run("train", "runs/job", "--resume", "--set", f"train.epochs={done // 30 + 2}", cwd=project)[0] == 0
     assert [event.step for event in read_events(job.events) if isinstance(event, Restored)] == [done]
+
+
+def test_each_launcher_of_a_cluster_by_hand_says_that_it_was_stopped(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = [f"localhost:{portpicker.pick_unused_port()}" for _ in range(2)]
+    launchers = []
+    for index in range(2):
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+        launchers.append(start("train", "mine.yaml", "--set", "train.epochs=4000", cwd=project))
+    jobs = [RunDir(project / "runs" / name) for name in ("job", "job-worker-1")]
+    wait_until(lambda: any(isinstance(event, StepsDone) for event in events_of(jobs[0], "worker:0")), timeout_s=120)
+    launchers[1].send_signal(signal.SIGTERM)
+    ends = [finish(process) for process in launchers]
+    assert [code for code, _, _ in ends] == [4, 4], ends
 
 
 HELPED = """

@@ -1,0 +1,11 @@
+"""What Linux tells of the control group of this process (cgroup v2), as a container or a scheduler has made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def read_cgroup(name: str) -> str:
+    """The text of one of its files, such as `cpu.max`. Raises OSError if there is none."""
+    group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
+    return Path(f"/sys/fs/cgroup{group.rstrip('/')}/{name}").read_text(encoding="utf-8")
