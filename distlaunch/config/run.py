@@ -58,7 +58,7 @@ class Data(Section):
     args: Arguments
     tfds: TfdsSource | None = None
     map: FunctionRef | None = None
-    """Applied to each example, after loading: `def f(x, y): return x, y`."""
+    """Applied to each example, after loading: `def f(x, y): return x, y`; an argument `seed` is for what is random."""
     preprocessing: Preprocessing | None = None
     """Turns the inputs of each batch into the model's. Made once for a run, kept in its directory, and part of a
     SavedModel, which so takes what the data function gives."""
@@ -67,7 +67,12 @@ class Data(Section):
     batched: bool = False
     """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then."""
     shuffle: bool | Positive = True
-    """True: over all examples of arrays, a buffer of 10,000 for other pipelines. A number: a buffer of that many."""
+    """True: over all examples that can be found by number, a buffer of 10,000 for tf.data pipelines, or of as many as
+    `shuffle_buffer_bytes` holds. A number: a buffer of that many."""
+    shuffle_buffer_bytes: Positive = 256_000_000
+    """The most that the buffer of `shuffle: true` holds in each process, in bytes of examples before `map`."""
+    threads: Positive | None = None
+    """Examples that each process reads and maps at the same time; null: one for each core that it may use."""
     remainder: Literal["keep", "drop"] = "keep"
     """What happens to a last batch that is smaller than the others."""
     class_weight: Annotated[

@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import Split, Splits, make_split
-from distlaunch.strategies.parameter_server.worker_batches import Read, offer
+from distlaunch.data.read_failures import failures_told
+from distlaunch.data.source import Split, make_split
+from distlaunch.data.splits import Splits
+from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
 
@@ -42,7 +44,7 @@ class Reader:
 
     def read(self, number: int) -> Batch:
         """Batch `number`, or one without rows past the end."""
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), failures_told():
             return self._load(self._find(number))
 
     def _find(self, number: int) -> Any:
@@ -87,11 +89,12 @@ class Reader:
 
 def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Split | None) -> None:
     """Lets workers in this process read the splits by number, each in the order that the config gives it."""
-    offer("train", _train_reader(config, splits, train), train.num_batches)
-    offer("train:once", _reader_of_each_worker(lambda _: Reader(train, once=True)), train.num_batches)
+    offer("train", Offered(_train_reader(config, splits, train), train.num_batches, train.describe))
+    once = _reader_of_each_worker(lambda _: Reader(train, once=True))
+    offer("train:once", Offered(once, train.num_batches, train.describe))
     if validation is not None:
         read = _reader_of_each_worker(lambda _: Reader(validation, once=True))
-        offer("validation:once", read, validation.num_batches)
+        offer("validation:once", Offered(read, validation.num_batches, validation.describe))
 
 
 def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.random_access import gives_items
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Each split is `(x, y[, weight])` arrays or a `tf.data.Dataset`.
+    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, or an object that gives examples by number.
 
     Attributes:
         origin: where the data came from, for people.
@@ -45,17 +45,18 @@ def read_splits(config: DataConfig) -> Splits:
         return Splits(returned["train"], returned.get("validation"), returned.get("origin", origin))
     if isinstance(returned, (tuple, list)) and len(returned) == 2 and all(_is_dataset(part) for part in returned):
         return Splits(returned[0], returned[1], origin)
-    if _is_dataset(returned):
+    if _is_dataset(returned) or gives_items(returned):
         return Splits(returned, None, origin)
     message = (
         f"{config.function} returned {type(returned).__name__}; expected {{'train': ..., 'validation': ...}}, each a "
-        "tf.data.Dataset or a tuple of arrays (x, y) or (x, y, sample_weight)"
+        "tf.data.Dataset, a tuple of arrays (x, y) or (x, y, sample_weight), or an object with __len__ and __getitem__ "
+        "that gives an example"
     )
     raise ConfigError(Problem(("data", "function"), message))
 
 
 def _is_dataset(value: Any) -> bool:
-    return isinstance(value, (tf.data.Dataset, tuple, list)) and not np.isscalar(value)
+    return isinstance(value, (tf.data.Dataset, tuple, list))
 
 
 def _read_tfds(config: DataConfig) -> Splits:

@@ -20,8 +20,8 @@ def both_ways(function: Callable[..., Any]) -> Callable[..., Any]:
     converted = tf.autograph.to_graph(function)
 
     @functools.wraps(function)
-    def called(*args: Any) -> Any:
-        return (function if tf.executing_eagerly() else converted)(*args)
+    def called(*args: Any, **by_name: Any) -> Any:
+        return (function if tf.executing_eagerly() else converted)(*args, **by_name)
 
     return tf.autograph.experimental.do_not_convert(called)
 

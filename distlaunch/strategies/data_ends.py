@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distlaunch.base.errors import DataError
 
@@ -37,3 +39,31 @@ def different_lengths(lengths: Mapping[str, str]) -> str:
         return ""
     told = "; ".join(f"{name} has {length}" for name, length in lengths.items())
     return f"the processes read data of different lengths: {told}; {REASONS}"
+
+
+def different_data(told: Mapping[str, Mapping[str, str]]) -> str:
+    """What is wrong if processes see different data; empty if all see the same.
+
+    Args:
+        told: by process and split, what `fingerprint` of `data/fingerprints.py` has said.
+    """
+    names = list(told)
+    for split in told[names[0]]:
+        seen = {name: json.loads(told[name].get(split, "{}")) for name in names}
+        if difference := _first_difference(seen):
+            return f"the processes read different data for {split}: {difference}; {REASONS}"
+    return ""
+
+
+def _first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
+    first, *others = seen
+    for fact in seen[first]:
+        for other in others:
+            here, there = seen[first][fact], seen[other].get(fact)
+            if here == there:
+                continue
+            if fact != "examples":
+                return f"{fact} in {first}: {here}; in {other}: {there}"
+            number = next(number for number in here if here[number] != (there or {}).get(number))
+            return f"example {number} is not the same in {first} and in {other}"
+    return ""

@@ -36,6 +36,8 @@ class Source:
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.
         ends: it has elements without rows, and only reading tells where: processes must agree on each.
+        in_parallel: `load` handles several rows at the same time by itself.
+        describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
     """
 
     elements: Any
@@ -44,6 +46,8 @@ class Source:
     first: int = 0
     num_batches: int | None = None
     ends: bool = False
+    in_parallel: bool = False
+    describe: Callable[[], str] = lambda: "{}"
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,16 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
 
 
 def _play(part: _Part) -> ExitCode:
+    from distlaunch.data.read_failures import failures_told
     from distlaunch.training.server import is_server
 
     if is_server(part.config, part.task):
         return _serve(part)
+    with failures_told():
+        return _work(part)
+
+
+def _work(part: _Part) -> ExitCode:
     part.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
     if part.task.job == "evaluator":
         return _follow_checkpoints(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,13 +24,13 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
-from distlaunch.config.checks.strategy import share_problems
+from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
-from distlaunch.strategies.data_ends import different_lengths
+from distlaunch.strategies.data_ends import different_data, different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
@@ -81,11 +82,11 @@ class Session:
         self.strategy: Strategy = create(config, task)
         self.strategy.keep_compiled(run.compiled)
         on_connected()
-        self._check_replicas()
+        self._tell_shares()
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
-        self._compare_lengths()
+        self._compare_data()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         findings = Findings()
         self.model = build_model(config, self.strategy, self._rows, findings)
@@ -222,11 +223,17 @@ class Session:
         self._emit(DataResolved(name=name, source=splits.origin, examples=examples))
         return train, validation, splits.preprocessing
 
-    def _compare_lengths(self) -> None:
-        """Processes that would come to the end of their data at different steps would wait for each other for ever."""
-        splits = [("training", self.train), ("validation", self.validation)]
-        told = [f"{_length_of(split)} for {name}" for name, split in splits if split is not None]
-        if wrong := different_lengths(self.strategy.gather(" and ".join(told))):
+    def _compare_data(self) -> None:
+        """Processes that see different data would train on some examples twice and on others never, or come to their
+        end at different steps, and wait for each other for ever."""
+        splits = {"training": self.train, "validation": self.validation}
+        read = {name: split for name, split in splits.items() if split is not None}
+        told = [f"{_length_of(split)} for {name}" for name, split in read.items()]
+        wrong = different_lengths(self.strategy.gather(" and ".join(told)))
+        if not wrong:
+            seen = self.strategy.gather(json.dumps({name: split.describe() for name, split in read.items()}))
+            wrong = different_data({task: json.loads(text) for task, text in seen.items()})
+        if wrong:
             raise ConfigError(Problem(("data",), wrong))
 
     def _heed(self, findings: Findings) -> None:
@@ -237,12 +244,11 @@ class Session:
         if self.validation is not None:
             self.validation = with_rules(self.validation, findings.rules)
 
-    def _check_replicas(self) -> None:
+    def _tell_shares(self) -> None:
         """On the devices that are really there."""
-        config, replicas = self._config, self.strategy.num_replicas
-        who = config.strategy.parts_in_words(config.cluster, replicas)
-        if problems := list(share_problems(config, replicas, who)):
-            raise ConfigError(problems)
+        note = share_note(self._config, self.strategy.num_replicas)
+        if note and self.strategy.is_chief:
+            self._emit(Notice(level="warning", message=note))
 
     def _past_failures(self) -> Failures:
         if self._config.checkpoint.every is None or not self.strategy.is_chief:

@@ -296,19 +296,19 @@ def test_several_processes(project: Path) -> None:
 @pytest.mark.slow
 def test_the_configs_own_mesh_and_what_cannot_run(project: Path) -> None:
     mesh = "strategy={kind: dtensor, mesh: {batch: 2, model: 2}, layout: {dense/kernel: [~, model]}}"
-    code, rows = verify(project, mesh, kinds="dtensor,mirrored", replicas="5")
+    code, rows = verify(project, mesh, kinds="dtensor,mirrored", replicas="2000")
     assert code == 0, rows
     assert (rows["dtensor"]["label"], rows["dtensor"]["verdict"]) == ("dtensor, batch 2 x model 2", "equal")
     assert rows["mirrored"]["verdict"] == "cannot run"
-    assert "global_batch" in rows["mirrored"]["reasons"][0]
+    assert "virtual CPU devices" in rows["mirrored"]["reasons"][0]
 
 
 def test_where_nothing_can_be_compared(project: Path) -> None:
     """It says so and why, without a word of one device, which would be trained for nothing."""
-    words = ("verify", "mine.yaml", "--strategies", "mirrored", "--replicas", "5,7")
+    words = ("verify", "mine.yaml", "--strategies", "mirrored", "--replicas", "2000,3000")
     code, out, err = run(*words, cwd=project)
-    assert (code, err) == (2, "mirrored, 5 replicas: cannot run\nmirrored, 7 replicas: cannot run\n")
-    assert "data.global_batch: got 24, which 5 replicas cannot share equally; use 20 or 25" in out
+    assert (code, err) == (2, "mirrored, 2000 replicas: cannot run\nmirrored, 3000 replicas: cannot run\n")
+    assert "needs 2,000 virtual CPU devices in one process; use at most 1,024" in out
     assert out.endswith("Nothing could be compared.\n")
     code, out, _ = run(*words, "--json", cwd=project)
     assert (code, [row["verdict"] for row in json.loads(out)["rows"]]) == (2, ["cannot run", "cannot run"])

@@ -137,14 +137,6 @@ SCHEMA = [
 ]  # fmt: skip
 
 CHECKS = [
-    Broken("batch and replicas", BASE.replace("64", "30") + "strategy: {kind: mirrored, replicas: 4}\n", 5, "data.global_batch",
-           ("got 30", "4 replicas", "use 28 or 32")),
-    Broken("batch and workers", BASE.replace("64", "3")
-           + "strategy: {kind: multi_worker_mirrored, replicas_per_worker: 2}\ncluster: {workers: 2}\n",
-           5, "data.global_batch", ("2 workers x 2", "use 4")),
-    Broken("batch and mesh", BASE + "strategy: {kind: jax, mesh: {batch: 3, model: 2}}\n", 5, "data.global_batch", ("63 or 66",)),
-    Broken("batch and input layout", BASE + "strategy: {kind: dtensor, mesh: {x: 5, y: 2}, input_layout: [x]}\n", 5,
-           "data.global_batch", ("60 or 65",)),
     below("strategy: {kind: jax, mesh: {batch: 0}}\n", 1, "strategy.mesh.batch", "got 0", "at least 1", id="mesh of size 0"),
     below("strategy: {kind: jax, mesh: {batch: 2}, layout: auto}\n", 1, "strategy.layout", "an axis 'model'", id="auto without its axis"),
     below("strategy: {kind: jax, mesh: {a: -1, b: -1}}\n", 1, "strategy.mesh.b", "one axis only", id="two filled axes"),
@@ -214,11 +206,12 @@ REFERENCES = [
     Broken("unknown name in a module", BASE.replace("models.py:net", "json.decoder:JSONDecodr"), 2, "model.function",
            ("did you mean 'JSONDecoder'?",)),
     Broken("syntax error", BASE.replace("models.py:net", "broken.py:net"), 2, "model.function", ("broken.py, line 2", "correct it")),
-    Broken("a value", BASE.replace("models.py:net", "models.py:LIMIT"), 2, "model.function", ("is a value", "line 25")),
+    Broken("a value", BASE.replace("models.py:net", "models.py:LIMIT"), 2, "model.function", ("is a value", "line 31")),
     Broken("async", BASE.replace("models.py:net", "models.py:later"), 2, "model.function", ("async",)),
     Broken("missing argument", BASE.replace("models.py:net", "models.py:needs"), 2, "model.function", ("missing 'width'", "width: ...")),
     data("args: {sorce: auto}", "data.args.sorce", "did you mean 'source'?", id="unknown argument"),
-    data("map: models.py:one", "data.map", "(x, y)", id="map with one argument"),
+    data("map: models.py:bare", "data.map", "(x, y)", id="map without arguments"),
+    data("map: models.py:four", "data.map", "(x, y)", id="map with four arguments"),
     below("train:\n  loop: custom\n  step: models.py:one\n", 3, "train.step", "(context, batch)", id="step with one argument"),
     below("train:\n  loop: custom\n  step: models.py:step\nstrategy: {kind: jax, mesh: {batch: 2}}\n", 3, "train.step",
           "(context, state, batch)", id="TensorFlow's step on jax"),

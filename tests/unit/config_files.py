@@ -17,6 +17,12 @@ def data(source="auto"):
 def anything(**kwargs):
     return None
 
+def bare(seed):
+    return 1
+
+def four(x, y, weight, more, seed=None):
+    return x, y
+
 def one(x):
     return x
 

@@ -13,7 +13,8 @@ from distlaunch.config.run import Data
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.data.source import _class_weights, make_split  # noqa: E402
+from distlaunch.data.class_weights import class_weights  # noqa: E402
+from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -218,5 +219,5 @@ def test_classes_without_a_weight_count_once(shape: str) -> None:
     """As in Keras; also those beyond the last that has one."""
     labels = np.array([0, 1, 2, 7])
     y = {"rows": labels, "column": labels[:, None], "one-hot": np.eye(8)[labels]}[shape]
-    *_, weights = _class_weights({1: 2.5})((tf.zeros([4, 1]), tf.constant(y)))
+    *_, weights = class_weights({1: 2.5})((tf.zeros([4, 1]), tf.constant(y)))
     assert weights.numpy().tolist() == [1, 2.5, 1, 1]

@@ -79,7 +79,8 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
         run = job(per_worker_data=per_worker_data)
         train = make_split(make(), run.data, seed=0, training=True)
         offer_splits(run, Splits(make(), None, ""), train, None)
-        read, num_batches = worker_batches._readers["train"]
+        offered = worker_batches._readers["train"]
+        read, num_batches = offered.read, offered.num_batches
         assert num_batches == PER_PASS
         return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
 
@@ -93,7 +94,7 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
 def test_a_graph_gets_the_batch_of_its_process() -> None:
     s = tf.constant(["a"])
     read = lambda worker, number: {"x": tf.fill([worker + 1, 2], float(number)), "s": s}  # noqa: E731
-    worker_batches.offer("test", read, 9)
+    worker_batches.offer("test", worker_batches.Offered(read, 9, lambda: "{}"))
     spec = {"x": tf.TensorSpec([None, 2], tf.float32), "s": tf.TensorSpec([1], tf.string)}
 
     @tf.function

@@ -14,8 +14,7 @@ from distlaunch.config.references.keras_names import NAMES, canonical, suggestio
 from distlaunch.config.references.sites import Site, sites
 from distlaunch.config.run import RunConfig
 
-_OF_WORKERS = (("data", "global_batch"), ("cluster", "workers"))
-"""Keys whose values must fit the number of workers."""
+_OF_WORKERS = ("cluster", "workers")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def cross_check(
         cluster = config.cluster.model_copy(update={"workers": given_workers, "ports": "auto"})
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
         note = f" (TF_CONFIG has {given_workers} workers)"
-        return [replace(problem, message=problem.message + note * (problem.key in _OF_WORKERS)) for problem in found]
+        return [replace(problem, message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
 
@@ -163,7 +162,6 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
 
 
 CHECKS = (
-    Check(strategy.batch_divides, frozenset({"data", "strategy", "cluster"})),
     Check(strategy.devices_suffice, frozenset({"strategy"})),
     Check(strategy.section_holds, frozenset({"strategy"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),

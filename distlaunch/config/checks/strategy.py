@@ -15,24 +15,19 @@ _MOST_CPU_DEVICES, _MOST_TASKS = 1_024, 10_000
 """More than any machine can hold: a slip of the keyboard, which would fill the memory."""
 
 
-def batch_divides(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
-    """Each replica gets an equal part of a full batch."""
-    strategy, cluster = config.strategy, config.cluster
-    parts = strategy.num_parts(cluster, num_gpus)
-    if parts is not None:
-        yield from share_problems(config, parts, strategy.parts_in_words(cluster, parts))
-    elif strategy.has_replicas:  # how many each worker has is not known, but each has as many
-        yield from share_problems(config, cluster.num_workers, f"{cluster.num_workers} workers")
+def share_note(config: RunConfig, parts: int) -> str:
+    """What it costs that so many parts share a full batch; empty if each has its work.
 
-
-def share_problems(config: RunConfig, parts: int, who: str) -> Iterator[Problem]:
-    """Whether so many parts of a full batch are equal; `who` names the parts, as the subject of a sentence."""
-    batch = config.data.global_batch
-    if batch % parts == 0:
-        return
+    Replicas weigh their parts by rows, so that one row more or less makes no difference worth a word.
+    """
+    batch, strategy = config.data.global_batch, config.strategy
     below = batch // parts * parts
+    who = strategy.parts_in_words(config.cluster, parts)
+    if below and (strategy.has_replicas or below == batch):
+        return ""
     choices = either(str(size) for size in (below, below + parts) if size)
-    yield Problem(("data", "global_batch"), f"got {batch}, which {who} cannot share equally; use {choices}")
+    cost = f"{parts - batch} have nothing to do" if strategy.has_replicas else "each device works on all of its rows"
+    return f"data.global_batch: {who} cannot share {batch} rows equally, so {cost}; faster: {choices}"
 
 
 def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

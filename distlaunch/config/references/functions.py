@@ -19,6 +19,10 @@ from distlaunch.config.run import RunConfig
 
 _GIVEN = {"preprocessing": 1}
 """Values that distlaunch gives by position, before the config's arguments."""
+_BY_NAME = {"map": ("seed",)}
+"""Values that distlaunch gives by name, to a function that takes them."""
+_MAP_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
+"""What the examples are, only the data tells; see `data/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 """Names of the values that a function is called with by position, by role; more than one where it may choose."""
 
@@ -26,7 +30,7 @@ Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 def reference_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
-    forms = {"map": (("x", "y"),), "step": config.strategy.step_forms}
+    forms = {"map": _MAP_FORMS, "step": config.strategy.step_forms}
     return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, forms)]
 
 
@@ -79,7 +83,7 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: F
 
 def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Problem]:
     if site.role in forms:
-        messages = [position_problem(function, names) for names in forms[site.role]]
+        messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms[site.role]]
         if all(messages):
             yield Problem(site.key, str(messages[0]))
     elif site.args is not None:

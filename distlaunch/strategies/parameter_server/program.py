@@ -25,7 +25,7 @@ from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.parameter_server.blocks import Block
 from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
-from distlaunch.strategies.parameter_server.worker_batches import batch_spec, check_lengths, fetch, read_failure
+from distlaunch.strategies.parameter_server.worker_batches import batch_spec, check_data, fetch, read_failure
 from distlaunch.strategies.patches.keras_private import raw_counter
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import (
@@ -70,7 +70,7 @@ class CoordinatorProgram:
     # data
 
     def set_train_data(self, source: Source) -> None:
-        check_lengths(source, self._num_workers)
+        check_data(source, self._num_workers)
         self._source, self._next_batch = source, source.first
         self._train_call = None
 
@@ -104,7 +104,7 @@ class CoordinatorProgram:
     ) -> Logs | None:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         if source.name not in self._test_calls:
-            check_lengths(source, self._num_workers)
+            check_data(source, self._num_workers)
             self._test_calls[source.name] = self._make_call(self._steps.test, source, [])
         totals = self._fresh_totals()
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)

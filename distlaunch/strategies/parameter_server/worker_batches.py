@@ -10,15 +10,17 @@ Python generators work.
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS
+from distlaunch.strategies.data_ends import REASONS, different_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
@@ -26,20 +28,35 @@ from distlaunch.strategies.replica.input import num_rows
 Read = Callable[[int, int], Batch]
 """Worker index and batch number -> the batch; one without rows is past the end."""
 
-_TOKEN, _LENGTH_TOKEN = "distlaunch_batch", "distlaunch_length"  # the same in all processes
+
+@dataclass(frozen=True)
+class Offered:
+    """A split that this process can read.
+
+    Attributes:
+        num_batches: None if unknown.
+        describe: see `data/fingerprints.py`.
+    """
+
+    read: Read
+    num_batches: int | None
+    describe: Callable[[], str]
+
+
+_TOKEN, _DATA_TOKEN = "distlaunch_batch", "distlaunch_data"  # the same in all processes
 _UNKNOWN = -1
-_readers: dict[str, tuple[Read, int | None]] = {}
+_readers: dict[str, Offered] = {}
 _lock = threading.Lock()
 _failed: list[Exception] = []
 _on_failure: list[Callable[[Exception], None]] = []
 
 
-def offer(split: str, read: Read, num_batches: int | None) -> None:
-    """Lets graphs that run in this process read a split, of so many batches if that is known."""
+def offer(split: str, offered: Offered) -> None:
+    """Lets graphs that run in this process read a split."""
     with _lock:
-        _readers[split] = read, num_batches
+        _readers[split] = offered
         answer(_TOKEN, _read)
-        answer(_LENGTH_TOKEN, _length)
+        answer(_DATA_TOKEN, _data)
 
 
 def tell_failures(to: Callable[[Exception], None]) -> None:
@@ -78,22 +95,25 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
 
 
-def check_lengths(source: Source, num_workers: int) -> None:
-    """Asks all workers for the length of their data; who cannot answer now is checked with each batch.
+def check_data(source: Source, num_workers: int) -> None:
+    """Asks all workers what data they see; the lengths of who cannot answer now are checked with each batch.
 
     Raises:
-        ConfigError: one has another than the coordinator.
+        ConfigError: one sees other data than the coordinator.
     """
-    if source.num_batches is None:
-        return
+    what = _what(source.name)
+    own = source.describe()
     for worker in range(num_workers):
         try:
             with tf.device(f"/job:worker/task:{worker}"):
-                [own] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_LENGTH_TOKEN, Tout=[tf.int64])
-            length = int(own)
+                [told] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
+            length, description = json.loads(told.numpy())
         except tf.errors.OpError:
             continue
-        _check_length(source.name, worker, None if length == _UNKNOWN else length, source.num_batches)
+        if source.num_batches is not None:
+            _check_length(source.name, worker, length, source.num_batches)
+        if wrong := different_data({"chief": {what: own}, f"worker:{worker}": {what: description}}):
+            raise ConfigError(Problem(("data",), wrong))
 
 
 def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
@@ -101,9 +121,9 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
     return elements.map(lambda *parts: load(parts[0] if len(parts) == 1 else parts)).element_spec
 
 
-def _length(split: Any) -> np.int64:
-    _, num_batches = _readers[_text(split)]
-    return np.int64(_UNKNOWN if num_batches is None else num_batches)
+def _data(split: Any) -> bytes:
+    offered = _readers[_text(split)]
+    return json.dumps([offered.num_batches, offered.describe()]).encode()
 
 
 def _text(value: Any) -> str:
@@ -114,9 +134,9 @@ def _text(value: Any) -> str:
 def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray) -> list[Any]:
     name = _text(split)
     try:
-        read, num_batches = _readers[name]
-        _check_length(name, int(worker), num_batches, int(length))
-        batch = read(int(worker), int(number))
+        offered = _readers[name]
+        _check_length(name, int(worker), offered.num_batches, int(length))
+        batch = offered.read(int(worker), int(number))
     except Exception as error:
         # TensorFlow would hand on a text without the user's lines
         _failed.append(error)
@@ -130,6 +150,11 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray
 def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
     """Raises ConfigError if this process knows another number of batches than the coordinator."""
     if expected not in (own, _UNKNOWN):
-        what = "validation" if name.startswith("validation") else "training"
-        has = f"chief has {expected:,} global batches for {what}; worker:{worker} has {own or 'an unknown number'}"
+        has = (
+            f"chief has {expected:,} global batches for {_what(name)}; worker:{worker} has {own or 'an unknown number'}"
+        )
         raise ConfigError(Problem(("data",), f"the processes read data of different lengths: {has}; {REASONS}"))
+
+
+def _what(name: str) -> str:
+    return "validation" if name.startswith("validation") else "training"

@@ -75,7 +75,8 @@ def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
     def load(element: Any, first: tf.Tensor, second: tf.Tensor) -> Any:
         return source.load(element), first, second
 
-    loaded = parts.map(load, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    threads = None if source.in_parallel else tf.data.AUTOTUNE
+    loaded = parts.map(load, num_parallel_calls=threads, deterministic=None if threads is None else True)
     # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
     # many workers still have data; the ends that matter are marked in the data itself.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))

@@ -1,0 +1,32 @@
+"""`data.class_weight`: the weight of each example's class as its sample weight."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.protocol import Batch
+
+
+def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:
+    """Adds the weights to a batch (x, y), as Keras `fit(class_weight=...)` does; classes not named have weight 1."""
+    table = np.ones(max(weights) + 1, np.float32)
+    for label, weight in weights.items():
+        table[label] = weight
+
+    def weigh(batch: Batch) -> Batch:
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise ConfigError(Problem(("data", "class_weight"), "needs batches (x, y) without sample weights"))
+        x, y = batch
+        labels = tf.cast(y, tf.int64)
+        if labels.shape.rank is not None and labels.shape.rank > 1:
+            labels = tf.squeeze(labels, -1) if labels.shape[-1] == 1 else tf.argmax(y, -1)
+        known = tf.gather(table, tf.clip_by_value(labels, 0, len(table) - 1))
+        return x, y, tf.where((labels >= 0) & (labels < len(table)), known, tf.ones_like(known))
+
+    return weigh

@@ -1,0 +1,121 @@
+"""What is done to each example by itself: `data.map`, decoding, reading; several at a time, in tf.data's threads."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.function_references import load_function
+from distlaunch.data.user_functions import both_ways
+from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.replica.input import num_rows, pack
+
+SEED = "seed"
+"""The argument by which a `data.map` function asks for random numbers of its own."""
+_SEED_STEP = 1_000_003  # between two runs' seeds: more than the passes of a run
+
+
+class ExampleMap:
+    """The config's `data.map`.
+
+    Args:
+        seed: of the run.
+    """
+
+    def __init__(self, function: Callable[..., Any], seed: int) -> None:
+        self._function = both_ways(function)
+        self._seed = seed
+        self.takes_seed = SEED in inspect.signature(function).parameters
+
+    def __call__(self, example: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
+        """What it makes of an example.
+
+        Args:
+            number_of_pass, index: int64 scalars; what is random depends on the run's seed and on them, so that it is
+                the same whichever process does it.
+        """
+        arguments = example if isinstance(example, tuple) else (example,)
+        self._check(len(arguments))
+        if not self.takes_seed:
+            return self._function(*arguments)
+        seed = tf.stack([tf.constant(self._seed * _SEED_STEP, tf.int64) + number_of_pass, index])
+        return self._function(*arguments, seed=seed)
+
+    def _check(self, number: int) -> None:
+        signature = inspect.signature(self._function)
+        try:
+            signature.bind(*range(number), **({SEED: None} if self.takes_seed else {}))
+        except TypeError:
+            names = ("the example", "(x, y)", "(x, y, sample_weight)")
+            given = names[number - 1] if number <= len(names) else f"the {number} parts of an example"
+            message = f"it is called with {given}, which {self._function.__name__}{signature} does not take"
+            raise ConfigError(Problem(("data", "map"), message)) from None
+
+
+def example_map(config: DataConfig, seed: int) -> ExampleMap | None:
+    """Raises ConfigError if there is no such function."""
+    return None if config.map is None else ExampleMap(load_function(config.map, ("data", "map")), seed)
+
+
+def num_threads(config: DataConfig) -> int:
+    """Examples that a process reads and maps at the same time."""
+    if config.threads is not None:
+        return config.threads
+    share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # of the cores, where tasks share them
+    return int(share) if share.isdigit() and int(share) else len(os.sched_getaffinity(0))
+
+
+def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int) -> Batch:
+    """The batch of what `one` makes of each example, in their order; one without rows if there are none.
+
+    A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.
+
+    Args:
+        rows: the row source that `examples` come from, one for each of its rows.
+    """
+    made = examples.map(one, num_parallel_calls=threads, deterministic=True)
+    batches = made.batch(tf.maximum(num_rows(rows), 1))
+    none = tf.data.Dataset.from_tensors(tf.nest.map_structure(no_rows, batches.element_spec))
+    return batches.concatenate(none).take(1).get_single_element()
+
+
+def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:
+    """The first with which `one` fails, done eagerly; see `read_failures.Find`.
+
+    Args:
+        examples: what each is called, and what `one` takes.
+    """
+    for name, example in examples:
+        try:
+            with tf.device("CPU:0"):
+                one(example)
+        except Exception as error:
+            return name, error
+    return None
+
+
+def no_rows(spec: Any) -> Any:
+    """A value of a batched spec with zero rows."""
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0], spec.dtype)
+        rank = spec.shape.rank if spec.shape.rank is not None else 2
+        return tf.RaggedTensor.from_nested_row_splits(values, [tf.zeros([1], tf.int64)] * (rank - 1))
+    if isinstance(spec, tf.SparseTensorSpec):
+        shape = [0, *(size or 0 for size in spec.shape[1:])]
+        return tf.SparseTensor(tf.zeros([0, len(shape)], tf.int64), tf.zeros([0], spec.dtype), shape)
+    if spec.dtype == tf.variant:
+        return tf.stack([tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(0))])[:0]
+    return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
+
+
+def packed(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """For `Dataset.map`, which passes the components of a tuple as arguments."""
+    return lambda *components: function(pack(components))

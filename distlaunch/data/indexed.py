@@ -1,0 +1,134 @@
+"""Data whose examples are found by number as a split: a process reads and maps its own rows alone.
+
+The order of a pass is a permutation of numbers, of which global batches and the rows of replicas are slices; only then
+is anything read. So it makes no difference to a resume how far the run had come.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, num_threads
+from distlaunch.data.read_failures import noted
+from distlaunch.data.split import Split
+from distlaunch.strategies.protocol import Batch
+
+
+class Examples(Protocol):
+    """Examples by number, in the input pipeline.
+
+    Attributes:
+        number: how many there are.
+        labels: those of all, where they are arrays; else None.
+    """
+
+    number: int
+    labels: Any
+
+    def rows(self, indices: tf.Tensor) -> Any:
+        """What is best had of many examples at once; each leaf has a row for each of the int64 `indices`."""
+        ...
+
+    def example(self, row: Any) -> Any:
+        """What is done for each row by itself, in parallel. None: the rows are the examples."""
+        ...
+
+    @property
+    def whole(self) -> bool:
+        """Whether `rows` are the examples, with nothing left to do for each."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What an example is called in a message."""
+        ...
+
+    def describe(self) -> str:
+        """What processes compare; see `data/fingerprints.py`."""
+        ...
+
+
+class Indexed:
+    """One split of examples by number.
+
+    A row of a row source is the number of the pass times the number of examples, plus the number of the example.
+
+    Args:
+        seed: order of the passes; None: their own.
+        drop: leave out what makes no whole global batch.
+    """
+
+    def __init__(self, examples: Examples, config: DataConfig, example_map: ExampleMap | None, seed: int | None, *,
+                 drop: bool) -> None:  # fmt: skip
+        self._examples, self._config, self._map, self._seed = examples, config, example_map, seed
+        self._size, self._number = config.global_batch, examples.number
+        self._used = self._number - self._number % self._size if drop else self._number
+        if self._number < (self._size if drop else 1):
+            raise ConfigError(Problem(("data",), f"{self._number} examples make no batch of {self._size}"))
+        # workers in one process may be in two passes
+        self._known_order = functools.lru_cache(maxsize=2)(self._order_in_memory)
+
+    def split(self) -> Split:
+        return Split(
+            self._number,
+            math.ceil(self._used / self._size),
+            self._batches,
+            self._load,
+            tf.zeros([0], tf.int64),
+            lambda number: tf.data.Dataset.from_tensors(tf.range(min(number, self._number), dtype=tf.int64)),
+            pick=self._pick,
+            labels=self._examples.labels if self._map is None else None,
+            describe=functools.cache(self._examples.describe),
+            in_parallel=not self._examples.whole or self._map is not None,
+        )
+
+    def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
+        order = tf.range(self._number, dtype=tf.int64)
+        if self._seed is not None:
+            seed = [tf.constant(self._seed, tf.int64), number_of_pass]
+            order = tf.random.experimental.stateless_shuffle(order, seed=seed)
+        return order + number_of_pass * self._number
+
+    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        order = self._order(number_of_pass)[start * self._size : self._used]
+        return tf.data.Dataset.from_tensor_slices(order).batch(self._size)
+
+    def _order_in_memory(self, number_of_pass: int) -> np.ndarray:
+        with tf.device("CPU:0"):
+            return self._order(tf.constant(number_of_pass, tf.int64)).numpy()
+
+    def _pick(self, number_of_pass: int, index: int) -> np.ndarray:
+        order = self._known_order(number_of_pass)
+        return order[index * self._size : min((index + 1) * self._size, self._used)]
+
+    def _load(self, numbers: tf.Tensor) -> Batch:
+        if self._examples.whole and self._map is None:
+            return self._examples.rows(tf.math.floormod(numbers, self._number))
+        numbers = noted(numbers, self._first_failure)
+        given = tf.data.Dataset.from_tensor_slices(self._given(numbers))
+        return batch_of(numbers, given, self._one, num_threads(self._config))
+
+    def _given(self, numbers: tf.Tensor) -> Any:
+        indices = tf.math.floormod(numbers, self._number)
+        return self._examples.rows(indices), tf.math.floordiv(numbers, self._number), indices
+
+    @tf.autograph.experimental.do_not_convert
+    def _one(self, row: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
+        example = row if self._examples.whole else self._examples.example(row)
+        return example if self._map is None else self._map(example, number_of_pass, index)
+
+    def _first_failure(self, numbers: np.ndarray) -> tuple[str, Exception] | None:
+        def one(number: np.ndarray) -> None:
+            rows, passes, indices = self._given(tf.constant([number], tf.int64))
+            self._one(tf.nest.map_structure(lambda leaf: leaf[0], rows), passes[0], indices[0])
+
+        examples = ((self._examples.name(int(number) % self._number), number) for number in numbers)
+        return first_failure(examples, one)

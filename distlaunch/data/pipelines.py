@@ -1,0 +1,177 @@
+"""A `tf.data.Dataset` of the user's as a split: every process reads it, and maps its own rows alone.
+
+What `data.map` is still to work on travels as one tensor an example, a dataset of that example: it takes any structure,
+rows of different shapes too, costs no copy, and can be cut into the rows of replicas like any other batch.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.fingerprints import fingerprint
+from distlaunch.data.read_failures import noted
+from distlaunch.data.split import Split
+from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.replica.input import num_rows, slice_rows
+
+_ZERO = np.int64(0)
+BUFFER = 10_000
+"""Examples that `shuffle: true` holds at most."""
+_HEAD = 4
+"""Examples from which shapes, the size of one and a fingerprint are learnt: read once."""
+
+
+class Pipeline:
+    """One split of examples, or of global batches with `batched: true`.
+
+    Args:
+        seed: order of the passes; None: the pipeline's own.
+        drop: leave out what makes no whole global batch.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
+                 example_map: ExampleMap | None, seed: int | None, *, drop: bool) -> None:  # fmt: skip
+        if limit is not None:
+            dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
+        self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
+        self._map = None if config.batched else example_map
+
+    def split(self) -> Split:
+        """Raises ConfigError if there is not one batch."""
+        config, batched = self._config, self._config.batched
+        length = int(self._dataset.cardinality())
+        known = length if length >= 0 else None
+        count = known
+        if known is not None and not batched:
+            size = config.global_batch
+            count = known // size if self._drop else math.ceil(known / size)
+        if count == 0:
+            raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))
+        rows = self._dataset if batched else self._as_rows(self._dataset, _ZERO).batch(1)
+        return Split(
+            None if batched else known,
+            None if self._drop and batched else count,
+            self._batches,
+            self._load,
+            tf.nest.map_structure(no_rows, rows.element_spec),
+            self._sample,
+            endless=length == tf.data.INFINITE_CARDINALITY,
+            describe=functools.cache(self._describe),
+            in_parallel=self._map is not None,
+        )
+
+    # order
+
+    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        rows = self._dataset
+        if not self._config.batched:
+            rows = self._shuffled(self._as_rows(rows, number_of_pass), number_of_pass).batch(self._config.global_batch)
+        if self._drop:
+            rows = rows.filter(packed(lambda batch: num_rows(batch) == self._config.global_batch))
+        return rows.skip(start)
+
+    def _shuffled(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
+        if self._seed is None:
+            return examples
+        if not tf.executing_eagerly():
+            # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
+            tf.random.set_seed(self._seed + 1)
+        # one number of two: seeds that are neighbours must not share the orders of neighbouring passes
+        order: Any = number_of_pass + tf.constant(self._seed, tf.int64) * 1_000_003
+        return examples.shuffle(self._buffer, seed=order, reshuffle_each_iteration=False)
+
+    @functools.cached_property
+    def _buffer(self) -> int:
+        """Of the first examples alone, so that every process, and every attempt, finds the same."""
+        if self._config.shuffle is not True:
+            return int(self._config.shuffle)
+        size = _num_bytes(self._dataset.element_spec)
+        if size is None:
+            sizes = [sum(map(_leaf_bytes, tf.nest.flatten(one, expand_composites=True))) for one in self._head]
+            size = math.ceil(sum(sizes) / max(len(sizes), 1))
+        return max(1, min(BUFFER, self._config.shuffle_buffer_bytes // max(size, 1)))
+
+    @functools.cached_property
+    def _head(self) -> list[Any]:
+        with tf.device("CPU:0"):
+            return list(self._dataset.take(_HEAD))
+
+    # rows
+
+    def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
+        """Each example as the row of a row source: for a map, itself behind one tensor, its pass and its number."""
+        if self._map is None:
+            return examples
+
+        @tf.autograph.experimental.do_not_convert
+        def row(index: tf.Tensor, example: Any) -> Any:
+            one = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(example))
+            return one, tf.stack([tf.cast(number_of_pass, tf.int64), index])
+
+        return examples.enumerate().map(row)
+
+    def _load(self, rows: Any) -> Batch:
+        spec = self._dataset.element_spec
+        if self._map is None:
+            return rows
+        rows = rows[0], noted(rows[1], self._first_failure)
+
+        @tf.autograph.experimental.do_not_convert
+        def example(variant: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+            one = tf.data.experimental.from_variant(variant, spec)
+            return tf.data.Dataset.zip((one, tf.data.Dataset.from_tensors(key)))
+
+        examples = tf.data.Dataset.from_tensor_slices(rows).flat_map(example)
+        return batch_of(rows, examples, self._one, num_threads(self._config))
+
+    @tf.autograph.experimental.do_not_convert
+    def _one(self, example: Any, key: tf.Tensor) -> Any:
+        assert self._map is not None
+        return self._map(example, key[0], key[1])
+
+    def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
+        wanted = {int(index): tf.constant([number_of_pass, index]) for number_of_pass, index in keys}
+        read = zip(range(max(wanted, default=-1) + 1), self._dataset, strict=False)
+        examples = ((f"example {at} of the pipeline", (one, wanted[at])) for at, one in read if at in wanted)
+        return first_failure(examples, lambda given: self._one(*given))
+
+    def _sample(self, number: int) -> tf.data.Dataset:
+        if self._config.batched:
+            return self._dataset.take(1).map(packed(lambda batch: slice_rows(batch, 0, number)))
+        if not self._head:
+            return self._dataset.take(0)
+        first, *others = (tf.data.Dataset.from_tensors(example) for example in self._head[:number])
+        for other in others:
+            first = first.concatenate(other)
+        return self._as_rows(first, _ZERO).batch(number)
+
+    def _describe(self) -> str:
+        if self._config.batched:
+            return fingerprint([], self._dataset.element_spec)
+        shuffle = "none" if self._seed is None else f"within {self._buffer:,} examples"
+        return fingerprint(self._head, self._dataset.element_spec, shuffle=shuffle)
+
+
+def _num_bytes(spec: Any) -> int | None:
+    """Of an example; None if its type does not tell."""
+    total = 0
+    for leaf in tf.nest.flatten(spec, expand_composites=True):
+        if leaf.dtype in (tf.string, tf.variant) or not leaf.shape.is_fully_defined():
+            return None
+        total += leaf.shape.num_elements() * leaf.dtype.size
+    return total
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    values = np.asarray(leaf)
+    return sum(map(len, values.flat)) if values.dtype == object else values.nbytes

@@ -1,0 +1,195 @@
+"""Examples by number: arrays, and whatever has `__len__` and `__getitem__`."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.data.arrays import as_tensors
+from distlaunch.data.fingerprints import fingerprint, spread
+from distlaunch.data.read_failures import reading
+
+_KEY = ("data", "function")
+
+
+class Arrays:
+    """Arrays with an example in each row.
+
+    Args:
+        limit: take no more of the examples.
+    """
+
+    whole = True
+
+    def __init__(self, data: Any, limit: int | None) -> None:
+        self._tensors, self.number = as_tensors(data, limit)
+        tensors = self._tensors
+        self.labels = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else None
+
+    def rows(self, indices: tf.Tensor) -> Any:
+        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._tensors)
+
+    def example(self, row: Any) -> Any:
+        return row
+
+    def name(self, index: int) -> str:
+        return f"example {index}"
+
+    def describe(self) -> str:
+        numbers = spread(self.number)
+        examples = [tf.nest.map_structure(lambda leaf, at=at: leaf[at], self._tensors) for at in numbers]
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), self._tensors)
+        return fingerprint(examples, spec, numbers)
+
+
+class Items:
+    """An object that gives its examples by number, in Python; `decode` is done with TensorFlow.
+
+    Read in threads of tf.data: what waits, as for a disk or a network, or leaves the interpreter's lock, as NumPy and
+    image libraries do, is done for several examples at a time.
+    """
+
+    whole = False
+    labels = None
+
+    def __init__(self, items: Any, limit: int | None) -> None:
+        self._items = items
+        number = _length(items)
+        self.number = number if limit is None else min(number, limit)
+        if not self.number:
+            raise ConfigError(Problem(_KEY, f"got {type(items).__name__} without examples: its length is 0"))
+
+    def rows(self, indices: tf.Tensor) -> tf.Tensor:
+        return indices
+
+    def example(self, row: tf.Tensor) -> Any:
+        leaves = tf.nest.flatten(self._spec)
+        values = tf.numpy_function(self._read, [row], [leaf.dtype for leaf in leaves])
+        for value, leaf in zip(values, leaves, strict=True):
+            value.set_shape(leaf.shape)
+        return tf.nest.pack_sequence_as(self._spec, values)
+
+    def name(self, index: int) -> str:
+        return f"example {index}"
+
+    def describe(self) -> str:
+        numbers = spread(self.number)
+        return fingerprint([self._leaves(self._item(at)) for at in numbers], self._spec, numbers)
+
+    def _read(self, index: np.ndarray) -> list[np.ndarray]:
+        number = int(index)
+        with reading(self.name(number)):
+            item = self._item(number)
+            leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
+            if len(leaves) != len(specs):
+                raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
+            for leaf, spec in zip(leaves, specs, strict=True):
+                if not spec.shape.is_compatible_with(leaf.shape):
+                    raise DataError(_other_shape(leaf.shape, spec.shape))
+            return [_as(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
+
+    def _item(self, number: int) -> Any:
+        return _structure(self._items[number])
+
+    @staticmethod
+    def _leaves(item: Any) -> list[np.ndarray]:
+        return [_array(leaf) for leaf in tf.nest.flatten(item)]
+
+    @functools.cached_property
+    def _spec(self) -> Any:
+        """Of the first, the last and the one in the middle; a size in which they differ is open."""
+        first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
+        spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
+        for _, leaves in others:
+            if len(leaves) != len(spec):
+                message = f"its examples differ in structure: {len(spec)} parts in the first, {len(leaves)} in another"
+                raise ConfigError(Problem(_KEY, message))
+            spec = [_common(one, leaf) for one, leaf in zip(spec, leaves, strict=True)]
+        return tf.nest.pack_sequence_as(first[0], spec)
+
+    def _checked(self, number: int) -> tuple[Any, list[np.ndarray]]:
+        item = self._item(number)
+        leaves = self._leaves(item)
+        for leaf in leaves:
+            if leaf.dtype == object and not all(isinstance(value, (str, bytes)) for value in leaf.flat):
+                kinds = sorted({type(value).__name__ for value in leaf.flat})
+                message = f"example {number} holds {', '.join(kinds)}; expected numbers, text and arrays of them"
+                raise ConfigError(Problem(_KEY, message))
+        return item, leaves
+
+
+def gives_items(value: Any) -> bool:
+    """Whether it has examples by number, and is no array, sequence or mapping of arrays."""
+    if isinstance(value, (tf.data.Dataset, tf.Tensor, np.ndarray, tuple, list, str, bytes, Mapping)):
+        return False
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not hasattr(value, "columns")
+
+
+def _length(items: Any) -> int:
+    if isinstance(items, keras.utils.PyDataset):
+        message = f"{type(items).__name__} is a keras.utils.PyDataset, whose items are batches"
+        hint = "return an object whose items are examples: with __len__ and __getitem__ of your own, without the class"
+        raise ConfigError(Problem(_KEY, f"got {message}; {hint}"))
+    try:
+        number = len(items)
+    except (TypeError, OverflowError) as error:
+        raise ConfigError(Problem(_KEY, f"got {type(items).__name__}, whose length cannot be told: {error}")) from None
+    if number >= sys.maxsize:
+        message = f"got {type(items).__name__} that repeats for ever; leave the repetition out, epochs are counted here"
+        raise ConfigError(Problem(_KEY, message))
+    return number
+
+
+def _structure(item: Any) -> Any:
+    """A list of values is an array; the outermost is the tuple (x, y)."""
+    if isinstance(item, (tuple, list)):
+        return tuple(_inner(part) for part in item)
+    return _inner(item)
+
+
+def _inner(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _inner(value) for name, value in part.items()}
+    if isinstance(part, tuple):
+        return tuple(_inner(value) for value in part)
+    return _array(part)
+
+
+def _array(leaf: Any) -> np.ndarray:
+    """Python's floats are float32, as in TensorFlow; text is bytes."""
+    array = np.asarray(leaf)
+    if array.dtype == np.float64 and not isinstance(leaf, (np.ndarray, np.generic)):
+        return array.astype(np.float32)
+    return np.char.encode(array, "utf-8").astype(object) if array.dtype.kind == "U" else array
+
+
+def _common(spec: tf.TensorSpec, leaf: np.ndarray) -> tf.TensorSpec:
+    if spec.dtype != tf.as_dtype(leaf.dtype):
+        message = f"its examples differ in type: {spec.dtype.name} in the first, {leaf.dtype} in another"
+        raise ConfigError(Problem(_KEY, message))
+    return tf.TensorSpec(spec.shape.most_specific_compatible_shape(tf.TensorShape(leaf.shape)), spec.dtype)
+
+
+def _as(leaf: np.ndarray, dtype: tf.DType) -> np.ndarray:
+    if dtype == tf.string:
+        return leaf.astype(object)
+    wanted = dtype.as_numpy_dtype
+    if leaf.dtype != wanted and not np.can_cast(leaf.dtype, wanted, "same_kind"):
+        raise DataError(f"it holds {leaf.dtype} where example 0 holds {dtype.name}")
+    return leaf.astype(wanted, copy=False)
+
+
+def _other_shape(shape: Any, expected: tf.TensorShape) -> str:
+    return (
+        f"its shape is {tuple(shape)}, that of other examples {tuple(expected)}; give all one shape, such as by a size "
+        "to which they are brought in __getitem__"
+    )

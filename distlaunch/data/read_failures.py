@@ -1,0 +1,95 @@
+"""Why an example could not be read: TensorFlow hands on a text, in which the user's own lines are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import DataError
+
+Find = Callable[[np.ndarray], tuple[str, Exception] | None]
+"""Of the examples that rows stand for, int64, the first that fails when it is done by itself, and with what."""
+
+_PACKAGES = {"site-packages", "dist-packages", "distlaunch"}
+_lock = threading.Lock()
+_first: list[Exception] = []
+_latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
+"""The rows that were begun last, more than are under way at a time."""
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Keeps the first error of this process for `told_plainly`.
+
+    Args:
+        what: is being read, e.g. `example 17`, for the message.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{_line(error)}"
+        failure = DataError(f"data: {what} cannot be read: {reason}")
+        failure.__cause__ = error
+        with _lock:
+            _first.append(failure)
+        raise failure from error
+
+
+def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
+    """In a graph: the rows, which are kept in mind with a way to find the one that fails."""
+
+    def note(values: np.ndarray) -> np.ndarray:
+        _latest.append((find, values))
+        return values
+
+    same = tf.numpy_function(note, [rows], rows.dtype)
+    same.set_shape(rows.shape)
+    return same
+
+
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
+    try:
+        yield
+    except tf.errors.OpError:
+        with _lock:
+            failure = _first[0] if _first else None
+            _first.clear()
+        failure = failure or _found()
+        if failure is None:
+            raise
+        raise failure from failure.__cause__
+
+
+def _found() -> Exception | None:
+    """The example with which an operation of `data.map` fails, or one that decodes."""
+    latest = list(_latest)
+    _latest.clear()
+    for find, rows in latest:
+        if (found := find(rows)) is not None:
+            what, error = found
+            failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
+            failure.__cause__ = error
+            return failure
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, tf.errors.OpError):
+        return error.message.partition(" [Op:")[0].rpartition("}} ")[2].strip()
+    return f"{type(error).__name__}: {error}"
+
+
+def _line(error: Exception) -> str:
+    """The user's own line that raised it: the last that no package has."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

@@ -1,0 +1,114 @@
+"""One split of the data, as global batches of row sources at any position of an endless sequence of passes.
+
+A *pass* goes once through the training data. Its order depends on the seed and the number of the pass alone, so that
+every process of a run sees the same global batches, and a resumed run goes on where the old one stopped.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.protocol import Batch, Source
+
+_ZERO = np.int64(0)
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, ready to be read.
+
+    Attributes:
+        num_examples: None if unknown.
+        num_batches: global batches of one pass; None if unknown.
+        batches: pass number (an int64 tensor) and first batch -> dataset of row sources.
+        load: see `Source.load`.
+        empty: a row source without rows, which marks an end.
+        sample: number of examples -> a dataset of one row source with the first so many, as they are before any
+            shuffle: to learn shapes, no buffer is filled.
+        endless: the pipeline repeats for ever, so that a pass has no end.
+        name: `train` or `validation`.
+        pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
+        load_raw: as `load`, without the preprocessing.
+        labels: those of all examples, where they are arrays that nothing changes.
+        describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
+        in_parallel: `load` handles several examples at the same time by itself.
+    """
+
+    num_examples: int | None
+    num_batches: int | None
+    batches: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
+    load: Callable[[Any], Batch]
+    empty: Any
+    sample: Callable[[int], tf.data.Dataset]
+    endless: bool = False
+    name: str = "train"
+    pick: Callable[[int, int], Any] | None = None
+    load_raw: Callable[[Any], Batch] | None = None
+    labels: Any = None
+    describe: Callable[[], str] = lambda: "{}"
+    in_parallel: bool = False
+
+    def training_source(
+        self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0, batches: int | None = None,
+        passes: int | None = None,
+    ) -> Source:  # fmt: skip
+        """Pass after pass.
+
+        Args:
+            first_pass, offset: where to begin, the offset in batches.
+            ends_visible: put an element without rows after each pass (needed where its length is not known).
+            skip: batches to read and drop first, where only that leads to the position.
+            batches, passes: how many the run will take at most; read-ahead begins no pass behind them. None: no end.
+        """
+
+        kept = []
+
+        def one_pass(number: tf.Tensor) -> tf.data.Dataset:
+            start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
+            rows = self.batches(number, start)
+            kept.append(rows if tf.executing_eagerly() else None)  # in debug mode it owns its functions
+            return rows.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else rows
+
+        # passes are counted within the pipeline, which so runs on from one to the next
+        last = np.iinfo(np.int64).max if passes is None else first_pass + passes
+        elements = tf.data.Dataset.range(first_pass, last).flat_map(one_pass)
+        first = skip if self.num_batches is None else first_pass * self.num_batches + offset
+        elements = elements.skip(skip) if skip else elements
+        if batches is not None:
+            elements = elements.take(batches)
+        if batches is not None or passes is not None:
+            elements = elements.concatenate(self._ends())
+        return Source(
+            elements,
+            self.load,
+            self.name,
+            first,
+            self.num_batches,
+            ends=ends_visible,
+            in_parallel=self.in_parallel,
+            describe=self.describe,
+        )
+
+    def evaluation_source(self) -> Source:
+        """One pass in its own order, then elements without rows for ever."""
+        elements = self.batches(_ZERO, _ZERO).concatenate(self._ends())
+        return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches, ends=self.num_batches is None,
+                      in_parallel=self.in_parallel, describe=self.describe)  # fmt: skip
+
+    def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
+        """The batch of the first few examples; `raw`: before the preprocessing."""
+        load = self.load_raw if raw and self.load_raw is not None else self.load
+        for element in self.sample(rows).take(1):
+            return load(element)
+        raise ConfigError(Problem(("data",), "the dataset is empty"))
+
+    def _ends(self) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(self.empty).repeat()
