@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
@@ -108,7 +109,7 @@ class IndexedFiles(ABC):
                 tensors = [tf.constant(part[0], spec.dtype) for part, spec in zip(raw, self.raw_spec, strict=True)]
                 example = self.decode(*tensors)
         except tf.errors.OpError as error:
-            raise RecordError(index, self.where(index), first_line(error.message)) from error
+            raise RecordError(index, self.where(index), _without_operation(error.message)) from error
         return tf.nest.map_structure(_as_numpy, example)
 
     def find_failure(self, indices: Iterable[int]) -> RecordError | None:
@@ -173,6 +174,11 @@ def as_objects(values: list[Any]) -> np.ndarray:
 def first_line(text: object) -> str:
     """Of an error's message, what people need."""
     return (str(text).strip().splitlines() or [type(text).__name__])[0]
+
+
+def _without_operation(message: str) -> str:
+    """What TensorFlow says is wrong, without where in a graph."""
+    return first_line(re.sub(r"\{\{[^}]*\}\}\s*|\s*\[Op:\w+\].*", "", message))
 
 
 def _as_numpy(value: Any) -> Any:

@@ -13,7 +13,7 @@ from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import UnreadableError
 from distlaunch.data.files.csv_kinds import Guess, merge_guesses
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
-from distlaunch.data.files.records import FilesOfSpans, Format, Scanned, ScanError
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.rows import Rows, scan_rows
 from distlaunch.data.files.tables import Kind, choose_columns, encode, kinds_from_facts
 
@@ -66,9 +66,7 @@ class CSVFiles(FilesOfSpans):
                 try:
                     self._parse_rows([span])
                 except (csv_module.Error, ValueError, OverflowError) as error:
-                    raise UnreadableError(
-                        position, f"the row is not what it was when it was indexed: {error}"
-                    ) from error
+                    raise UnreadableError(position, f"the row has changed since it was indexed: {error}") from error
             raise
 
     def _parse_rows(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:

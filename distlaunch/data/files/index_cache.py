@@ -1,6 +1,6 @@
 """Indices of files, kept in the user's cache: made once, then mapped into memory by all processes of a host.
 
-A cached index is one file: arrays in NumPy's format, one after another. The first is JSON that says what the others are.
+A cached index is one file: arrays in NumPy's format, one after another. The first is JSON that describes the others.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _map_array(file: BinaryIO) -> np.ndarray:
 
 
 def _checksum(array: np.ndarray) -> int:
-    data = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     checksum = 0
     for start in range(0, len(data), _CHECKED_AT_ONCE):
         checksum = zlib.crc32(data[start : start + _CHECKED_AT_ONCE], checksum)

@@ -52,6 +52,8 @@ class Fields:
 def _readable(kind: Kind) -> Kind:
     if kind.missing and kind.name in ("int64", "null"):
         return Kind("float32", kind.shape, missing=True)
+    if kind.name == "null":
+        return Kind("holds nothing but empty lists")
     if kind.missing and kind.name == "bool":
         return Kind(_NO_BOOL, kind.shape, missing=True)
     return kind

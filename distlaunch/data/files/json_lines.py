@@ -11,7 +11,7 @@ import numpy as np
 from distlaunch.data.files.base import UnreadableError, as_objects, first_line
 from distlaunch.data.files.json_kinds import Fields
 from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
-from distlaunch.data.files.records import FilesOfSpans, Format, Scanned, ScanError
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.rows import scan_rows
 from distlaunch.data.files.tables import Kind, choose_columns, kinds_from_facts
 
@@ -135,7 +135,7 @@ def _scan(descriptor: int, size: int) -> Scanned:
     for rows in scan_rows(descriptor, size):
         starts, records = [], []
         for start, line in zip((rows.starts + rows.offset).tolist(), rows.lines(), strict=True):
-            if line.isspace():
+            if not line.strip(b" \t\r\n"):
                 continue
             try:
                 records.append(parse_object(line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Rows:
     def lines(self) -> Iterator[bytes]:
         """Each row, with its line end."""
         bounds = [*self.starts.tolist(), len(self.data)]
-        return (self.data[start:end] for start, end in zip(bounds, bounds[1:], strict=False))
+        return (self.data[start:end] for start, end in itertools.pairwise(bounds))
 
 
 def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[Rows]:

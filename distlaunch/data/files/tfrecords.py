@@ -15,7 +15,7 @@ import tensorflow as tf
 from distlaunch.data.files.base import STRING, UnreadableError, as_objects
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.listing import FileSet, Patterns, compressed, find_files, mistake
-from distlaunch.data.files.records import FilesOfSpans, Format, Scanned, ScanError
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 
 _HEADER = struct.Struct("<QI")  # the length of the data in bytes, and the checksum of these eight bytes
 _FOOTER = struct.Struct("<I")  # the checksum of the data
