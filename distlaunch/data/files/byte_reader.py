@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 
 import numpy as np
 
@@ -22,9 +23,9 @@ class Descriptor:
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone when Python ends
         if hasattr(self, "number"):
-            os.close(self.number)
+            close(self.number)
 
 
 class ByteReader:
@@ -66,14 +67,16 @@ class ByteReader:
             return
         low, high = begins[group[0]], max(stops[place] for place in group)
         try:
-            data = read_fully(self._open(files[group[0]]).number, low, high - low)
+            opened = self._open(files[group[0]])
+            data = read_fully(opened.number, low, high - low)
         except OSError as error:
             raise UnreadableError(group[0], why_unreadable(error)) from error
         except _ChangedError as error:
             raise UnreadableError(group[0], str(error)) from error
         for place in group:
             if stops[place] - low > len(data):
-                raise UnreadableError(place, changed_size(self._files.sizes[files[place]], low + len(data)))
+                now = os.fstat(opened.number).st_size
+                raise UnreadableError(place, changed_size(self._files.sizes[files[place]], now))
             found[place] = data[begins[place] - low : stops[place] - low]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from distlaunch.data.files.listing import mistake
 
-_IMAGES = (b".jpg", b".jpeg", b".png", b".gif", b".bmp")
-_OTHER_IMAGES = (b".webp", b".tif", b".tiff", b".heic", b".heif", b".avif", b".jp2", b".jxl")
+_IMAGES = (b".jpg", b".jpeg", b".png", b".gif", b".bmp", b".webp")
+_OTHER_IMAGES = (b".tif", b".tiff", b".heic", b".heif", b".avif", b".jp2", b".jxl")
 _NUM_THREADS = 8  # they hide the latency of network file systems
 
 
@@ -34,7 +34,7 @@ def list_classes(root: str, classes: Sequence[str] | None) -> list[ClassFolder]:
     """Lists the folders of the classes, in the order of their labels.
 
     Raises:
-        ConfigError: no such directory or classes, no images, or images that TensorFlow cannot decode.
+        ConfigError: no such directory or classes, no images, or images of other types.
     """
     if not os.path.isdir(root):
         raise mistake(f"no such directory: {root}")
@@ -50,7 +50,7 @@ def list_classes(root: str, classes: Sequence[str] | None) -> list[ClassFolder]:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         folders = list(pool.map(lambda name: _list_folder(os.fsencode(root), name), chosen))
     if not any(len(folder.lengths) for folder in folders):
-        raise mistake(f"no images in the folders of {root}; expected files named .jpg, .jpeg, .png, .gif or .bmp")
+        raise mistake(f"no images in the folders of {root}; expected JPEG, PNG, GIF, BMP or WebP files")
     return folders
 
 
@@ -78,7 +78,5 @@ def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Ite
             elif name.endswith(_IMAGES):
                 yield path
             elif name.endswith(_OTHER_IMAGES):
-                raise mistake(
-                    f"{os.fsdecode(os.path.join(root, path))} is of a type that TensorFlow cannot decode; convert it "
-                    "to JPEG or PNG, or remove it"
-                )
+                shown = os.fsdecode(os.path.join(root, path))
+                raise mistake(f"{shown} is an image of another type than are read; make it JPEG or PNG, or remove it")

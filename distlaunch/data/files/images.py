@@ -30,9 +30,10 @@ def image_folder(
 ) -> ImageFolder:
     """Images in folders, one for each class, as `keras.utils.image_dataset_from_directory` takes them.
 
-    The names of the folders, sorted, are the classes, and their numbers are the labels. Images are JPEG, PNG, GIF
-    (its first picture) and BMP files, also those in folders within the folder of a class. Hidden files and folders, files
-    that are no images, and images beside the folders are left out. A folder without images keeps its number.
+    The names of the folders, sorted, are the classes, and their numbers are the labels. Images are JPEG, PNG, GIF (its
+    first picture), BMP and WebP files (TensorFlow reads the last with their own channels only), also those in folders
+    within the folder of a class. Hidden files and folders, files that are no images, and images beside the folders are
+    left out. A folder without images keeps its number.
 
     Args:
         path: the directory.
@@ -45,7 +46,7 @@ def image_folder(
         a source of pairs: an image [height, width, channels] and an int64 label. Its `class_names` are the classes.
 
     Raises:
-        ConfigError: no such directory or classes, no images, or images that TensorFlow cannot decode.
+        ConfigError: no such directory or classes, no images, or images of other types.
     """
     if channels not in (1, 3, 4):
         raise mistake(f"channels: got {channels!r}; expected 1 (grey), 3 (RGB) or 4 (RGBA)")

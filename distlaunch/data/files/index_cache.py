@@ -135,7 +135,7 @@ def _map_array(file: BinaryIO) -> np.ndarray:
 
 
 def _checksum(array: np.ndarray) -> int:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     checksum = 0
     for start in range(0, len(data), _CHECKED_AT_ONCE):
         checksum = zlib.crc32(data[start : start + _CHECKED_AT_ONCE], checksum)

@@ -16,11 +16,12 @@ from distlaunch.data.files.base import STRING, UnreadableError, as_objects
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.listing import FileSet, Patterns, compressed, find_files, mistake
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.samples import why_unreadable
 
 _HEADER = struct.Struct("<QI")  # the length of the data in bytes, and the checksum of these eight bytes
 _FOOTER = struct.Struct("<I")  # the checksum of the data
 _AROUND = _HEADER.size + _FOOTER.size
-_GZIP, _ZLIB = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+_GZIP, _ZLIB = b"\x1f\x8b\x08", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 4 << 10
 
 
@@ -51,7 +52,7 @@ class TFRecordFiles(FilesOfSpans):
         self._checksum = _find_checksum()
         for path, size in zip(files.paths, files.sizes, strict=True):
             if size:
-                _refuse_compressed(path)
+                _refuse_compressed(path, self._checksum)
         super().__init__(files, Format("tfrecord", 1, self._scan))
 
     def decode(self, *raw: Any) -> Any:
@@ -105,18 +106,17 @@ def _no_record(offset: int) -> str:
     return "this is no TFRecord file" if offset == 0 else "no record starts here: the file is damaged"
 
 
-def _refuse_compressed(path: str) -> None:
-    # a length of 2 ** 56 bytes and more is none, so a look at the first bytes cannot mistake a record
+def _refuse_compressed(path: str, checksum: Callable[[bytes], int] | None) -> None:
     try:
         with open(path, "rb", buffering=0) as file:
-            start = file.read(8)
+            start = file.read(_HEADER.size)
     except OSError as error:
-        raise mistake(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(start) < 8 or start[5:] == bytes(3):
+        raise mistake(f"{path} cannot be read: {why_unreadable(error)}") from None
+    if len(start) < _HEADER.size or (checksum is not None and checksum(start[:8]) == _HEADER.unpack(start)[1]):
         return
     if start.startswith(_GZIP):
         raise compressed(path, "gunzip")
-    if start.startswith(_ZLIB):
+    if start.startswith(_ZLIB) and any(start[5:8]):  # else these two bytes are those of a length below 2 ** 40
         raise compressed(path, "pigz -dz")
 
 
