@@ -80,7 +80,6 @@ def test_more_files_than_may_be_open_and_many_threads(tmp_path: Path, monkeypatc
     monkeypatch.setattr(byte_reader, "_MOST_OPEN", 3)
     records = write_many(tmp_path, 12, 20)
     source = tfrecord(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
 
     def read(seed: int) -> bool:
         order = np.random.default_rng(seed).integers(0, len(records), 60)
@@ -88,7 +87,8 @@ def test_more_files_than_may_be_open_and_many_threads(tmp_path: Path, monkeypatc
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(read, range(60)))
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    opened = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.exists(entry.path)]
+    assert len([path for path in opened if path.startswith(str(tmp_path))]) <= 3
 
 
 def test_a_forked_process_reads_while_the_parent_does(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_a_file_that_vanishes_is_truncated_or_grows(tmp_path: Path) -> None:
     with third.open("ab") as file:
         file.write(b"more")
     with pytest.raises(
-        RecordError, match=r"example 3 cannot be read \(.*part-000.tfrecord, record 3 at byte 51\): .*van"
+        RecordError, match=r"example 3 cannot be read \(.*part-000.tfrecord, record 3 at byte 54\): .*van"
     ):
         source.read(np.array([3]))
-    with pytest.raises(RecordError, match=r"example 19 .*part-001.tfrecord, record 9 .*was truncated: .*, 100 now"):
+    with pytest.raises(RecordError, match=r"example 17 .*part-001.tfrecord, record 7 .*was truncated: .*, 100 now"):
         source.read(np.array([19, 18, 17]))
     with pytest.raises(RecordError, match="has changed since it was indexed") as caught:
         source.read(np.array([25]))
@@ -151,7 +151,7 @@ def test_a_file_that_is_truncated_while_it_is_open(tmp_path: Path) -> None:
     source.read(np.array([9]))
     with path.open("r+b") as file:
         file.truncate(500)
-    with pytest.raises(RecordError, match="example 9 .*the file was truncated: 1,160 bytes when indexed, 500 now"):
+    with pytest.raises(RecordError, match=r"example 9 .*the file was truncated: 1,160 bytes when indexed, 500 now"):
         source.read(np.array([9]))
 
 
@@ -164,9 +164,9 @@ def test_damaged_data_and_lengths_are_found_when_they_are_read(tmp_path: Path) -
     data[40] ^= 1
     path.write_bytes(data)
     assert source[0] == b"good"
-    with pytest.raises(RecordError, match="record 1 at byte 20.*checksum"):
+    with pytest.raises(RecordError, match=r"record 1 at byte 20.*checksum"):
         source.read(np.array([0, 1]))
-    with pytest.raises(RecordError, match="record 2 at byte 40.*length"):
+    with pytest.raises(RecordError, match=r"record 2 at byte 40.*length"):
         source.read(np.array([2]))
 
 
@@ -184,7 +184,7 @@ def test_what_is_no_tfrecord_file(tmp_path: Path) -> None:
         tfrecord(tmp_path / "text")
     for compression in ("GZIP", "ZLIB"):
         path = write(tmp_path / compression, [b"good"] * 9, compression)
-        with pytest.raises(ConfigError, match="is compressed.*decompress it"):
+        with pytest.raises(ConfigError, match=r"is compressed.*decompress it"):
             tfrecord(path)
 
 
@@ -195,5 +195,5 @@ def test_without_a_library_for_checksums_lengths_are_checked(tmp_path: Path, mon
         source = tfrecord(path)
     assert source.read(np.array([1, 0]))[0].tolist() == [b"bad", b"good"]
     (tmp_path / "b").write_bytes(struct.pack("<Q", 1 << 40) + bytes(50))
-    with pytest.warns(UserWarning), pytest.raises(DataError, match="no TFRecord file"):
+    with pytest.warns(UserWarning, match="checksums"), pytest.raises(DataError, match="no TFRecord file"):
         tfrecord(tmp_path / "b")

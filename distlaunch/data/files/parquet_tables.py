@@ -117,12 +117,15 @@ class ParquetFiles(FilesOfRecords):
 def _build(files: FileSet) -> Index:
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         found = list(pool.map(_examine, files.paths))
-    columns = found[0][1]
-    for path, (_, other) in zip(files.paths, found, strict=True):
+    filled = [place for place, (groups, _) in enumerate(found) if sum(groups)]  # without rows, columns have no types
+    first = filled[0] if filled else 0
+    columns = found[first][1]
+    for place in filled:
+        path, other = files.paths[place], found[place][1]
         if other != columns:
             different = sorted(name for name in {*columns, *other} if columns.get(name) != other.get(name))
             raise DataError(
-                f"{path} has not the columns of {files.paths[0]}, in name, type and order; different are: "
+                f"{path} has not the columns of {files.paths[first]}, in name, type and order; different are: "
                 f"{', '.join(different) or 'their order'}"
             )
     rows = [group for groups, _ in found for group in groups]
