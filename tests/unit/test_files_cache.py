@@ -65,7 +65,18 @@ def test_an_index_is_made_once_and_anew_for_changed_files(data: Path, kept: Path
     os.utime(data / "a.txt", (1, 1))
     assert read(data) == [b"a1", b"a3", b"b1", b"b2"]
     assert len(scans) == 4
-    assert len(list(kept.iterdir())) == 1, "the index of the files before the change is of no use"
+
+
+def test_indices_that_nobody_uses_are_removed(data: Path, kept: Path) -> None:
+    read(data)
+    (first,) = kept.iterdir()
+    os.utime(first, (1, 1))
+    assert read(data) == LINES
+    text_lines(data / "a.txt")
+    assert len(list(kept.iterdir())) == 2, "the first was used again"
+    os.utime(first, (1, 1))
+    text_lines(data / "b.txt")
+    assert not first.exists()
 
 
 @pytest.mark.parametrize("damage", ["shorter", "longer", "empty", "flipped", "text", "objects"])

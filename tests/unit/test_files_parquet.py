@@ -49,6 +49,7 @@ def test_rows_of_several_files_in_any_order(tmp_path: Path) -> None:
     assert t.tolist() == [b"" if row % 7 == 0 else b"text %d" % row for row in order]
     assert d.tolist() == [b"kind %d" % (row % 2) for row in order]
     assert v.tolist() == [[row, row + 1] for row in order]
+    assert [part.shape for part in source.read(order[:0])] == [(0,), (0,), (0,), (0, 2), (0,)]
     features, label = source[-1]
     assert (features["t"], label) == (b"", 49)
     assert source.where(21) == f"{tmp_path}/c.parquet, record 1"

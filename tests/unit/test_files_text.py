@@ -265,3 +265,13 @@ def test_a_record_that_is_not_what_it_was(tmp_path: Path) -> None:
         source.read(np.array([0, 1]))
     with pytest.raises(RecordError, match=r"example 2 .*record 2 at byte 18.*has changed"):
         source.read(np.array([0, 2]))
+
+
+def test_no_rows_are_arrays_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"v": [1, 2], "t": ["x"]}')
+    (tmp_path / "a.csv").write_text("a,b\n1,x\n")
+    (tmp_path / "a.txt").write_text("a")
+    none = np.array([], np.int64)
+    assert [part.shape for part in json_lines(tmp_path).read(none)] == [(0, 2), (0, 1)]
+    assert [(part.shape, part.dtype) for part in csv(tmp_path).read(none)] == [((0,), np.int64), ((0,), object)]
+    assert [part.shape for part in text_lines(tmp_path).read(none)] == [(0,)]

@@ -146,6 +146,7 @@ class FilesOfRecords(IndexedFiles):
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         indices = np.asarray(indices, np.int64)
+        assert not indices.size or (indices.min() >= 0 and indices.max() < len(self)), "indices of examples"
         try:
             return self._read(indices)
         except UnreadableError as error:

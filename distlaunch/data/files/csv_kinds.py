@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from distlaunch.data.files.tables import Kind
@@ -22,7 +23,7 @@ class Guess:
         """Looks at more values."""
         if self.rank == _STRING:
             return
-        filled = [text for text in texts if text]
+        filled = texts if all(texts) else [text for text in texts if text]
         self.missing |= len(filled) < len(texts)
         joined = "".join(filled)
         if "_" in joined or not joined.isascii():  # what Python takes for numbers and nobody else does
@@ -45,7 +46,7 @@ def merge_guesses(guesses: Iterable[Guess]) -> Kind:
 
 def _rank_of_whole(texts: Sequence[str]) -> int:
     try:
-        numbers = [int(text) for text in texts]
+        numbers = list(map(int, texts))
     except ValueError:
         return _FLOAT
     # identifiers beyond 64 bits: no number would keep them apart
@@ -55,8 +56,7 @@ def _rank_of_whole(texts: Sequence[str]) -> int:
 
 def _are_floats(texts: Sequence[str]) -> bool:
     try:
-        for text in texts:
-            float(text)
+        deque(map(float, texts), maxlen=0)
     except ValueError:
         return False
     return True

@@ -73,7 +73,7 @@ class CSVFiles(FilesOfSpans):
         rows = list(_split(span.decode(_BYTES) for span in spans))
         if len(rows) != len(spans) or any(len(row) != self._num_columns for row in rows):
             raise ValueError(f"expected a row of {self._num_columns} columns")
-        columns = list(zip(*rows, strict=True))
+        columns = list(zip(*rows, strict=True)) or [()] * self._num_columns
         return tuple(_convert(columns[place], kind) for place, kind in self._read_columns)
 
 
@@ -105,15 +105,19 @@ def _scan(descriptor: int, size: int) -> Scanned:
             filled = filled[1:]
         if header is None or not filled:
             continue
-        for place in filled:
-            if len(parsed[place]) != len(header):
-                raise ScanError(
-                    int(starts[place]), f"the row has {len(parsed[place])} columns; the header has {len(header)}"
-                )
+        kept = [parsed[place] for place in filled]
+        if set(map(len, kept)) != {len(header)}:
+            _refuse_lengths(kept, starts[filled], len(header))
         parts.append(starts[filled])
-        for guess, texts in zip(guesses, zip(*(parsed[place] for place in filled), strict=True), strict=True):
+        for guess, texts in zip(guesses, zip(*kept, strict=True), strict=True):
             guess.add(texts)
     return Scanned(np.concatenate(parts), (header, guesses))
+
+
+def _refuse_lengths(rows: list[list[str]], starts: np.ndarray, num_columns: int) -> None:
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        if len(row) != num_columns:
+            raise ScanError(start, f"the row has {len(row)} columns; the header has {num_columns}")
 
 
 def _parse_block(rows: Rows) -> list[list[str]]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from distlaunch.data.files.listing import FileSet
 
 _VERSION = 1
 _CHECKED_AT_ONCE = 16 << 20
+_KEPT_UNUSED_S = 90 * 24 * 3_600
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,8 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
     directory = cache_directory()
     if directory is None:
         return build()
-    same = _hash(files.paths)
     key = _hash((_VERSION, version, kind, files.paths, files.sizes, files.modified_ns))
-    path = directory / f"{kind}-{same[:16]}-{key[:16]}.index"
+    path = directory / f"{kind}-{key[:24]}.index"
     known = _load(path, key)
     if known is not None:
         return known
@@ -73,11 +74,16 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
             stacklevel=2,
         )
         return index
-    for stale in directory.glob(f"{kind}-{same[:16]}-*.index"):
-        if stale != path:  # of the same files before they were changed
-            with contextlib.suppress(OSError):
-                stale.unlink()
+    _remove_unused(directory)
     return _load(path, key) or index  # mapped, it takes no memory of this process alone
+
+
+def _remove_unused(directory: Path) -> None:
+    """Removes what no process has asked for in a long time; not earlier, since other hosts may have it mapped."""
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_UNUSED_S:
+                path.unlink()
 
 
 def _hash(value: Any) -> str:
@@ -111,6 +117,8 @@ def _load(path: Path, key: str) -> Index | None:
             arrays = {name: _map_array(file) for name in header["checksum"]}
             if file.read(1) or any(_checksum(arrays[name]) != known for name, known in header["checksum"].items()):
                 return None
+            with contextlib.suppress(OSError):
+                os.utime(path)  # it is in use
             return Index(arrays, header["facts"])
     # what NumPy and JSON raise where bytes are not theirs
     except (OSError, ValueError, KeyError, TypeError, EOFError, OverflowError, SyntaxError):

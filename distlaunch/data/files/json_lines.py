@@ -101,7 +101,7 @@ def _as_array(values: list[Any], kind: Kind) -> np.ndarray:
             values = [item for value in values for item in value]
         array = as_objects([_encode(value) for value in values])
         return array.reshape(shape)
-    array = np.array(values, kind.name)
+    array = np.array(values, kind.name) if values else np.empty(shape, kind.name)
     if array.shape != shape:
         raise ValueError(f"got the shape {array.shape[1:]}; expected {kind.shape}")
     return array
