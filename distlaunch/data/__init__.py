@@ -1,0 +1,49 @@
+"""The data of a run; and helpers for a data function whose examples are in files, of which any can be read by number.
+
+They are imported when they are used, since they need TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distlaunch.data.files.array_records import array_record
+    from distlaunch.data.files.base import IndexedFiles, RecordError
+    from distlaunch.data.files.csv_tables import csv
+    from distlaunch.data.files.images import image_folder
+    from distlaunch.data.files.json_lines import json_lines
+    from distlaunch.data.files.parquet_tables import parquet
+    from distlaunch.data.files.text_lines import text_lines
+    from distlaunch.data.files.tfrecords import tfrecord
+
+__all__ = [
+    "IndexedFiles",
+    "RecordError",
+    "array_record",
+    "csv",
+    "image_folder",
+    "json_lines",
+    "parquet",
+    "text_lines",
+    "tfrecord",
+]
+
+_MODULES = {
+    "IndexedFiles": "base",
+    "RecordError": "base",
+    "array_record": "array_records",
+    "csv": "csv_tables",
+    "image_folder": "images",
+    "json_lines": "json_lines",
+    "parquet": "parquet_tables",
+    "text_lines": "text_lines",
+    "tfrecord": "tfrecords",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"distlaunch.data.files.{_MODULES[name]}"), name)

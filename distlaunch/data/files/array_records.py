@@ -1,0 +1,115 @@
+"""ArrayRecord files, read by number."""
+
+from __future__ import annotations
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from distlaunch.base.errors import DataError
+from distlaunch.data.files.base import STRING, FilesOfRecords, UnreadableError, as_objects, first_line
+from distlaunch.data.files.byte_reader import changed_size
+from distlaunch.data.files.index_cache import Index, cached_index
+from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.samples import why_unreadable
+
+_MOST_OPEN = 64
+_NUM_THREADS = 8
+# no reading ahead, and no threads, which a forked process would miss
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+_ERRORS = (RuntimeError, ValueError, IndexError)  # what the library raises where a file is damaged
+
+
+def array_record(files: Patterns) -> ArrayRecordFiles:
+    """Records of ArrayRecord files, a scalar string each. Needs the extra `grain`.
+
+    Files that are written with `group_size:1` are the fastest to read in random order.
+
+    Args:
+        files: a path, a glob, a directory (its files named `*.array_record*` or `*.arrayrecord*`), or a list of them.
+
+    Raises:
+        ConfigError: no such files, no record in all of them, or the library is missing.
+        DataError: a file that is damaged, or no ArrayRecord file.
+    """
+    return ArrayRecordFiles(find_files(files, "an ArrayRecord file", ("*.array_record*", "*.arrayrecord*")))
+
+
+class ArrayRecordFiles(FilesOfRecords):
+    """See `array_record`."""
+
+    raw_spec = (STRING,)
+
+    def __init__(self, files: FileSet) -> None:
+        _library()
+        index = cached_index(files, "arrayrecord", 1, lambda: _count(files))
+        super().__init__(files, index.arrays["firsts"])
+        if len(self) == 0:
+            raise mistake(f"got {len(files.paths):,} files without a record, the first of which is {files.paths[0]}")
+        # what a forked process inherits shares its position in the file with the parent's
+        self._open = functools.lru_cache(maxsize=_MOST_OPEN)(lambda file_id, process: _open(files, file_id))
+
+    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        file_ids, records = self.locate(indices)
+        found = np.empty(len(indices), object)
+        for file_id in np.unique(file_ids).tolist():
+            places = np.flatnonzero(file_ids == file_id)
+            try:
+                reader = self._open(file_id, os.getpid())
+            except OSError as error:
+                raise UnreadableError(int(places[0]), why_unreadable(error)) from error
+            except _ERRORS as error:
+                raise UnreadableError(int(places[0]), first_line(error)) from error
+            found[places] = as_objects(_read_records(reader, records[places], places))
+        return (found,)
+
+
+def _read_records(reader: Any, records: np.ndarray, places: np.ndarray) -> list[bytes]:
+    try:
+        return reader.read(records.tolist())
+    except _ERRORS as failed:
+        for place, record in zip(places.tolist(), records.tolist(), strict=True):
+            try:
+                reader.read([record])
+            except _ERRORS as error:
+                raise UnreadableError(place, f"the file is damaged: {first_line(error)}") from error
+        raise UnreadableError(int(places[0]), first_line(failed)) from failed
+
+
+def _open(files: FileSet, file_id: int) -> Any:
+    path, known = files.paths[file_id], files.sizes[file_id]
+    size = os.stat(path).st_size
+    if size != known:
+        raise ValueError(changed_size(known, size))
+    reader = _library().ArrayRecordReader(path, _OPTIONS)
+    if not reader.ok():
+        raise ValueError("it is no ArrayRecord file, or a damaged one")
+    return reader
+
+
+def _count(files: FileSet) -> Index:
+    def count(file_id: int) -> int:
+        path = files.paths[file_id]
+        if files.sizes[file_id] == 0:
+            return 0
+        try:
+            return _open(files, file_id).num_records()
+        except OSError as error:
+            raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error
+        except _ERRORS as error:
+            raise DataError(f"{path} cannot be read as an ArrayRecord file: {first_line(error)}") from error
+
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        counts = list(pool.map(count, range(len(files.paths))))
+    return Index({"firsts": np.cumsum([0, *counts], dtype=np.int64)})
+
+
+def _library() -> Any:
+    try:
+        from array_record.python import array_record_module
+    except ImportError:
+        raise mistake("ArrayRecord files need a library: pip install 'distlaunch[grain]'") from None
+    return array_record_module

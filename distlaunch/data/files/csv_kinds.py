@@ -1,0 +1,62 @@
+"""What the columns of a CSV file hold, from all of their values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from distlaunch.data.files.tables import Kind
+
+_INT, _FLOAT, _STRING = range(3)
+_NAMES = ("int64", "float32", "string")
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
+
+
+class Guess:
+    """The narrowest kind that fits the values so far."""
+
+    def __init__(self) -> None:
+        self.rank = _INT
+        self.missing = False
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Looks at more values."""
+        if self.rank == _STRING:
+            return
+        filled = texts if all(texts) else [text for text in texts if text]
+        self.missing |= len(filled) < len(texts)
+        joined = "".join(filled)
+        if "_" in joined or not joined.isascii():  # what Python takes for numbers and nobody else does
+            self.rank = _STRING
+        if self.rank == _INT:
+            self.rank = _rank_of_whole(filled)
+        if self.rank == _FLOAT and not _are_floats(filled):
+            self.rank = _STRING
+
+
+def merge_guesses(guesses: Iterable[Guess]) -> Kind:
+    """The kind of one column in all files. Integers have no value for what is missing; floats have NaN."""
+    guesses = list(guesses)
+    rank = max(guess.rank for guess in guesses)
+    missing = any(guess.missing for guess in guesses)
+    if rank == _INT and missing:
+        rank = _FLOAT
+    return Kind(_NAMES[rank], (), missing)
+
+
+def _rank_of_whole(texts: Sequence[str]) -> int:
+    try:
+        numbers = list(map(int, texts))
+    except ValueError:
+        return _FLOAT
+    # identifiers beyond 64 bits: no number would keep them apart
+    fits = not numbers or (min(numbers) >= _LOWEST and max(numbers) <= _HIGHEST)
+    return _INT if fits else _STRING
+
+
+def _are_floats(texts: Sequence[str]) -> bool:
+    try:
+        deque(map(float, texts), maxlen=0)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,168 @@
+"""CSV files, read by the offsets of their rows."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from distlaunch.base.errors import DataError
+from distlaunch.data.files.base import UnreadableError
+from distlaunch.data.files.csv_kinds import Guess, merge_guesses
+from distlaunch.data.files.listing import FileSet, Patterns, find_files
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.rows import Rows, scan_rows
+from distlaunch.data.files.tables import Kind, choose_columns, encode, kinds_from_facts
+
+_BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
+_LARGEST_FIELD = 64 << 20
+
+
+def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:
+    """Rows of CSV files, as RFC 4180 describes them: quoted fields may hold commas, line ends and doubled quotes.
+
+    The first row of each file names the columns. A column is int64 where all its values in all files are whole numbers,
+    float32 where they are numbers or empty (which is NaN), else string. Empty lines are skipped.
+
+    Args:
+        files: a path, a glob, a directory (its `*.csv` files), or a list of them.
+        columns: the features; all columns by default.
+        label: the column that is the label.
+
+    Returns:
+        a source of dicts of scalars, or of pairs of such a dict and the label.
+
+    Raises:
+        ConfigError: no such files or columns, compressed files, or no row in all of them.
+        DataError: a file that is no CSV file, or whose columns are not those of the first one.
+    """
+    return CSVFiles(find_files(files, "a CSV file", ("*.csv",)), columns, label)
+
+
+class CSVFiles(FilesOfSpans):
+    """See `csv`."""
+
+    def __init__(self, files: FileSet, columns: Sequence[str] | None, label: str | None) -> None:
+        super().__init__(files, Format("csv", 1, _scan, _merge))
+        kinds = kinds_from_facts(self.facts)
+        self._num_columns = len(kinds)
+        self._columns = choose_columns(kinds, columns, label, "columns")
+        places = {name: place for place, name in enumerate(kinds)}
+        self._read_columns = [(places[name], kinds[name]) for name in self._columns.names]
+        self.raw_spec = tuple(kind.spec() for _, kind in self._read_columns)
+
+    def decode(self, *raw: Any) -> Any:
+        """The dict of features, or it and the label."""
+        return self._columns.arrange(raw)
+
+    def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        try:
+            return self._parse_rows(spans)
+        except (csv_module.Error, ValueError, OverflowError):
+            for position, span in enumerate(spans):
+                try:
+                    self._parse_rows([span])
+                except (csv_module.Error, ValueError, OverflowError) as error:
+                    raise UnreadableError(position, f"the row has changed since it was indexed: {error}") from error
+            raise
+
+    def _parse_rows(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        rows = list(_split(span.decode(_BYTES) for span in spans))
+        if len(rows) != len(spans) or any(len(row) != self._num_columns for row in rows):
+            raise ValueError(f"expected a row of {self._num_columns} columns")
+        columns = list(zip(*rows, strict=True)) or [()] * self._num_columns
+        return tuple(_convert(columns[place], kind) for place, kind in self._read_columns)
+
+
+def _convert(texts: Sequence[str], kind: Kind) -> np.ndarray:
+    if kind.name == "int64":
+        return np.array([int(text) for text in texts], np.int64)
+    if kind.name == "float32":
+        return np.array([float(text) if text else np.nan for text in texts], np.float32)
+    return encode(texts, _BYTES)
+
+
+def _split(lines: Iterable[str]) -> Iterable[list[str]]:
+    if csv_module.field_size_limit() < _LARGEST_FIELD:
+        csv_module.field_size_limit(_LARGEST_FIELD)  # Python's limit of 128 KiB is short for a text
+    return csv_module.reader(lines, strict=True)
+
+
+def _scan(descriptor: int, size: int) -> Scanned:
+    header: list[str] | None = None
+    guesses: list[Guess] = []
+    parts = [np.empty(0, np.int64)]
+    for rows in scan_rows(descriptor, size, quotes=True):
+        parsed = _parse_block(rows)
+        starts = rows.starts + rows.offset
+        filled = [place for place, row in enumerate(parsed) if row]
+        if header is None and filled:
+            header = _read_header(parsed[filled[0]], int(starts[filled[0]]))
+            guesses = [Guess() for _ in header]
+            filled = filled[1:]
+        if header is None or not filled:
+            continue
+        kept = [parsed[place] for place in filled]
+        if set(map(len, kept)) != {len(header)}:
+            _refuse_lengths(kept, starts[filled], len(header))
+        parts.append(starts[filled])
+        for guess, texts in zip(guesses, zip(*kept, strict=True), strict=True):
+            guess.add(texts)
+    return Scanned(np.concatenate(parts), (header, guesses))
+
+
+def _refuse_lengths(rows: list[list[str]], starts: np.ndarray, num_columns: int) -> None:
+    for row, start in zip(rows, starts.tolist(), strict=True):
+        if len(row) != num_columns:
+            raise ScanError(start, f"the row has {len(row)} columns; the header has {num_columns}")
+
+
+def _parse_block(rows: Rows) -> list[list[str]]:
+    # lines end at LF alone: a CR may be part of a line end or of a quoted field
+    reader = _split(io.StringIO(rows.data.decode(_BYTES), newline="\n"))
+    parsed: list[list[str]] = []
+    message = "a quote within a field must be doubled, and the field quoted"
+    try:
+        parsed.extend(reader)
+    except csv_module.Error as error:
+        message = str(error)
+    if len(parsed) == len(rows.starts):
+        return parsed
+    # one by one: which row is it?
+    for start, line in zip(rows.starts, rows.lines(), strict=True):
+        try:
+            alone = list(_split(io.StringIO(line.decode(_BYTES), newline="\n")))
+        except csv_module.Error as error:
+            raise ScanError(rows.offset + int(start), f"the row is not CSV: {error}") from None
+        if len(alone) != 1:
+            raise ScanError(rows.offset + int(start), f"the row is not CSV: {message}")
+    raise ScanError(rows.offset, f"the rows from here on are not CSV: {message}")
+
+
+def _read_header(row: list[str], offset: int) -> list[str]:
+    try:
+        names = [name.encode(_BYTES).decode() for name in row]
+    except UnicodeDecodeError as error:
+        raise ScanError(offset, f"the names of the columns are not UTF-8: {error}") from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ScanError(offset, f"the header names a column more than once: {', '.join(twice)}")
+    return names
+
+
+def _merge(facts: dict[str, Any]) -> dict[str, Any]:
+    named = {path: header for path, (header, _) in facts.items() if header is not None}
+    first = next(iter(named), None)
+    if first is None:
+        return {"columns": {}}
+    for path, header in named.items():
+        if header != named[first]:
+            raise DataError(
+                f"{path} has the columns {', '.join(header)}; expected those of {first}: {', '.join(named[first])}"
+            )
+    of_files = [guesses for header, guesses in facts.values() if header is not None]
+    kinds = [merge_guesses(guesses).to_plain() for guesses in zip(*of_files, strict=True)]
+    return {"columns": dict(zip(named[first], kinds, strict=True))}

@@ -1,0 +1,150 @@
+"""Indices of files, kept in the user's cache: made once, then mapped into memory by all processes of a host.
+
+A cached index is one file: arrays in NumPy's format, one after another. The first is JSON that describes the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from distlaunch.data.files.listing import FileSet
+
+_VERSION = 1
+_CHECKED_AT_ONCE = 16 << 20
+_KEPT_UNUSED_S = 90 * 24 * 3_600
+
+
+@dataclass(frozen=True)
+class Index:
+    """Where the records of some files are.
+
+    Attributes:
+        facts: what else was found, as JSON has it.
+    """
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def cache_directory() -> Path | None:
+    """Where indices are kept; None where the user has no home."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):  # others are to be ignored, says the standard
+        return Path(given, "distlaunch", "indices")
+    home = os.path.expanduser("~")
+    return Path(home, ".cache", "distlaunch", "indices") if os.path.isabs(home) else None
+
+
+def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], Index]) -> Index:
+    """The index of the files, from the cache if it has that of these files as they are now.
+
+    Args:
+        kind: names the format, in the name of the file too.
+        version: of what `build` does; another one makes what is cached stale.
+        build: reads the files.
+    """
+    directory = cache_directory()
+    if directory is None:
+        return build()
+    key = _hash((_VERSION, version, kind, files.paths, files.sizes, files.modified_ns))
+    path = directory / f"{kind}-{key[:24]}.index"
+    known = _load(path, key)
+    if known is not None:
+        return known
+    index = build()
+    try:
+        _save(path, key, index)
+    except OSError as error:
+        warnings.warn(
+            f"the index of {len(files.paths):,} files is not kept in {directory} ({error.strerror or error}), so each "
+            "process makes its own; set XDG_CACHE_HOME to a directory with space that can be written",
+            stacklevel=2,
+        )
+        return index
+    _remove_unused(directory)
+    return _load(path, key) or index  # mapped, it takes no memory of this process alone
+
+
+def _remove_unused(directory: Path) -> None:
+    """Removes what no process has asked for in a long time; not earlier, since other hosts may have it mapped."""
+    for path in directory.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_UNUSED_S:
+                path.unlink()
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _save(path: Path, key: str, index: Index) -> None:
+    checksum = {name: _checksum(array) for name, array in index.arrays.items()}
+    header = json.dumps({"key": key, "facts": index.facts, "checksum": checksum}).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            for array in (np.frombuffer(header, np.uint8), *index.arrays.values()):
+                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _load(path: Path, key: str) -> Index | None:
+    """The cached index; None where there is none, an outdated or a damaged one."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(_map_array(file).tobytes())
+            if header["key"] != key:
+                return None
+            arrays = {name: _map_array(file) for name in header["checksum"]}
+            if file.read(1) or any(_checksum(arrays[name]) != known for name, known in header["checksum"].items()):
+                return None
+            with contextlib.suppress(OSError):
+                os.utime(path)  # it is in use
+            return Index(arrays, header["facts"])
+    # what NumPy and JSON raise where bytes are not theirs
+    except (OSError, ValueError, KeyError, TypeError, EOFError, OverflowError, SyntaxError):
+        return None
+
+
+def _map_array(file: BinaryIO) -> np.ndarray:
+    """The array at the position of the file, which is then behind it."""
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"got version {version} of NumPy's format")
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject:
+        raise ValueError("got objects")
+    start = file.tell()
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if start + num_bytes > os.fstat(file.fileno()).st_size:
+        raise ValueError("the file is too short")
+    array = np.memmap(file, dtype, "r", start, shape) if num_bytes else np.empty(shape, dtype)
+    file.seek(start + num_bytes)  # after the map, which moves it too
+    return array
+
+
+def _checksum(array: np.ndarray) -> int:
+    data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    checksum = 0
+    for start in range(0, len(data), _CHECKED_AT_ONCE):
+        checksum = zlib.crc32(data[start : start + _CHECKED_AT_ONCE], checksum)
+    return checksum

@@ -1,0 +1,154 @@
+"""JSON lines, read by offset: an object in each line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from distlaunch.data.files.base import UnreadableError, as_objects, first_line
+from distlaunch.data.files.json_kinds import Fields
+from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.rows import scan_rows
+from distlaunch.data.files.tables import Kind, choose_columns, kinds_from_facts
+
+_TENSORS = ("int64", "float32", "bool", "string")
+
+
+def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: str | None = None) -> JSONLines:
+    """Objects of JSON, one in each line; empty lines are skipped.
+
+    A field is int64, float32, bool or string; lists, also nested ones, are tensors and have the same shape in all
+    records. What is null or left out is NaN, or an empty string; whole numbers of which some are missing are float32.
+
+    Args:
+        files: a path, a glob, a directory (its `*.jsonl` and `*.ndjson` files), or a list of them.
+        fields: the features; all fields by default.
+        label: the field that is the label.
+
+    Returns:
+        a source of dicts of tensors, or of pairs of such a dict and the label.
+
+    Raises:
+        ConfigError: no such files or fields, compressed files, fields that make no tensor, or no record at all.
+        DataError: a line that is not an object of JSON.
+    """
+    return JSONLines(find_files(files, "a file of JSON lines", ("*.jsonl", "*.ndjson")), fields, label)
+
+
+class JSONLines(FilesOfSpans):
+    """See `json_lines`."""
+
+    def __init__(self, files: FileSet, fields: Sequence[str] | None, label: str | None) -> None:
+        super().__init__(files, Format("jsonl", 1, _scan, _merge))
+        kinds = kinds_from_facts(self.facts)
+        self._columns = choose_columns(kinds, fields, label, "fields")
+        self._kinds = {name: kinds[name] for name in self._columns.names}
+        for name, kind in self._kinds.items():
+            _refuse(name, kind)
+        self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
+
+    def decode(self, *raw: Any) -> Any:
+        """The dict of features, or it and the label."""
+        return self._columns.arrange(raw)
+
+    def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        records: list[dict[str, Any]] = []
+        for position, span in enumerate(spans):
+            try:
+                records.append(parse_object(span))
+            except ValueError as error:
+                raise UnreadableError(position, f"the line has changed since it was indexed: {error}") from error
+        try:
+            return self._convert(records)
+        except (ValueError, TypeError, OverflowError):
+            for position, record in enumerate(records):
+                try:
+                    self._convert([record])
+                except (ValueError, TypeError, OverflowError) as error:
+                    reason = f"the line has changed since it was indexed: {first_line(error)}"
+                    raise UnreadableError(position, reason) from error
+            raise
+
+    def _convert(self, records: list[dict[str, Any]]) -> tuple[np.ndarray, ...]:
+        return tuple(_as_array([record.get(name) for record in records], kind) for name, kind in self._kinds.items())
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """The object in a line of JSON. Raises ValueError, whose text is for people."""
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    except RecursionError:
+        raise ValueError("its lists are nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error.msg} at character {error.pos}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}; expected an object, as in {{'text': 'good', 'label': 1}}")
+    return value
+
+
+def _as_array(values: list[Any], kind: Kind) -> np.ndarray:
+    if kind.missing:
+        values = [_fill(value, kind.shape, "" if kind.name == "string" else np.nan) for value in values]
+    shape = (len(values), *kind.shape)
+    if kind.name == "string":
+        for _ in kind.shape:
+            values = [item for value in values for item in value]
+        array = as_objects([_encode(value) for value in values])
+        return array.reshape(shape)
+    array = np.array(values, kind.name) if values else np.empty(shape, kind.name)
+    if array.shape != shape:
+        raise ValueError(f"got the shape {array.shape[1:]}; expected {kind.shape}")
+    return array
+
+
+def _encode(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"got {type(value).__name__}; expected a string")
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _fill(value: Any, shape: tuple[int, ...], missing: Any) -> Any:
+    """The value with what takes the place of null."""
+    if not shape:
+        return missing if value is None else value
+    items = [None] * shape[0] if value is None else value
+    return [_fill(item, shape[1:], missing) for item in items]
+
+
+def _refuse(name: str, kind: Kind) -> None:
+    if kind.name not in _TENSORS:
+        raise mistake(
+            f"fields: '{name}' {kind.name}, which makes no tensor; name the fields to read, with fields=[...], or "
+            "rewrite the files"
+        )
+
+
+def _scan(descriptor: int, size: int) -> Scanned:
+    fields = Fields()
+    parts = [np.empty(0, np.int64)]
+    for rows in scan_rows(descriptor, size):
+        starts, records = [], []
+        for start, line in zip((rows.starts + rows.offset).tolist(), rows.lines(), strict=True):
+            if not line.strip(b" \t\r\n"):
+                continue
+            try:
+                records.append(parse_object(line))
+            except ValueError as error:
+                raise ScanError(start, f"the line cannot be read: {error}") from None
+            starts.append(start)
+        fields.add(records)
+        parts.append(np.array(starts, np.int64))
+    return Scanned(np.concatenate(parts), fields)
+
+
+def _merge(facts: Mapping[str, Fields]) -> dict[str, Any]:
+    merged = Fields()
+    for fields in facts.values():
+        merged.merge(fields)
+    return {"columns": {name: kind.to_plain() for name, kind in merged.kinds().items()}}

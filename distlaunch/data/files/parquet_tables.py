@@ -1,0 +1,150 @@
+"""Parquet files, read by row groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from distlaunch.base.errors import DataError
+from distlaunch.data.files.base import FilesOfRecords, UnreadableError, first_line
+from distlaunch.data.files.byte_reader import changed_size
+from distlaunch.data.files.index_cache import Index, cached_index
+from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.parquet_columns import as_numpy, kind_of, library
+from distlaunch.data.files.row_groups import RowGroupCache
+from distlaunch.data.files.samples import why_unreadable
+from distlaunch.data.files.tables import choose_columns, kinds_from_facts
+
+_NUM_THREADS = 8
+
+
+def parquet(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> ParquetFiles:
+    """Rows of Parquet files. Needs the extra `parquet`.
+
+    Columns keep the types of the files: integers, floats, booleans, strings and lists of fixed size. Missing floats are
+    NaN, missing strings are empty; other missing values are errors. The row groups that were used last stay in
+    memory, 256 MiB of them, so random order is fast with data below that, or else with small row groups.
+
+    Args:
+        files: a path, a glob, a directory (its `*.parquet` files), or a list of them.
+        columns: the features; all columns by default.
+        label: the column that is the label.
+
+    Returns:
+        a source of dicts of tensors, or of pairs of such a dict and the label.
+
+    Raises:
+        ConfigError: no such files or columns, columns of other types, no row in all files, or the library is missing.
+        DataError: a file that is damaged, or whose columns are not those of the first one.
+    """
+    return ParquetFiles(find_files(files, "a Parquet file", ("*.parquet",)), columns, label)
+
+
+class ParquetFiles(FilesOfRecords):
+    """See `parquet`."""
+
+    def __init__(self, files: FileSet, columns: Sequence[str] | None, label: str | None) -> None:
+        library()
+        index = cached_index(files, "parquet", 1, lambda: _build(files))
+        super().__init__(files, index.arrays["firsts"])
+        self._group_firsts = index.arrays["group_firsts"]
+        self._first_groups = index.arrays["first_groups"]
+        if len(self) == 0:
+            raise mistake(f"got {len(files.paths):,} files without a row, the first of which is {files.paths[0]}")
+        kinds = kinds_from_facts(index.facts)
+        self._columns = choose_columns(kinds, columns, label, "columns")
+        self._kinds = {name: kinds[name] for name in self._columns.names}
+        for name, kind in self._kinds.items():
+            if " " in kind.name:
+                raise mistake(
+                    f"columns: '{name}' {kind.name}, which makes no tensor; name the columns to read, with "
+                    "columns=[...], or rewrite the files"
+                )
+        self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
+        self._cache = RowGroupCache(self._load)
+
+    def decode(self, *raw: Any) -> Any:
+        """The dict of features, or it and the label."""
+        return self._columns.arrange(raw)
+
+    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        groups = np.searchsorted(self._group_firsts, indices, side="right") - 1
+        found = [
+            np.empty((len(indices), *kind.shape), object if kind.name == "string" else kind.name)
+            for kind in self._kinds.values()
+        ]
+        for group in np.unique(groups).tolist():
+            places = np.flatnonzero(groups == group)
+            table = self._get(group, int(places[0]))
+            rows = table.take(indices[places] - self._group_firsts[group])
+            for array, (name, kind) in zip(found, self._kinds.items(), strict=True):
+                values, null = as_numpy(rows.column(name), kind)
+                if null is not None:
+                    raise UnreadableError(int(places[null]), f"the column '{name}' is null; a tensor of {kind.name} "
+                                          "has no value for that: fill it when writing the file")  # fmt: skip
+                array[places] = values
+        return tuple(found)
+
+    def _get(self, group: int, place: int) -> Any:
+        try:
+            return self._cache.get(group)
+        except FileNotFoundError as error:
+            raise UnreadableError(place, why_unreadable(error)) from error
+        except (OSError, ValueError, KeyError) as error:  # as which pyarrow's errors come too
+            raise UnreadableError(place, first_line(error)) from error
+
+    def _load(self, group: int) -> Any:
+        file_id = int(np.searchsorted(self._first_groups, group, side="right")) - 1
+        path, known = self.files.paths[file_id], self.files.sizes[file_id]
+        size = os.stat(path).st_size
+        if size != known:
+            raise ValueError(changed_size(known, size))
+        with library().ParquetFile(path, page_checksum_verification=True) as opened:
+            # threads of the pipeline read several groups at once anyway
+            table = opened.read_row_group(
+                group - int(self._first_groups[file_id]), columns=list(self._kinds), use_threads=False
+            )
+        expected = int(self._group_firsts[group + 1] - self._group_firsts[group])
+        if table.num_rows != expected:
+            raise ValueError(f"the row group has {table.num_rows:,} rows; it had {expected:,} when it was indexed")
+        return table.combine_chunks()
+
+
+def _build(files: FileSet) -> Index:
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        found = list(pool.map(_examine, files.paths))
+    filled = [place for place, (groups, _) in enumerate(found) if sum(groups)]  # without rows, columns have no types
+    first = filled[0] if filled else 0
+    columns = found[first][1]
+    for place in filled:
+        path, other = files.paths[place], found[place][1]
+        if other != columns:
+            different = sorted(name for name in {*columns, *other} if columns.get(name) != other.get(name))
+            raise DataError(
+                f"{path} has not the columns of {files.paths[first]}, in name, type and order; different are: "
+                f"{', '.join(different) or 'their order'}"
+            )
+    rows = [group for groups, _ in found for group in groups]
+    group_firsts = np.cumsum([0, *rows], dtype=np.int64)
+    first_groups = np.cumsum([0, *(len(groups) for groups, _ in found)], dtype=np.int64)
+    return Index(
+        {"firsts": group_firsts[first_groups], "group_firsts": group_firsts, "first_groups": first_groups},
+        {"columns": columns},
+    )
+
+
+def _examine(path: str) -> tuple[list[int], dict[str, Any]]:
+    """The rows of each row group, and the columns, of one file."""
+    try:
+        with library().ParquetFile(path) as opened:
+            metadata, schema = opened.metadata, opened.schema_arrow
+            groups = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    except FileNotFoundError as error:
+        raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a Parquet file: {first_line(error)}") from error
+    return groups, {column.name: kind_of(column.type).to_plain() for column in schema}

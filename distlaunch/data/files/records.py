@@ -1,0 +1,131 @@
+"""Sources whose examples are spans of bytes, one after another, of which an index has the offsets."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distlaunch.base.errors import DataError
+from distlaunch.data.files.base import FilesOfRecords
+from distlaunch.data.files.byte_reader import ByteReader, Descriptor, changed_size
+from distlaunch.data.files.index_cache import Index, cached_index
+from distlaunch.data.files.listing import FileSet, mistake
+from distlaunch.data.files.samples import why_unreadable
+
+_NUM_THREADS = 8  # they hide the latency of file systems; most of the rest is one thread's at a time
+
+
+class ScanError(Exception):
+    """A file is not what it should be.
+
+    Attributes:
+        offset: in bytes.
+    """
+
+    def __init__(self, offset: int, message: str) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What was found in one file.
+
+    Attributes:
+        starts: integers [records], the offset of each in bytes.
+        facts: what the format wants to know besides.
+    """
+
+    starts: np.ndarray
+    facts: Any = None
+
+
+Scan = Callable[[int, int], Scanned]
+"""Takes the descriptor of a file and its size in bytes. Raises ScanError, OSError."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the records of a format are found.
+
+    Attributes:
+        version: another one makes cached indices stale.
+        merge: what the facts of all files together say, for JSON; it takes the facts by path.
+    """
+
+    kind: str
+    version: int
+    scan: Scan
+    merge: Callable[[dict[str, Any]], dict[str, Any]] = field(default=lambda facts: {})
+
+
+class FilesOfSpans(FilesOfRecords):
+    """Records that end where the next one starts, or with the file.
+
+    Raises:
+        DataError: a file cannot be read as what it should be.
+    """
+
+    def __init__(self, files: FileSet, form: Format) -> None:
+        index = cached_index(files, form.kind, form.version, lambda: _build(files, form))
+        super().__init__(files, index.arrays["firsts"])
+        self.facts = index.facts
+        self._starts = index.arrays["starts"]
+        self._sizes = np.array(files.sizes, np.int64)
+        self._reader = ByteReader(files)
+        if len(self) == 0:
+            raise mistake(f"got {len(files.paths):,} files without a record, the first of which is {files.paths[0]}")
+
+    def where(self, index: int) -> str:
+        return f"{super().where(index)} at byte {int(self._starts[index]):,}"
+
+    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        file_ids, _ = self.locate(indices)
+        starts = self._starts[indices].astype(np.int64)
+        following = indices + 1
+        is_last = following == self.firsts[file_ids + 1]
+        ends = np.where(is_last, self._sizes[file_ids], self._starts[np.where(is_last, 0, following)])
+        return self._parse(self._reader.read(file_ids, starts, ends.astype(np.int64)))
+
+    @abstractmethod
+    def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        """What `read` returns, from the bytes of each record. Raises UnreadableError."""
+
+
+def _build(files: FileSet, form: Format) -> Index:
+    # four bytes do for most files
+    offset = np.uint32 if max(files.sizes) < 1 << 32 else np.uint64
+
+    def scan(file_id: int) -> Scanned:
+        found = _scan_file(files.paths[file_id], files.sizes[file_id], form.scan)
+        return Scanned(found.starts.astype(offset), found.facts)
+
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        scanned = list(pool.map(scan, range(len(files.paths))))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    firsts = np.cumsum([0, *(len(found.starts) for found in scanned)], dtype=np.int64)
+    starts = np.concatenate([found.starts for found in scanned])
+    facts = form.merge({path: found.facts for path, found in zip(files.paths, scanned, strict=True)})
+    return Index({"firsts": firsts, "starts": starts}, facts)
+
+
+def _scan_file(path: str, size: int, scan: Scan) -> Scanned:
+    try:
+        opened = Descriptor(path)
+        found = scan(opened.number, size)
+        now = os.fstat(opened.number).st_size
+    except OSError as error:
+        raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error
+    except ScanError as error:
+        raise DataError(f"{path}, at byte {error.offset:,}: {error}") from error
+    if now != size:
+        raise DataError(f"{path} cannot be indexed while it is written: {changed_size(size, now)}")
+    return found

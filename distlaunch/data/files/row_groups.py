@@ -1,0 +1,58 @@
+"""Row groups of Parquet files in memory: the latest used, up to a number of bytes, each read once by many threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+_MOST_BYTES = 256 << 20
+
+
+class RowGroupCache:
+    """Keeps what `load` returns, which has `nbytes`. The last one is kept whatever its size."""
+
+    def __init__(self, load: Callable[[int], Any], most_bytes: int = _MOST_BYTES) -> None:
+        self._load, self._most_bytes = load, most_bytes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, group: int) -> Any:
+        """A row group. Raises what `load` raises."""
+        if self._process != os.getpid():
+            self._begin()  # a thread that held the lock, or was loading, is not in a forked process
+        with self._lock:
+            future = self._groups.get(group)
+            mine = future is None
+            if future is None:
+                future = self._groups[group] = Future()
+            self._groups.move_to_end(group)
+        if mine:
+            self._fill(group, future)
+        return future.result()
+
+    def _fill(self, group: int, future: Future[Any]) -> None:
+        try:
+            loaded = self._load(group)
+        except BaseException as error:
+            with self._lock:
+                del self._groups[group]
+            future.set_exception(error)
+            return
+        future.set_result(loaded)
+        with self._lock:
+            self._num_bytes += loaded.nbytes
+            for other, held in list(self._groups.items()):
+                if self._num_bytes <= self._most_bytes:
+                    break
+                if other != group and held.done():
+                    del self._groups[other]
+                    self._num_bytes -= held.result().nbytes

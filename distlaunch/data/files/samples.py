@@ -1,0 +1,58 @@
+"""A hash of names, sizes and samples of bytes: tells other data from the same data, on any host, in milliseconds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from distlaunch.base.errors import DataError
+
+_NUM_SAMPLES = 64
+_SAMPLE_BYTES = 4_096
+
+
+def hash_files(paths: Sequence[str], names: Sequence[str], sizes: Sequence[int], num_examples: int) -> str:
+    """Hashes a set of files.
+
+    Args:
+        names: what the files are called, which is the same on all hosts.
+        sizes: in bytes.
+
+    Raises:
+        DataError: a file is gone, or has not this size.
+    """
+    hashed = hashlib.sha256(repr((num_examples, list(names), [int(size) for size in sizes])).encode("utf-8", "replace"))
+    ends = np.cumsum(np.asarray(sizes, np.int64))
+    if len(ends) and ends[-1]:
+        # spread over all bytes, the first and the last included
+        for place in np.linspace(0, ends[-1] - 1, _NUM_SAMPLES).astype(np.int64):
+            file_id = int(np.searchsorted(ends, place, side="right"))
+            start = max(0, min(int(place - ends[file_id] + sizes[file_id]), int(sizes[file_id]) - _SAMPLE_BYTES))
+            hashed.update(read_sample(paths[file_id], start, int(sizes[file_id])))
+    return hashed.hexdigest()
+
+
+def read_sample(path: str, start: int, size: int | None = None) -> bytes:
+    """A few bytes of a file, from an offset on.
+
+    Raises:
+        DataError: the file is gone or has not this size.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno()).st_size
+            if size is not None and found != size:
+                raise DataError(f"{path} has changed since it was indexed: {size:,} bytes then, {found:,} now")
+            return os.pread(file.fileno(), _SAMPLE_BYTES, start)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {why_unreadable(error)}") from error
+
+
+def why_unreadable(error: OSError) -> str:
+    """What an error of the file system means for a file that was there."""
+    if isinstance(error, FileNotFoundError):
+        return "the file has vanished"
+    return error.strerror or str(error)

@@ -1,0 +1,104 @@
+"""Examples with named columns: which of them are features and which is the label."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.data.files.base import as_objects
+from distlaunch.data.files.listing import mistake
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are read.
+
+    Attributes:
+        features: a dict of these is an example, or its first part.
+        label: the second part, if there is one.
+    """
+
+    features: tuple[str, ...]
+    label: str | None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All, in the order in which they are read."""
+        return self.features if self.label is None else (*self.features, self.label)
+
+    def arrange(self, raw: Sequence[Any]) -> Any:
+        """The dict of features, or it and the label."""
+        features = dict(zip(self.features, raw, strict=False))
+        return features if self.label is None else (features, raw[-1])
+
+
+def choose_columns(there: Iterable[str], columns: Sequence[str] | None, label: str | None, what: str) -> Columns:
+    """Checks which columns a user wants; None for all.
+
+    Args:
+        what: the name of the user's argument for the columns.
+
+    Raises:
+        ConfigError: they do not exist, or none is left.
+    """
+    there = list(there)
+    if isinstance(columns, str):
+        raise mistake(f"{what}: got the text '{columns}'; expected a list of names: ['{columns}']")
+    for argument, names in ((what, columns or ()), ("label", () if label is None else (label,))):
+        for name in names:
+            if name not in there:
+                near = difflib.get_close_matches(str(name), there, 1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise mistake(f"{argument}: got '{name}'; expected one of {', '.join(there)}{hint}")
+    wanted = there if columns is None else list(columns)
+    if len(set(wanted)) != len(wanted):
+        raise mistake(f"{what}: got a name more than once: {', '.join(wanted)}")
+    features = tuple(name for name in wanted if name != label)
+    if not features:
+        raise mistake(f"{what}: no column is left besides the label '{label}'; the columns are {', '.join(there)}")
+    return Columns(features, label)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a column holds.
+
+    Attributes:
+        name: `int64`, `float32`, `bool` or `string`; anything else says why it cannot be read as a tensor.
+        shape: of one value.
+        missing: whether some values are missing.
+    """
+
+    name: str
+    shape: tuple[int, ...] = ()
+    missing: bool = False
+
+    def spec(self) -> tf.TensorSpec:
+        """The tensor for it."""
+        return tf.TensorSpec(self.shape, tf.as_dtype(self.name))
+
+    def to_plain(self) -> list[Any]:
+        """As JSON has it."""
+        return [self.name, list(self.shape), self.missing]
+
+    @staticmethod
+    def from_plain(plain: Sequence[Any]) -> Kind:
+        """The inverse of `to_plain`."""
+        return Kind(plain[0], tuple(plain[1]), plain[2])
+
+
+def kinds_from_facts(facts: Mapping[str, Any]) -> dict[str, Kind]:
+    """The kind of each column, from the facts of an index."""
+    return {name: Kind.from_plain(plain) for name, plain in facts["columns"].items()}
+
+
+def encode(texts: Iterable[str], encoding: str) -> np.ndarray:
+    """An array [n] of bytes."""
+    return as_objects([text.encode(encoding) for text in texts])

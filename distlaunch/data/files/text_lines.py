@@ -1,0 +1,38 @@
+"""Lines of text files, read by offset."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distlaunch.data.files.base import STRING, as_objects
+from distlaunch.data.files.listing import Patterns, find_files
+from distlaunch.data.files.records import FilesOfSpans, Format, Scanned
+from distlaunch.data.files.rows import scan_rows
+
+
+def text_lines(files: Patterns) -> TextLines:
+    """The lines of text files, empty ones included; each is a scalar string without its line end, LF or CRLF.
+
+    Args:
+        files: a path, a glob, a directory (its `*.txt` files), or a list of them.
+
+    Raises:
+        ConfigError: no such files, compressed ones, or no line in all of them.
+        DataError: a file that cannot be read.
+    """
+    found = find_files(files, "a text file", ("*.txt", "*.text"))
+    return TextLines(found, Format("text", 1, _scan))
+
+
+class TextLines(FilesOfSpans):
+    """See `text_lines`."""
+
+    raw_spec = (STRING,)
+
+    def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        return (as_objects([span.removesuffix(b"\n").removesuffix(b"\r") for span in spans]),)
+
+
+def _scan(descriptor: int, size: int) -> Scanned:
+    parts = [rows.starts + rows.offset for rows in scan_rows(descriptor, size)]
+    return Scanned(np.concatenate([np.empty(0, np.int64), *parts]))

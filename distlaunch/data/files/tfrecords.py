@@ -1,0 +1,143 @@
+"""TFRecord files, read by offset."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import struct
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.data.files.base import STRING, UnreadableError, as_objects
+from distlaunch.data.files.byte_reader import read_fully
+from distlaunch.data.files.listing import FileSet, Patterns, compressed, find_files, mistake
+from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
+from distlaunch.data.files.samples import why_unreadable
+
+_HEADER = struct.Struct("<QI")  # the length of the data in bytes, and the checksum of these eight bytes
+_FOOTER = struct.Struct("<I")  # the checksum of the data
+_AROUND = _HEADER.size + _FOOTER.size
+_GZIP, _ZLIB = b"\x1f\x8b\x08", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+_MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 4 << 10
+
+
+def tfrecord(files: Patterns, *, features: Mapping[str, Any] | None = None) -> TFRecordFiles:
+    """Examples in TFRecord files.
+
+    The checksum of each record is checked as it is read if `google-crc32c` is installed (the extra `tfrecord`).
+
+    Args:
+        files: a path, a glob, a directory (its files named `*.tfrecord*` or `*.tfrec`), or a list of them.
+        features: what `tf.io.parse_single_example` takes; examples are the dicts that it returns. None gives the
+            serialized bytes, a scalar string each.
+
+    Raises:
+        ConfigError: no such files, or compressed ones.
+        DataError: a file that is damaged, or no TFRecord file.
+    """
+    return TFRecordFiles(find_files(files, "a TFRecord file", ("*.tfrecord*", "*.tfrec")), features)
+
+
+class TFRecordFiles(FilesOfSpans):
+    """See `tfrecord`."""
+
+    raw_spec = (STRING,)
+
+    def __init__(self, files: FileSet, features: Mapping[str, Any] | None = None) -> None:
+        self._features = None if features is None else dict(features)
+        self._checksum = _find_checksum()
+        for path, size in zip(files.paths, files.sizes, strict=True):
+            if size:
+                _refuse_compressed(path, self._checksum)
+        super().__init__(files, Format("tfrecord", 1, self._scan))
+
+    def decode(self, *raw: Any) -> Any:
+        """The parsed features, or the bytes."""
+        return raw[0] if self._features is None else tf.io.parse_single_example(raw[0], self._features)
+
+    def _scan(self, descriptor: int, size: int) -> Scanned:
+        return Scanned(_find_records(descriptor, size, self._checksum))
+
+    def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
+        records, checksum = [], self._checksum
+        for position, span in enumerate(spans):
+            length, _ = _HEADER.unpack_from(span)
+            if length + _AROUND != len(span):
+                raise UnreadableError(position, "the length before it has changed since the file was indexed")
+            data = span[_HEADER.size : -_FOOTER.size]
+            if checksum is not None and checksum(data) != _FOOTER.unpack_from(span, len(span) - _FOOTER.size)[0]:
+                raise UnreadableError(position, "its checksum does not fit: the file is damaged")
+            records.append(data)
+        return (as_objects(records),)
+
+
+def _find_records(descriptor: int, size: int, checksum: Callable[[bytes], int] | None) -> np.ndarray:
+    """Offsets, from the lengths alone; the data of large records is skipped."""
+    unpack, around = _HEADER.unpack_from, _AROUND
+    parts: list[np.ndarray] = [np.empty(0, np.uint64)]
+    offset, at_once = 0, _LEAST_AT_ONCE
+    while offset < size:
+        buffer = read_fully(descriptor, offset, at_once)
+        starts: list[int] = []
+        place, last = 0, len(buffer) - _HEADER.size
+        while place <= last:
+            length, found = unpack(buffer, place)
+            if checksum is not None and checksum(buffer[place : place + 8]) != found:
+                raise ScanError(offset + place, _no_record(offset + place))
+            starts.append(place)
+            place += length + around
+        if not starts:
+            raise ScanError(offset, f"the file was truncated: it ends within a record, at byte {size:,}")
+        if offset + place > size:
+            what = _no_record(starts[-1]) if offset + starts[-1] == 0 else f"the file was truncated to {size:,} bytes"
+            raise ScanError(offset + starts[-1], f"{what}: this record ends at byte {offset + place:,}")
+        parts.append(np.array(starts, np.uint64) + np.uint64(offset))
+        offset += place
+        # small records are read in bulk; of large ones only what is around the headers
+        at_once = min(at_once * 4, _MOST_AT_ONCE) if len(starts) > 16 else max(at_once // 4, _LEAST_AT_ONCE)
+    return np.concatenate(parts)
+
+
+def _no_record(offset: int) -> str:
+    return "this is no TFRecord file" if offset == 0 else "no record starts here: the file is damaged"
+
+
+def _refuse_compressed(path: str, checksum: Callable[[bytes], int] | None) -> None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            start = file.read(_HEADER.size)
+    except OSError as error:
+        raise mistake(f"{path} cannot be read: {why_unreadable(error)}") from None
+    if len(start) < _HEADER.size or (checksum is not None and checksum(start[:8]) == _HEADER.unpack(start)[1]):
+        return
+    if start.startswith(_GZIP):
+        raise compressed(path, "gunzip")
+    if start.startswith(_ZLIB) and any(start[5:8]):  # else these two bytes are those of a length below 2 ** 40
+        raise compressed(path, "pigz -dz")
+
+
+def _find_checksum() -> Callable[[bytes], int] | None:
+    """The masked CRC32C that TFRecord files have, if a library is there that is fast enough."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # "is using a pure python implementation"
+            import google_crc32c
+    except ImportError:
+        google_crc32c = None
+    if google_crc32c is None or google_crc32c.implementation != "c":
+        warnings.warn(
+            "the checksums of TFRecord files are not checked, only their lengths: pip install 'distlaunch[tfrecord]'",
+            stacklevel=4,
+        )
+        return None
+    value = google_crc32c.value
+
+    def masked(data: bytes) -> int:
+        crc = value(data)
+        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+    return masked
