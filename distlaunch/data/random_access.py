@@ -73,7 +73,7 @@ class Items:
 
     def example(self, row: tf.Tensor) -> Any:
         leaves = tf.nest.flatten(self._spec)
-        values = tf.numpy_function(self._read, [row], [leaf.dtype for leaf in leaves])
+        values = tf.nest.flatten(tf.numpy_function(self._read, [row], [leaf.dtype for leaf in leaves]))
         for value, leaf in zip(values, leaves, strict=True):
             value.set_shape(leaf.shape)
         return tf.nest.pack_sequence_as(self._spec, values)

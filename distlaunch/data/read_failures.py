@@ -25,17 +25,17 @@ _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
 
 
 @contextlib.contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Keeps the first error of this process for `told_plainly`.
+def reading(what: str = "") -> Iterator[None]:
+    """Keeps the first error of this process for `failures_told`.
 
     Args:
-        what: is being read, e.g. `example 17`, for the message.
+        what: is being read, e.g. `example 17`, for the message; empty: the error says it.
     """
     try:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{_line(error)}"
-        failure = DataError(f"data: {what} cannot be read: {reason}")
+        failure = DataError(f"data: {what} cannot be read: {reason}" if what else f"data: {reason}")
         failure.__cause__ = error
         with _lock:
             _first.append(failure)

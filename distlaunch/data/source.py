@@ -19,7 +19,9 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.each_example import example_map
-from distlaunch.data.indexed import Indexed
+from distlaunch.data.file_examples import FileExamples
+from distlaunch.data.files.base import IndexedFiles
+from distlaunch.data.indexed import Examples, Indexed
 from distlaunch.data.pipelines import Pipeline
 from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.random_access import Arrays, Items, gives_items
@@ -53,11 +55,16 @@ def make_split(
     if isinstance(data, tf.data.Dataset):
         split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
     else:
-        examples = Items(data, limit) if gives_items(data) else Arrays(data, limit)
-        split = Indexed(examples, config, mapping, order_seed, drop=drop).split()
+        split = Indexed(_examples(data, limit), config, mapping, order_seed, drop=drop).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
     return replace(split, load=prepared, load_raw=load, name="train" if training else "validation")
+
+
+def _examples(data: Any, limit: int | None) -> Examples:
+    if isinstance(data, IndexedFiles):
+        return FileExamples(data, limit)
+    return Items(data, limit) if gives_items(data) else Arrays(data, limit)
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

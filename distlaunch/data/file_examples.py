@@ -1,0 +1,52 @@
+"""Examples in files, as `distlaunch.data`'s helpers give them, for the input pipeline."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.data.files.base import IndexedFiles
+from distlaunch.data.fingerprints import fingerprint, spread
+from distlaunch.data.read_failures import reading
+
+
+class FileExamples:
+    """Those of one split.
+
+    The bytes of all of a replica's rows are read by one call of Python's; TensorFlow decodes them in its threads.
+
+    Args:
+        limit: take no more of the examples.
+    """
+
+    whole = False
+    labels = None
+
+    def __init__(self, files: IndexedFiles, limit: int | None) -> None:
+        self._files = files
+        self.number = len(files) if limit is None else min(len(files), limit)
+
+    def rows(self, indices: tf.Tensor) -> Any:
+        specs = self._files.raw_spec
+        parts = tf.nest.flatten(tf.numpy_function(self._read, [indices], [spec.dtype for spec in specs]))
+        return tuple(tf.ensure_shape(part, [None, *spec.shape]) for part, spec in zip(parts, specs, strict=True))
+
+    def example(self, row: Any) -> Any:
+        return self._files.decode(*row)
+
+    def name(self, index: int) -> str:
+        return f"example {index} ({self._files.where(index)})"
+
+    def describe(self) -> str:
+        numbers = spread(self.number)
+        examples = [self._files[number] for number in numbers]
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)), examples[0])
+        return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
+
+    def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
+        with reading():
+            return self._files.read(indices)
