@@ -92,4 +92,8 @@ def _line(error: Exception) -> str:
     """The user's own line that raised it: the last that no package has."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,211 @@
+"""Who reads what: each example is read and mapped by one process, and the numbers are those of one device."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real import finish, run, start
+from supervised import wait_until
+
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded, StepsDone
+from distlaunch.base.run_dir import RunDir
+
+MINE = """
+import os
+import keras, numpy as np, tensorflow as tf
+
+ROWS = np.random.default_rng(0).normal(size=(260, 6)).astype("float32")
+
+
+def note(kind, index):
+    with open(f"read-{kind}-{os.getpid()}", "a") as file:
+        file.write(f"{int(index)}\\n")
+
+
+class Items:
+    def __init__(self, kind, first, number):
+        self.kind, self.first, self.number = kind, first, number
+
+    def __len__(self):
+        return self.number
+
+    def __getitem__(self, index):
+        note(self.kind, index)
+        row = ROWS[self.first + index]
+        if (self.kind, index) == (os.environ.get("BAD_KIND"), 77):
+            raise OSError("no such image")
+        return row, float(row.sum())
+
+
+def items():
+    return {"train": Items("train", 0, 203), "validation": Items("validation", 203, 57)}
+
+
+def numbers():
+    return {"train": tf.data.Dataset.range(203), "validation": tf.data.Dataset.range(203, 260)}
+
+
+def drawn():
+    order = np.random.default_rng().permutation(203)
+    return {"train": (ROWS[order], ROWS[order].sum(1))}
+
+
+def look(number, seed):
+    def read(number):
+        note("train" if number < 203 else "validation", number)
+        return ROWS[number]
+
+    row = tf.ensure_shape(tf.numpy_function(read, [number], tf.float32), [6])
+    return row + 0.1 * tf.random.stateless_normal([6], seed), tf.reduce_sum(row)
+
+
+def spoilt(x, y):
+    return x * tf.strings.to_number(tf.where(y < 4.0, "1.0", "many")), y
+
+
+def model():
+    layers = keras.layers
+    return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
+"""
+CONFIG = """
+name: job
+model: {function: "mine.py:model"}
+data: {function: "mine.py:items", global_batch: 25}
+compile: {optimizer: adam, loss: mse, metrics: [mae]}
+train: {epochs: 2}
+validation: {}
+strategy: {kind: one_device}
+"""
+STRATEGIES = {
+    "mirrored": ("strategy={kind: mirrored, replicas: 4}",),
+    "multi_worker_mirrored": ("strategy={kind: multi_worker_mirrored}", "cluster.workers=3"),
+    "parameter_server": ("strategy={kind: parameter_server}", "cluster={workers: 1, ps: 1}"),
+    "jax": ("strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2"),
+    "dtensor": ("strategy={kind: dtensor, mesh: {batch: 2}}", "cluster.workers=2"),
+}
+PIPELINE = ("data.function=mine.py:numbers", "data.map=mine.py:look")
+SAMPLES = 16
+"""Examples that a process may read to learn shapes and to compare, of each split."""
+
+
+def overrides(words: tuple[str, ...]) -> list[str]:
+    return [part for word in words for part in ("--set", word)]
+
+
+def make_project(folder: Path) -> Path:
+    (folder / "mine.py").write_text(MINE)
+    (folder / "mine.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_project(tmp_path)
+
+
+def epochs(folder: Path) -> list[dict[str, float]]:
+    return [e.logs for e in read_events(RunDir(folder / "runs" / "job").events) if isinstance(e, EpochEnded)]
+
+
+def reads(folder: Path, kind: str) -> list[Counter[int]]:
+    """By process."""
+    return [Counter(map(int, path.read_text().split())) for path in sorted(folder.glob(f"read-{kind}-*"))]
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[dict[str, float]]]:
+    """The losses by what was read, and how large the batches were."""
+    found = {}
+    for source in ((), PIPELINE):
+        for batch in (24, 25):
+            folder = make_project(tmp_path_factory.mktemp("one"))
+            words = (*source, f"data.global_batch={batch}")
+            assert run("train", "mine.yaml", *overrides(words), cwd=folder)[0] == 0
+            found[words] = epochs(folder)
+    return found
+
+
+CASES = [*((kind, ()) for kind in STRATEGIES), ("multi_worker_mirrored", PIPELINE), ("jax", PIPELINE)]
+
+
+@pytest.mark.parametrize(("kind", "source"), CASES)
+def test_each_example_is_read_once(kind: str, source: tuple[str, ...], project: Path, one_device: Any) -> None:
+    batch = 24 if kind in ("jax", "dtensor") else 25  # which a mesh of two cannot share: then all read it all
+    words = (*source, f"data.global_batch={batch}")
+    code, out, err = run("train", "mine.yaml", *overrides((*STRATEGIES[kind], *words)), cwd=project)
+    assert code == 0, out + err
+    for mine, theirs in zip(epochs(project), one_device[words], strict=True):
+        assert mine == pytest.approx(theirs, rel=2e-5)
+    for split, number in (("train", 203), ("validation", 57)):
+        by_process = reads(project, split)
+        total = sum(by_process, Counter())
+        assert set(total) == set(range(number)) or source
+        assert len(total) == number
+        again = 2 * (number % batch) if batch == 24 else 0  # an odd batch, which both devices work on whole
+        assert 2 * number + again <= total.total() <= 2 * number + again + SAMPLES * len(by_process)
+        if kind in ("multi_worker_mirrored", "jax", "dtensor"):
+            assert max(counts.total() for counts in by_process) < 1.2 * 2 * number / len(by_process) + SAMPLES
+
+
+@pytest.fixture
+def stopped(project: Path) -> Iterator[int]:
+    """A job of two workers that was stopped in the second of many epochs; the step."""
+    words = overrides(
+        (*STRATEGIES["multi_worker_mirrored"], "cluster.workers=2", "train={epochs: 3, steps_per_call: 1}")
+    )
+    process = start("train", "mine.yaml", *words, cwd=project)
+    job = RunDir(project / "runs" / "job")
+
+    def trains() -> bool:
+        return job.events.exists() and any(isinstance(event, EpochEnded) for event in read_events(job.events))
+
+    wait_until(trains, timeout_s=120)
+    process.send_signal(signal.SIGTERM)
+    code, out, err = finish(process)
+    assert code == 4, out + err
+    return max(event.step for event in read_events(job.events) if isinstance(event, StepsDone))
+
+
+def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, stopped: int) -> None:
+    for path in project.glob("read-*"):
+        path.unlink()
+    three = overrides(("cluster.workers=3",))
+    code, out, err = run("train", "runs/job", "--resume", *three, cwd=project)
+    assert code == 0, out + err
+    steps, left = 3 * 9, 3 * 203 - stopped // 9 * 203 - stopped % 9 * 25
+    assert stopped < steps
+    by_process = reads(project, "train")
+    assert left <= sum(by_process, Counter()).total() <= left + SAMPLES * len(by_process)
+
+
+WRONG = {
+    "items": ({"BAD_KIND": "train"}, (), 3, ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"]),
+    "map": ({}, ("data.map=mine.py:spoilt",), 3, ["example ", "cannot be used: StringToNumberOp", "mine.py:51)"]),
+    "drawn": (
+        {},
+        ("data.function=mine.py:drawn",),
+        2,
+        ["example 0 is not the same in ", "random choices without a seed"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "what"), [
+    ("multi_worker_mirrored", "items"), ("parameter_server", "items"), ("jax", "map"), ("parameter_server", "map"),
+    ("dtensor", "drawn"), ("parameter_server", "drawn"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, words, expected, told = WRONG[what]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run("train", "mine.yaml", *overrides((*STRATEGIES[kind], *words)), cwd=project)
+    assert code == expected, out + err
+    summary = " ".join(err.split())
+    for words_told in told:
+        assert words_told in summary, err
