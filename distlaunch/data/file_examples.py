@@ -44,9 +44,14 @@ class FileExamples:
     def describe(self) -> str:
         numbers = spread(self.number)
         examples = [self._files[number] for number in numbers]
-        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)), examples[0])
+        spec = tf.nest.map_structure(_type, examples[0])
         return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         with reading():
             return self._files.read(indices)
+
+
+def _type(leaf: Any) -> tf.TensorSpec:
+    array = np.asarray(leaf)
+    return tf.TensorSpec(array.shape, tf.as_dtype(array.dtype))

@@ -232,21 +232,21 @@ def test_stop_while_it_waits_to_start_again(shell: Shell) -> None:
 
 
 def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> None:
-    """3 workers cannot share a batch of 4, so 2 take over from 4."""
+    """3 take over from 4, at the same global batch, which they cannot share equally."""
     span = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers={min: 1, max: 4}"]
     code, out, err = shell("train", "job.yaml", *span, FAKE="kill_always=worker:1")
     assert code == 3
     restarts = [line.partition(":")[0] for line in out.splitlines() if line.startswith("restart ")]
     assert restarts == [
-        "restart 1 of 3, with 2 workers instead of 4",
-        "restart 2 of 3, with 4 workers instead of 2",
-        "restart 3 of 3, with 2 workers instead of 4",
+        "restart 1 of 3, with 3 workers instead of 4",
+        "restart 2 of 3, with 4 workers instead of 3",
+        "restart 3 of 3, with 3 workers instead of 4",
     ]
     assert "failed: worker:1" in err
     run = RunDir(shell.directory / "runs/job")
-    assert [len(run.tasks(attempt)) for attempt in run.attempts()] == [4, 2, 4, 2]
+    assert [len(run.tasks(attempt)) for attempt in run.attempts()] == [4, 3, 4, 3]
     assert "max: 4" in run.config.read_text(), "a run that is resumed may have all of them"
-    assert "workers: 2" in run.attempt_config(1).read_text()
+    assert "workers: 3" in run.attempt_config(1).read_text()
 
 
 def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:

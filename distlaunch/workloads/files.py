@@ -1,0 +1,157 @@
+"""Data in files, in the three forms most people have: images in folders, TFRecord shards, a table.
+
+The files are made once from what ships with distlaunch, in the user's cache, so that the configs run offline.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import csv as csv_files
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data import csv, image_folder, tfrecord
+from distlaunch.data.files.index_cache import cache_directory
+from distlaunch.workloads.datasets import find_fashion_mnist
+
+_SIZES = {"train": 2_000, "validation": 500}
+_SHARDS = 4
+_WEATHER = ("clear", "cloud, thin", 'rain "light"', "storm")  # as tables have it: with commas and quotes
+_FEATURES = {
+    "image": tf.io.FixedLenFeature([], tf.string),
+    "label": tf.io.FixedLenFeature([], tf.int64),
+}
+
+
+def images(folder: str | None = None) -> dict[str, Any]:
+    """Fashion-MNIST as PNG files, `SPLIT/CLASS/NUMBER.png`.
+
+    Args:
+        folder: where they are, or are made; None: the user's cache.
+    """
+    root = _made("images", folder, _write_images)
+    return {split: image_folder(root / split, channels=1, size=(28, 28)) for split in _SIZES}
+
+
+def records(folder: str | None = None) -> dict[str, Any]:
+    """The same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `augment`."""
+    root = _made("records", folder, _write_records)
+    return {split: tfrecord(root / f"{split}-*.tfrecord", features=_FEATURES) for split in _SIZES}
+
+
+def table(folder: str | None = None) -> dict[str, Any]:
+    """Rides on rented bicycles by hour, temperature, weather and working day: CSV, made up."""
+    root = _made("table", folder, _write_table)
+    return {split: csv(root / f"{split}.csv", label="rides") for split in _SIZES}
+
+
+def decode(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """A record as (image, label)."""
+    image = tf.ensure_shape(tf.io.decode_png(example["image"], channels=1), (28, 28, 1))
+    return tf.cast(image, tf.float32), example["label"]
+
+
+def augment(example: dict[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `decode`, mirrored at random: the same for each (seed, epoch, example), whoever does it."""
+    image, label = decode(example)
+    return tf.image.stateless_random_flip_left_right(image, seed), label
+
+
+def columns(features: dict[str, tf.Tensor], rides: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """A row of the table as (8 numbers, rides in hundreds)."""
+    angle = 2 * np.pi * tf.cast(features["hour"], tf.float32) / 24
+    numbers = [tf.sin(angle), tf.cos(angle), features["temperature"] / 30, tf.cast(features["working"], tf.float32)]
+    weather = [tf.cast(features["weather"] == name, tf.float32) for name in _WEATHER]
+    return tf.stack([*numbers, *weather]), tf.cast(rides, tf.float32) / 100
+
+
+def regressor(units: int = 32) -> keras.Model:
+    """A small network for the rows of the table."""
+    layers = keras.layers
+    hidden = [layers.Dense(units, "relu"), layers.Dense(units, "relu")]
+    return keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(1)], name="regressor")
+
+
+def _made(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
+    """The folder with the files, which are complete or not there: several processes may come at once."""
+    cache = cache_directory()
+    if folder is None and cache is None:
+        message = "there is no home directory to make the files in; give the argument `folder`"
+        raise ConfigError(Problem(("data", "args"), message))
+    root = Path(folder) if folder is not None or cache is None else cache.parent / "examples" / name
+    if root.is_dir():
+        return root
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+        try:
+            write(unfinished)
+            os.rename(unfinished, root)
+        except OSError:
+            if not root.is_dir():  # or another was faster
+                raise
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        message = f"{root}: the files cannot be made: {error.strerror or error}; give another `folder`"
+        raise ConfigError(Problem(("data", "args", "folder"), message)) from None
+    return root
+
+
+def _pictures() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    arrays, _ = find_fashion_mnist("shipped", None)
+    names = {"train": "train", "validation": "test"}
+    return {split: (arrays[f"x_{names[split]}"][:n], arrays[f"y_{names[split]}"][:n]) for split, n in _SIZES.items()}
+
+
+def _png(picture: np.ndarray) -> bytes:
+    with tf.device("CPU:0"):
+        return tf.io.encode_png(picture[..., np.newaxis]).numpy()
+
+
+def _write_images(root: Path) -> None:
+    for split, (pictures, labels) in _pictures().items():
+        for number, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+            folder = root / split / f"class-{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number:05}.png").write_bytes(_png(picture))
+
+
+def _write_records(root: Path) -> None:
+    def feature(**value: Any) -> tf.train.Feature:
+        return tf.train.Feature(**value)
+
+    for split, (pictures, labels) in _pictures().items():
+        for shard in range(_SHARDS):
+            with tf.io.TFRecordWriter(str(root / f"{split}-{shard}.tfrecord")) as writer:
+                for picture, label in zip(pictures[shard::_SHARDS], labels[shard::_SHARDS], strict=True):
+                    fields = {
+                        "image": feature(bytes_list=tf.train.BytesList(value=[_png(picture)])),
+                        "label": feature(int64_list=tf.train.Int64List(value=[int(label)])),
+                    }
+                    example = tf.train.Example(features=tf.train.Features(feature=fields))
+                    writer.write(example.SerializeToString())
+
+
+def _write_table(root: Path) -> None:
+    random = np.random.default_rng(0)
+    for split, number in _SIZES.items():
+        with (root / f"{split}.csv").open("w", newline="") as file:
+            rows = csv_files.writer(file)
+            rows.writerow(["hour", "temperature", "weather", "working", "rides"])
+            for _ in range(number):
+                hour, weather, working = random.integers(24), random.integers(len(_WEATHER)), random.integers(2)
+                warm = round(float(random.normal(15, 8)), 1)
+                rush = 200 * working * (hour in (8, 17, 18)) + 80 * np.sin(np.pi * hour / 24)
+                rides = max(0, int(rush + 6 * warm - 60 * weather + random.normal(0, 15)))
+                rows.writerow([hour, warm, _WEATHER[weather], working, rides])
