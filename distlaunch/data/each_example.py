@@ -56,7 +56,8 @@ class ExampleMap:
         except TypeError:
             names = ("the example", "(x, y)", "(x, y, sample_weight)")
             given = names[number - 1] if number <= len(names) else f"the {number} parts of an example"
-            message = f"it is called with {given}, which {self._function.__name__}{signature} does not take"
+            own = f"{self._function.__name__}({', '.join(signature.parameters)})"
+            message = f"it is called with {given}, which {own} does not take"
             raise ConfigError(Problem(("data", "map"), message)) from None
 
 

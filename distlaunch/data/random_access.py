@@ -4,7 +4,6 @@
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +66,7 @@ class Items:
         self.number = number if limit is None else min(number, limit)
         if not self.number:
             raise ConfigError(Problem(_KEY, f"got {type(items).__name__} without examples: its length is 0"))
+        self._spec = self._common_spec()
 
     def rows(self, indices: tf.Tensor) -> tf.Tensor:
         return indices
@@ -104,8 +104,7 @@ class Items:
     def _leaves(item: Any) -> list[np.ndarray]:
         return [_array(leaf) for leaf in tf.nest.flatten(item)]
 
-    @functools.cached_property
-    def _spec(self) -> Any:
+    def _common_spec(self) -> Any:
         """Of the first, the last and the one in the middle; a size in which they differ is open."""
         first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]

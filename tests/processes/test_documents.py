@@ -125,6 +125,8 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("README.md", "# mine.yaml"),
         ("architecture.md", "  distlaunch train"),  # a picture
         ("config.md", "name: null"),
+        ("input.md", "class Photos:"),
+        ("input.md", "def augment(image, label, seed):"),
         ("meshes.md", "strategy:"),
         ("meshes.md", "mesh: batch 4"),
         ("models_and_data.md", "def step(context, batch):"),
