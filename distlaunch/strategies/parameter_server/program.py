@@ -22,12 +22,20 @@ import tensorflow as tf
 
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
+from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.parameter_server.blocks import Block
 from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
-from distlaunch.strategies.parameter_server.worker_batches import batch_spec, check_data, fetch, read_failure
+from distlaunch.strategies.parameter_server.worker_batches import (
+    batch_spec,
+    check_data,
+    fetch,
+    read_failure,
+    report_times,
+    send_times,
+)
 from distlaunch.strategies.patches.keras_private import raw_counter
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -66,6 +74,8 @@ class CoordinatorProgram:
         self._next_batch = 0
         self._train_call: Any = None
         self._test_calls: dict[str, Any] = {}
+        self._times: list[StepTimes] = []  # of workers in this process; others tell theirs themselves
+        report_times(self._times.append)
 
     # data
 
@@ -93,7 +103,8 @@ class CoordinatorProgram:
         for block in blocks:
             for name, value in zip(self._log_names or [], block.logs, strict=True):
                 self._log_sums[name] = value + (self._log_sums.get(name, 0.0) if self._steps.logs == "mean" else 0.0)
-        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite)
+        times, self._times[:] = sum(self._times, StepTimes()), []
+        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite, times)
 
     def evaluate(
         self,
@@ -156,17 +167,21 @@ class CoordinatorProgram:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
         spec = batch_spec(source.elements, source.load)
         mean = self._steps.logs == "mean"
-        stops = self._steps.stop_at_nonfinite and step is self._steps.train
+        trains = step is self._steps.train
+        stops = self._steps.stop_at_nonfinite and trains
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
             with standing_in(self._counters, counts) as counters, standing_in(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
-            if step is self._steps.train:
+            if trains:
                 self._increments = [cell.assignments for cell in counters]
             values = [tf.cast(tf.reduce_mean(returned[name]), tf.float64) for name in log_names]
             logs = [old + new if mean else new for old, new in zip(logs, values, strict=True)]
             return [c.tensor for c in counters], [c.tensor for c in cells], logs, losses_are_finite(returned)
+
+        def rows_of(fetched: Any) -> tf.Tensor:
+            return fetched[1]
 
         @tf.function
         def call(order: tf.Tensor) -> tf.Tensor:
@@ -176,15 +191,21 @@ class CoordinatorProgram:
             metrics = [tf.constant(zero) for zero in self._zeros]
             logs = [tf.constant(0.0, tf.float64) for _ in log_names]
             done, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+            at, times = now(order), time_rows(tf.cast(number, tf.int32))
             while done < number:
-                batch, rows = fetch(source, worker, first + done, spec)
+                at_number = first + done
+                (batch, rows), waited = read_timed(lambda: fetch(source, worker, at_number, spec), at, rows_of)
                 if rows == 0:
                     break
                 counts, metrics, logs, finite = one_step(batch, counts, metrics, logs)
                 done += 1
                 nonfinite = tf.where(finite | (nonfinite > 0), nonfinite, done)
+                began, at = at, now(nonfinite)
+                times = times.write(tf.cast(done - 1, tf.int32), time_row(waited, began, at, [rows]))
                 if stops and not finite:
                     break
+            if trains:
+                send_times(times.stack()[:done])
             parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, nonfinite, *metrics, *logs]]
             return tf.concat(parts, 0)
 
