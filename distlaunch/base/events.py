@@ -120,8 +120,9 @@ class StepsDone(Event):
 class StepsTimed(Event):
     """How the time of a task's steps has gone so far: sums over this attempt, without the first call, which compiles.
 
-    Every task that computes steps reports its own, every few seconds and at the end; the latest counts. Rates in between
-    are differences of two. A server's worker has steps of its own; of other tasks, each has a part in every step.
+    Every task that computes steps reports its own, every few seconds and at the end; the latest counts. Rates in
+    between are differences of two. A server's worker has steps of its own; of other tasks, each takes part in every
+    step.
 
     Attributes:
         steps: that were timed; `seconds` is what they took, `examples` the task's share of theirs.

@@ -79,9 +79,7 @@ def num_cores() -> int:
     return int(share) if share.isdigit() and int(share) else len(os.sched_getaffinity(0))
 
 
-def batch_of(
-    rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor
-) -> Batch:
+def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor) -> Batch:
     """The batch of what `one` makes of each example, in their order; one without rows if there are none.
 
     A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.

@@ -29,7 +29,7 @@ class Bottleneck:
 
     Attributes:
         share: of the time of steps.
-        task: who waits so long; empty: all of them, or the only one.
+        task: whose batches clearly take longer than those of the others; empty: nobody's.
         cause: `map 8.1 ms an example on 2 threads`; empty where it is not proven.
         remedy: what to do about it; empty where that is not known.
     """
@@ -59,12 +59,33 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
     shares = {task: share for task, each in timed.items() if (share := _share(each)) is not None}
     if not shares:
         return None
-    slowest = max(shares, key=lambda task: shares[task])
-    if shares[slowest] < _WORTH_TELLING:
+    most = max(shares, key=lambda task: shares[task])
+    share = shares[most]
+    if not timed[most].reads_ahead:  # each has steps of its own, and holds nobody up
+        share = sum(timed[task].seconds * each for task, each in shares.items())
+        share /= sum(timed[task].seconds for task in shares)
+    if share < _WORTH_TELLING:
         return None
-    others = [share for task, share in shares.items() if task != slowest]
-    alone = bool(others) and shares[slowest] > _BEHIND * statistics.median(others)
-    return Bottleneck(shares[slowest], slowest if alone else "", *_cause(timed[slowest]))
+    # Who waits in each step and who does not is chance where the input of all is equally slow: the one that comes last
+    # holds up the others, whose next batch is read meanwhile. What its batches take is not.
+    slow = _behind({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
+    return Bottleneck(share, most if most in slow else "", *_cause(timed[most]))
+
+
+def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
+    """Workers with steps of their own that are clearly slower, and how many times as long as the others' these take."""
+    return _behind({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
+
+
+def _behind(values: Mapping[str, float]) -> dict[str, float]:
+    """Whose value is clearly above the median of the others, and how many times."""
+    found = {}
+    for task, value in values.items():
+        others = [other for name, other in values.items() if name != task]
+        usual = statistics.median(others) if others else 0.0
+        if usual and value > _BEHIND * usual:
+            found[task] = value / usual
+    return found
 
 
 def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
@@ -74,6 +95,7 @@ def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
     found = find_bottleneck(timed)
     return {
         "input": str(found) if found else None,
+        "stragglers": stragglers(timed),
         "tasks": {task: task_summary(each) for task, each in sorted(timed.items())},
     }
 

@@ -107,9 +107,7 @@ class StepTimes:
         return cls(tuple(seconds.tolist()), float(waited.sum()), float(examples.sum()))
 
     def __add__(self, other: StepTimes) -> StepTimes:
-        return StepTimes(
-            self.seconds + other.seconds, self.input_s + other.input_s, self.examples + other.examples
-        )
+        return StepTimes(self.seconds + other.seconds, self.input_s + other.input_s, self.examples + other.examples)
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class CallResult:
     logs: Logs
     vote: Vote
     nonfinite: int | None = None
-    times: StepTimes = StepTimes()  # noqa: RUF009 (frozen)
+    times: StepTimes = StepTimes()
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.base.events import EpochEnded, Evaluated
-from distlaunch.runs.bottleneck import find_bottleneck, milliseconds
+from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
@@ -73,7 +73,8 @@ def _step_times(report: RunReport) -> str:
     slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
     rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
     times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
-    return f"{times}; {rate:,.0f} examples/s"
+    slow = [f"{task} takes {by:.1f} times as long as the others" for task, by in stragglers(report.timed).items()]
+    return "; ".join([times, f"{rate:,.0f} examples/s", *slow])
 
 
 def _restarts(attempts: Sequence[AttemptReport]) -> str:

@@ -11,8 +11,7 @@ the coordinator's; `optimizer.iterations` follows them, since workers that count
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +22,13 @@ import tensorflow as tf
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.strategies.parameter_server.blocks import Block
+from distlaunch.strategies.parameter_server.blocks import Block, wait_for_blocks
 from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
     batch_spec,
     check_data,
     fetch,
-    read_failure,
     report_times,
     send_times,
 )
@@ -49,9 +47,6 @@ from distlaunch.strategies.variables import (
 
 BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
 EVALUATION_BLOCK = 16  # steps
-STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
-_POLL_S = 0.002
-_pause = threading.Event()  # never set
 
 
 class CoordinatorProgram:
@@ -143,25 +138,8 @@ class CoordinatorProgram:
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
-        self._wait()
+        wait_for_blocks(self._coordinator)
         return [self._unpack(result.fetch()) for result in results]
-
-    def _wait(self) -> None:
-        """Until all blocks are done. What a worker's data function raised is raised here."""
-        told_after = STALL_S
-        began = time.monotonic()
-        try:
-            while not self._coordinator.done():
-                _pause.wait(_POLL_S)
-                waited = time.monotonic() - began
-                if waited > told_after:
-                    told_after *= 2
-                    print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
-            self._coordinator.join()
-        except tf.errors.OpError:
-            if (error := read_failure()) is not None:
-                raise error from None
-            raise
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
@@ -193,8 +171,8 @@ class CoordinatorProgram:
             done, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
             at, times = now(order), time_rows(tf.cast(number, tf.int32))
             while done < number:
-                at_number = first + done
-                (batch, rows), waited = read_timed(lambda: fetch(source, worker, at_number, spec), at, rows_of)
+                read = functools.partial(fetch, source, worker, first + done, spec)
+                (batch, rows), waited = read_timed(read, at, rows_of)
                 if rows == 0:
                     break
                 counts, metrics, logs, finite = one_step(batch, counts, metrics, logs)
