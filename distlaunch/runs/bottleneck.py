@@ -32,18 +32,21 @@ class Bottleneck:
         task: whose batches clearly take longer than those of the others; empty: nobody's.
         cause: `map 8.1 ms an example on 2 threads`; empty where it is not proven.
         remedy: what to do about it; empty where that is not known.
+        at_least: tasks in lockstep wait in turns, now one for its input, then another: the share is that of one alone.
     """
 
     share: float
     task: str = ""
     cause: str = ""
     remedy: str = ""
+    at_least: bool = False
 
     @property
     def finding(self) -> str:
         """`62 % of the time, map 8.1 ms an example on 2 threads`."""
         where = f" on {self.task}" if self.task else ""
-        return ", ".join(filter(None, [f"{self.share * 100:.0f} % of the time{where}", self.cause]))
+        share = f"{'at least ' * self.at_least}{self.share * 100:.0f} % of the time{where}"
+        return ", ".join(filter(None, [share, self.cause]))
 
     def __str__(self) -> str:
         """With what to do."""
@@ -69,7 +72,8 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
     # Who waits in each step and who does not is chance where the input of all is equally slow: the one that comes last
     # holds up the others, whose next batch is read meanwhile. What its batches take is not.
     slow = _behind({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
-    return Bottleneck(share, most if most in slow else "", *_cause(timed[most]))
+    together = timed[most].reads_ahead and len(shares) > 1
+    return Bottleneck(share, most if most in slow else "", *_cause(timed[most]), at_least=together)
 
 
 def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:

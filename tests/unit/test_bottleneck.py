@@ -85,9 +85,11 @@ def test_what_tells_nothing(each: StepsTimed) -> None:
 
 def test_in_lockstep_a_task_is_named_only_if_its_batches_take_longer() -> None:
     waits_for_others = replace(SLOW_MAP, task="worker:1", input_s=1.0)
-    assert " on worker" not in said(SLOW_MAP, waits_for_others)
+    assert said(SLOW_MAP, waits_for_others).startswith("at least 62 % of the time, map 8.1 ms")
     slow_disk = replace(SLOW_MAP, task="worker:1", input_s=90.0)
-    assert said(replace(FAST, batches_s=20.0), slow_disk).startswith("90 % of the time on worker:1, map 8.1 ms")
+    assert said(replace(FAST, batches_s=20.0), slow_disk).startswith(
+        "at least 90 % of the time on worker:1, map 8.1 ms"
+    )
 
 
 def test_workers_of_servers_wait_each_for_themselves() -> None:
