@@ -12,6 +12,7 @@ from pathlib import Path
 from distlaunch.base.events import FORMAT, Event, StepsDone
 
 _MOST_WAITING = 10_000
+_TAIL_BYTES = 32 * 1024
 """Of steps; epochs, checkpoints and ends wait in any number."""
 
 
@@ -100,3 +101,13 @@ def parse_events(data: bytes) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events of a file, oldest first."""
     return list(EventReader(path).read())
+
+
+def read_tail(path: Path) -> list[Event]:
+    """The newest events of a file, oldest first; of a task, those of some ten seconds at least."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return list(parse_events(file.read()))
+    except OSError:
+        return []

@@ -117,6 +117,43 @@ class StepsDone(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepsTimed(Event):
+    """How the time of a task's steps has gone so far: sums over this attempt, without the first call, which compiles.
+
+    Every task that computes steps reports its own, every few seconds and at the end; the latest counts. Rates in
+    between are differences of two. A server's worker has steps of its own; of other tasks, each takes part in every
+    step.
+
+    Attributes:
+        steps: that were timed; `seconds` is what they took, `examples` the task's share of theirs.
+        input_s: in `seconds`, the time in which there was nothing to compute, because the next batch was not there.
+        step_median_s, step_p99_s: of the latest 1,000 steps.
+        cpu_s: processor time that the process used meanwhile; `cores`: how many it may use.
+        work: what is done to each example by itself: `reading`, `map`, `reading and map`; empty: nothing.
+        made: examples to which that was done, `threads` at a time; `made_s` is the sum of what each took.
+        batches_s: what making batches took, reading and mapping of their examples included.
+        reads_ahead: batches are made while steps are computed, not between them.
+        from_pipeline: what making a batch does not take is spent in the `tf.data` pipeline of the data function.
+    """
+
+    steps: int
+    seconds: float
+    examples: float
+    input_s: float
+    step_median_s: float
+    step_p99_s: float
+    cpu_s: float
+    cores: int
+    work: str = ""
+    made: int = 0
+    made_s: float = 0.0
+    batches_s: float = 0.0
+    threads: int = 1
+    reads_ahead: bool = True
+    from_pipeline: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpochEnded(Event):
     """An epoch is over; validation values carry the prefix `val_`."""
 

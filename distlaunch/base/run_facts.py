@@ -19,6 +19,7 @@ from distlaunch.base.events import (
     Restored,
     RunEnded,
     StepsDone,
+    StepsTimed,
     TaskFailed,
     TaskRestarted,
     TaskStarted,
@@ -37,6 +38,7 @@ class AttemptFacts:
         step: global batches since the run began; the same place is `step_in_epoch` steps after `epochs_done` epochs.
         logs: the newest values.
         restarts: how often each task was started again while the others went on.
+        timed: how the time of each task's steps has gone.
         stopped_after_failure: somebody called the next attempt off; the last `ended` says how.
         has_result: whether it has evaluated, predicted or exported.
     """
@@ -49,6 +51,7 @@ class AttemptFacts:
     step_in_epoch: int = 0
     logs: Logs = field(default_factory=dict)
     restarts: Counter[str] = field(default_factory=Counter)
+    timed: dict[str, StepsTimed] = field(default_factory=dict)
     failed: TaskFailed | None = None
     ended: RunEnded | None = None
     stopped_after_failure: bool = False
@@ -69,6 +72,8 @@ class AttemptFacts:
                 self._reach(event.first_step, event.first_epoch)
             case StepsDone():
                 self._reach(event.step, event.epoch, event.step_in_epoch, event.logs)
+            case StepsTimed():
+                self.timed[event.task] = event
             case EpochEnded():
                 self._reach(event.step, event.epoch + 1, 0, event.logs)
             case TaskFailed():

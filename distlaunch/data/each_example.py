@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.example_times import noted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.user_functions import both_ways
 from distlaunch.strategies.protocol import Batch
@@ -70,22 +71,29 @@ def num_threads(config: DataConfig) -> int:
     """Examples that a process reads and maps at the same time."""
     if config.threads is not None:
         return config.threads
-    share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")  # of the cores, where tasks share them
+    return num_cores()
+
+
+def num_cores() -> int:
+    """The share of this process, where tasks share the cores of a machine."""
+    share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
     return int(share) if share.isdigit() and int(share) else len(os.sched_getaffinity(0))
 
 
-def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int) -> Batch:
+def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor) -> Batch:
     """The batch of what `one` makes of each example, in their order; one without rows if there are none.
 
     A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.
 
     Args:
         rows: the row source that `examples` come from, one for each of its rows.
+        began: when the batch was begun, as `graph_clock.now` tells it.
     """
-    made = examples.map(one, num_parallel_calls=threads, deterministic=True)
+    made = examples.map(timed(one), num_parallel_calls=threads, deterministic=True)
     batches = made.batch(tf.maximum(num_rows(rows), 1))
     none = tf.data.Dataset.from_tensors(tf.nest.map_structure(no_rows, batches.element_spec))
-    return batches.concatenate(none).take(1).get_single_element()
+    batch, seconds = batches.concatenate(none).take(1).get_single_element()
+    return noted(batch, seconds, began)
 
 
 def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:

@@ -20,6 +20,7 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, num_threads
 from distlaunch.data.read_failures import noted
 from distlaunch.data.split import Split
+from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch
 
 
@@ -88,6 +89,7 @@ class Indexed:
             labels=self._examples.labels if self._map is None else None,
             describe=functools.cache(self._examples.describe),
             in_parallel=not self._examples.whole or self._map is not None,
+            work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
         )
 
     def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
@@ -113,8 +115,9 @@ class Indexed:
         if self._examples.whole and self._map is None:
             return self._examples.rows(tf.math.floormod(numbers, self._number))
         numbers = noted(numbers, self._first_failure)
+        began = now(numbers)
         given = tf.data.Dataset.from_tensor_slices(self._given(numbers))
-        return batch_of(numbers, given, self._one, num_threads(self._config))
+        return batch_of(numbers, given, self._one, num_threads(self._config), began)
 
     def _given(self, numbers: tf.Tensor) -> Any:
         indices = tf.math.floormod(numbers, self._number)

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.data.example_times import left_out
 from distlaunch.data.read_failures import failures_told
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits
@@ -91,10 +92,10 @@ def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Sp
     """Lets workers in this process read the splits by number, each in the order that the config gives it."""
     offer("train", Offered(_train_reader(config, splits, train), train.num_batches, train.describe))
     once = _reader_of_each_worker(lambda _: Reader(train, once=True))
-    offer("train:once", Offered(once, train.num_batches, train.describe))
+    offer("train:once", Offered(_left_out(once), train.num_batches, train.describe))
     if validation is not None:
         read = _reader_of_each_worker(lambda _: Reader(validation, once=True))
-        offer("validation:once", Offered(read, validation.num_batches, validation.describe))
+        offer("validation:once", Offered(_left_out(read), validation.num_batches, validation.describe))
 
 
 def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
@@ -110,6 +111,16 @@ def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
         )
 
     return _reader_of_each_worker(own)
+
+
+def _left_out(read: Read) -> Read:
+    """For what is read beside training."""
+
+    def unmeasured(worker: int, number: int) -> Batch:
+        with left_out():
+            return read(worker, number)
+
+    return unmeasured
 
 
 def _reader_of_each_worker(make: Any) -> Read:

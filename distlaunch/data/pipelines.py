@@ -21,6 +21,7 @@ from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.read_failures import noted
 from distlaunch.data.split import Split
+from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, slice_rows
 
@@ -68,6 +69,7 @@ class Pipeline:
             endless=length == tf.data.INFINITE_CARDINALITY,
             describe=functools.cache(self._describe),
             in_parallel=self._map is not None,
+            work="" if self._map is None else "map",
         )
 
     # order
@@ -132,7 +134,7 @@ class Pipeline:
             return tf.data.Dataset.zip((one, tf.data.Dataset.from_tensors(key)))
 
         examples = tf.data.Dataset.from_tensor_slices(rows).flat_map(example)
-        return batch_of(rows, examples, self._one, num_threads(self._config))
+        return batch_of(rows, examples, self._one, num_threads(self._config), now(rows[1]))
 
     @tf.autograph.experimental.do_not_convert
     def _one(self, example: Any, key: tf.Tensor) -> Any:

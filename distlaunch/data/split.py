@@ -40,6 +40,7 @@ class Split:
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         in_parallel: `load` handles several examples at the same time by itself.
+        work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
     """
 
     num_examples: int | None
@@ -55,6 +56,7 @@ class Split:
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
     in_parallel: bool = False
+    work: str = ""
 
     def training_source(
         self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0, batches: int | None = None,

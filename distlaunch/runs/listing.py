@@ -14,8 +14,9 @@ from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import RunFacts
+from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
-from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
+from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode, step_times
 
 _HEAD_BYTES = 16 * 1024
 _TAIL_BYTES = 32 * 1024
@@ -31,6 +32,7 @@ class RunSummary:
         logs: the last values of loss and metrics.
         started: seconds since the epoch; `seconds`: from there to its last sign, or until now.
         culprit: who failed first, if it failed.
+        times: how the time of steps went, and `input` where training waited for that; as `report --json` has it.
     """
 
     path: str
@@ -45,6 +47,7 @@ class RunSummary:
     attempts: int
     culprit: str = ""
     reason: str = ""
+    times: dict[str, Any] | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -93,6 +96,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
         attempts=len(attempts),
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
+        times=summary(step_times(run, facts)),
     )
 
 

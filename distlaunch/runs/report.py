@@ -7,21 +7,24 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import read_events, read_tail
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
     EpochEnded,
     Evaluated,
     Event,
+    StepsTimed,
     TrainingStarted,
 )
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import AttemptFacts, RunFacts
+from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
@@ -73,6 +76,7 @@ class RunReport:
         evaluations: results of `distlaunch evaluate`, in order.
         variables: which task holds what, as in VariablesPlaced.
         mesh: of devices, as there.
+        timed: how the time of each task's steps went, in the attempt that trained last.
     """
 
     path: str
@@ -90,6 +94,7 @@ class RunReport:
     exports: dict[str, str]
     variables: list[dict[str, Any]]
     mesh: dict[str, Any] | None
+    timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -105,6 +110,7 @@ class RunReport:
             "checkpoints": [_only(event, "step", "path", "num_bytes") for event in self.checkpoints],
             "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
+            "times": summary(self.timed),
             "exports": self.exports,
             **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
@@ -146,7 +152,27 @@ def read_report(run: RunDir) -> RunReport:
         exports=facts.exports,
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
+        timed=step_times(run, facts),
     )
+
+
+def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
+    """How the time of each task's steps went, in the attempt that was timed last.
+
+    Args:
+        facts: of the run's own events; of these times, the other tasks keep theirs.
+    """
+    starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
+    for number in sorted(starts, reverse=True):
+        told = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
+        if found := {**facts.attempts[number].timed, **{event.task: event for event in told}}:
+            return found
+    return {}
+
+
+def _latest_times(path: Path) -> list[StepsTimed]:
+    """The last in a file, if any."""
+    return [event for event in read_tail(path) if isinstance(event, StepsTimed)][-1:]
 
 
 def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:

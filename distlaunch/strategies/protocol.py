@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import keras
 import numpy as np
@@ -87,6 +87,30 @@ class Vote:
 
 
 @dataclass(frozen=True)
+class StepTimes:
+    """How the time of a call's steps went in this process.
+
+    Attributes:
+        seconds: of each step, from the end of the one before; the wait for its input included.
+        input_s: of all together, the time in which there was nothing to compute, because the next batch was not there.
+        examples: this process's share of the examples of these steps.
+    """
+
+    seconds: tuple[float, ...] = ()
+    input_s: float = 0.0
+    examples: float = 0.0
+
+    @classmethod
+    def of(cls, rows: np.ndarray) -> Self:
+        """Of float64 [steps, 3]: seconds of waiting, seconds of the step, examples."""
+        waited, seconds, examples = rows.T
+        return cls(tuple(seconds.tolist()), float(waited.sum()), float(examples.sum()))
+
+    def __add__(self, other: StepTimes) -> StepTimes:
+        return StepTimes(self.seconds + other.seconds, self.input_s + other.input_s, self.examples + other.examples)
+
+
+@dataclass(frozen=True)
 class CallResult:
     """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks.
 
@@ -99,6 +123,7 @@ class CallResult:
     logs: Logs
     vote: Vote
     nonfinite: int | None = None
+    times: StepTimes = StepTimes()
 
 
 @dataclass(frozen=True)

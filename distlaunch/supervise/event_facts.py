@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlaunch.base.event_files import EventReader
-from distlaunch.base.events import EpochEnded, Evaluated, Event, RunEnded, StepsDone, TaskStarted, TrainingStarted
+from distlaunch.base.events import (
+    EpochEnded,
+    Evaluated,
+    Event,
+    RunEnded,
+    StepsDone,
+    StepsTimed,
+    TaskStarted,
+    TrainingStarted,
+)
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training
@@ -33,14 +42,14 @@ class EventFollower:
         for reader in self._readers:
             for event in reader.read():
                 ours = event.task in (self._lead, LAUNCHER) or isinstance(
-                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated
+                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated | StepsTimed
                 )
                 if event.attempt == self._plan.attempt and ours:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
         """Whether an event tells of the run something that the lead's events do not."""
-        if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted):
+        if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted | StepsTimed):
             return True
         return isinstance(event, Evaluated) and event.of_evaluator
 

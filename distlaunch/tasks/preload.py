@@ -31,6 +31,8 @@ _ENTRIES = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call"
             "strategies.replica.sums:Sums.__init__.<locals>.<lambda>")  # fmt: skip
 _TRACED = ("data.split:Split.training_source.<locals>.one_pass", "data.indexed:Indexed._batches",
            "data.indexed:Indexed._load", "data.indexed:Indexed._order", "data.random_access:Arrays.rows",
+           "data.random_access:Arrays.rows.<locals>.<lambda>",
+           "strategies.replica.program:ReplicaProgram._make_call.<locals>.totals",
            "strategies.ballots:Ballots.counted", "strategies.patches.keras_private:compiled_metrics",
            "strategies.patches.symbols:private", "strategies.replica.input:_loaded.<locals>.load",
            "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",

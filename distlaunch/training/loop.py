@@ -16,6 +16,7 @@ import numpy as np
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice, StepsDone
 from distlaunch.config.run import RunConfig
+from distlaunch.data.example_times import left_out
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
@@ -27,6 +28,7 @@ from distlaunch.training.callbacks.keras_callbacks import (
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.step_timer import StepTimer
 from distlaunch.training.surroundings import Surroundings
 
 REPORT_INTERVAL_S = 0.5
@@ -62,6 +64,7 @@ class TrainingLoop:
         self._next_steps = 0
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
+        self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
 
     def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:
         """Trains from `start`; when this is left, what was saved is committed.
@@ -73,7 +76,9 @@ class TrainingLoop:
             CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
         """
         with self._saver:
-            return self._run(start, take_state)
+            end = self._run(start, take_state)
+        self._timer.report()
+        return end
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
@@ -173,7 +178,9 @@ class TrainingLoop:
             began = self._around.clock()
             due = self._saver.is_due
             vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, due)
+            self._timer.begin()
             result = self._program.run_steps(wanted, vote)
+            self._timer.add(result.times)
             self._saver.check()
             if result.nonfinite is not None:
                 self._around.on_step(self._progress.step + result.nonfinite)
@@ -258,7 +265,8 @@ class TrainingLoop:
             return {}
         self._hook("test_begin")
         source, should_stop = self._validation.evaluation_source(), self._around.should_stop
-        logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
+        with left_out():
+            logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
         if logs is not None:
             self._hook("test_end", logs)
         return logs

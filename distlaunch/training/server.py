@@ -12,14 +12,15 @@ import tensorflow as tf
 from distlaunch.base.errors import UsageError
 from distlaunch.base.events import Event, Notice
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import open_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.strategy import start_server
-from distlaunch.strategies.parameter_server.worker_batches import tell_failures
+from distlaunch.strategies.parameter_server.worker_batches import report_times, tell_failures
+from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0
 _GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
@@ -44,10 +45,12 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
     seed_process(config)
     use_one_gpu()
     grow_gpu_memory()
+    timer = None
     if task.job == "worker":
         # before the server starts: the coordinator may send work at once
         splits, train, validation = open_splits(config, run)
         offer_splits(config, splits, train, validation)
+        timer = StepTimer(emit, train, config.data, reads_ahead=False)
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)
     on_started()
@@ -58,14 +61,24 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         asked_to_stop.set()
 
     tell_failures(fail)
+    if timer is not None:
+        report_times(timer.add)
+    try:
+        _outlast(spec, task, config, asked_to_stop, failures, emit, wait_for_chief=wait_for_chief)
+    finally:
+        if timer is not None:
+            timer.report()
+    _raise_first(failures)
+
+
+def _outlast(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: threading.Event,
+             failures: list[Exception], emit: Callable[[Event], None], *, wait_for_chief: bool) -> None:  # fmt: skip
     if not wait_for_chief:
         asked_to_stop.wait()
-        _raise_first(failures)
         return
     chief = spec.address(spec.chief)
     emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
     _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
-    _raise_first(failures)
 
 
 def _raise_first(failures: list[Exception]) -> None:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
@@ -115,6 +116,8 @@ def _facts(state: ProgressState) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if state.now.training is not None:
         rows += [("strategy", training_start(state.now.training)), ("trained", _trained(state))]
+    if slow := find_bottleneck(state.now.timed):
+        rows.append(("input", str(slow)))
     if state.restarts or state.job_restarts:
         rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:

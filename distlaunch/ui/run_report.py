@@ -10,6 +10,7 @@ from rich.text import Text
 
 from distlaunch.base import strict_json
 from distlaunch.base.events import EpochEnded, Evaluated
+from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import AttemptReport, RunReport
 from distlaunch.ui import words
@@ -59,8 +60,21 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("restarts", again, ""))
     if report.data is not None:
         rows.append(("data", data_source(report.data), ""))
+    if report.timed:
+        rows.append(("steps", _step_times(report), ""))
+    if slow := find_bottleneck(report.timed):
+        rows.append(("input", str(slow), "yellow"))
     rows += [("export", f"{shown(path)} ({kind})", "") for kind, path in report.exports.items()]
     return rows
+
+
+def _step_times(report: RunReport) -> str:
+    """`median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`: where tasks differ, of the slowest."""
+    slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
+    rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
+    times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"
+    slow = [f"{task} takes {by:.1f} times as long as the others" for task, by in stragglers(report.timed).items()]
+    return "; ".join([times, f"{rate:,.0f} examples/s", *slow])
 
 
 def _restarts(attempts: Sequence[AttemptReport]) -> str:

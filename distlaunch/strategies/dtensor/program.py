@@ -12,6 +12,7 @@ metrics and in BatchNorm.
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -33,7 +34,7 @@ from distlaunch.strategies.patches.keras_functional_optimizer import make_functi
 from distlaunch.strategies.patches.keras_private import put_value, value_of
 from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
 from distlaunch.strategies.replica.input import own_rows
 from distlaunch.strategies.variables import (
     host_value,
@@ -82,6 +83,7 @@ class DTensorProgram:
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
+        self._rows = 0  # examples of all global batches that were read
         self._ends = False
         self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
         self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
@@ -94,8 +96,12 @@ class DTensorProgram:
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
         done, nonfinite, ended = 0, None, False
+        seconds, input_s, rows_before, began = [], 0.0, self._rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
+            # the step before has ended, so that the devices wait with Python
+            asked = time.perf_counter()
             batch = next(self._batches)
+            waited = time.perf_counter() - asked
             if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
                 break
             with in_plain_words():
@@ -104,8 +110,12 @@ class DTensorProgram:
             done += 1
             if nonfinite is None and not np.isfinite(dtensor.unpack(probe)[0].numpy()):
                 nonfinite = done
+            input_s += waited
+            seconds.append(time.perf_counter() - began)
+            began += seconds[-1]
         self._steps_in_epoch += done
-        return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite)
+        times = StepTimes(tuple(seconds), input_s, (self._rows - rows_before) / self._peers.number)
+        return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
 
     def evaluate(
         self,
@@ -209,6 +219,7 @@ class DTensorProgram:
         first, number = parts_of_process(self._mesh, axis)
         parts = 1 if axis is None else self._sizes[axis]
         for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+            self._rows += int(total)
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
 
     def _pack(self, batch: Batch, start: int, total: int) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax
@@ -90,23 +91,35 @@ def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: 
 
 
 class Feed:
-    """Takes a source's batches in turn."""
+    """Takes a source's batches in turn.
+
+    Attributes:
+        waited_s: how long it has waited until batches were read.
+        rows: examples of all global batches that were taken.
+    """
 
     def __init__(self, source: Source, placement: Placement) -> None:
         self._parts = iter(placement.own_rows(source))
         self._placement = placement
-        self._ahead: list[Batch | None] = []
+        self._ahead: list[tuple[Batch | None, int]] = []
+        self.waited_s = 0.0
+        self.rows = 0
 
     def take(self) -> Batch | None:
         """The next batch; None at the end of a pass whose length was not known."""
         self.load_ahead()
-        return self._ahead.pop()
+        batch, rows = self._ahead.pop()
+        self.rows += rows
+        return batch
 
     def load_ahead(self) -> None:
         """Starts to copy the next batch, if that is not done yet."""
         if not self._ahead:
+            began = time.perf_counter()
             batch, start, total = next(self._parts)
-            self._ahead.append(self._placement.put(on_host(batch), int(start), int(total)) if total > 0 else None)
+            self.waited_s += time.perf_counter() - began
+            rows = int(total)
+            self._ahead.append((self._placement.put(on_host(batch), int(start), rows) if rows else None, rows))
 
 
 def on_host(batch: Batch) -> Batch:

@@ -23,6 +23,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
+from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.mesh.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
@@ -65,6 +66,7 @@ class JaxProgram:
         self._sums: dict[str, Any] | None = None
         self._steps_in_epoch = 0
         self._feed: Feed | None = None
+        self._clock = StepClock()
         self._ends = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
@@ -81,6 +83,7 @@ class JaxProgram:
         assert feed is not None, "set_train_data comes first"
         state, done, running = self._read(), 0, deque()
         nonfinite, ended = None, False
+        self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
             if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
@@ -88,17 +91,20 @@ class JaxProgram:
             if self._train_call is None:
                 self._train_call = self._make_train_call(state, batch)
             state, self._sums, probe = self._train_call(state, self._sums, batch)
-            feed.load_ahead()
+            self._clock.load_ahead(feed, probe)
             done += 1
             running.append((done, probe))
             if len(running) > _IN_FLIGHT:
                 nonfinite = nonfinite or _if_nonfinite(*running.popleft())
+                self._clock.step_ended()
         self._assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
         for step, probe in running:
             nonfinite = nonfinite or _if_nonfinite(step, probe)
-        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite)
+            self._clock.step_ended()
+        times = self._clock.times(feed, self._peers.number)
+        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite, times)
 
     def evaluate(
         self,

@@ -1,13 +1,23 @@
-"""What a worker gives back of the steps that it was given."""
+"""What a worker gives back of the steps that it was given, and the wait for it."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # pyright: reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
+
+from distlaunch.strategies.parameter_server.worker_batches import read_failure
+
+STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
+_POLL_S = 0.002
+_pause = threading.Event()  # never set
 
 
 @dataclass(frozen=True)
@@ -21,3 +31,21 @@ class Block:
     nonfinite: int
     metrics: list[np.ndarray]
     logs: list[float]
+
+
+def wait_for_blocks(coordinator: Any) -> None:
+    """Until all blocks are done. What a worker's data function raised is raised here."""
+    told_after = STALL_S
+    began = time.monotonic()
+    try:
+        while not coordinator.done():
+            _pause.wait(_POLL_S)
+            waited = time.monotonic() - began
+            if waited > told_after:
+                told_after *= 2
+                print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
+        coordinator.join()
+    except tf.errors.OpError:
+        if (error := read_failure()) is not None:
+            raise error from None
+        raise

@@ -11,8 +11,7 @@ the coordinator's; `optimizer.iterations` follows them, since workers that count
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-import threading
-import time
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,19 @@ import tensorflow as tf
 
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
-from distlaunch.strategies.parameter_server.blocks import Block
+from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.strategies.parameter_server.blocks import Block, wait_for_blocks
 from distlaunch.strategies.parameter_server.cells import standing_in
 from distlaunch.strategies.parameter_server.placement import placement_of
-from distlaunch.strategies.parameter_server.worker_batches import batch_spec, check_data, fetch, read_failure
+from distlaunch.strategies.parameter_server.worker_batches import (
+    batch_spec,
+    check_data,
+    fetch,
+    report_times,
+    send_times,
+)
 from distlaunch.strategies.patches.keras_private import raw_counter
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,
@@ -41,9 +47,6 @@ from distlaunch.strategies.variables import (
 
 BLOCKS_PER_WORKER = 4  # in one call: few enough to be long, many enough that a slow worker does not hold up the others
 EVALUATION_BLOCK = 16  # steps
-STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
-_POLL_S = 0.002
-_pause = threading.Event()  # never set
 
 
 class CoordinatorProgram:
@@ -66,6 +69,8 @@ class CoordinatorProgram:
         self._next_batch = 0
         self._train_call: Any = None
         self._test_calls: dict[str, Any] = {}
+        self._times: list[StepTimes] = []  # of workers in this process; others tell theirs themselves
+        report_times(self._times.append)
 
     # data
 
@@ -93,7 +98,8 @@ class CoordinatorProgram:
         for block in blocks:
             for name, value in zip(self._log_names or [], block.logs, strict=True):
                 self._log_sums[name] = value + (self._log_sums.get(name, 0.0) if self._steps.logs == "mean" else 0.0)
-        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite)
+        times, self._times[:] = sum(self._times, StepTimes()), []
+        return CallResult(done, ended, self._logs(self._totals, own=True), vote, nonfinite, times)
 
     def evaluate(
         self,
@@ -132,41 +138,28 @@ class CoordinatorProgram:
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
-        self._wait()
+        wait_for_blocks(self._coordinator)
         return [self._unpack(result.fetch()) for result in results]
-
-    def _wait(self) -> None:
-        """Until all blocks are done. What a worker's data function raised is raised here."""
-        told_after = STALL_S
-        began = time.monotonic()
-        try:
-            while not self._coordinator.done():
-                _pause.wait(_POLL_S)
-                waited = time.monotonic() - began
-                if waited > told_after:
-                    told_after *= 2
-                    print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
-            self._coordinator.join()
-        except tf.errors.OpError:
-            if (error := read_failure()) is not None:
-                raise error from None
-            raise
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
         spec = batch_spec(source.elements, source.load)
         mean = self._steps.logs == "mean"
-        stops = self._steps.stop_at_nonfinite and step is self._steps.train
+        trains = step is self._steps.train
+        stops = self._steps.stop_at_nonfinite and trains
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
             with standing_in(self._counters, counts) as counters, standing_in(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
-            if step is self._steps.train:
+            if trains:
                 self._increments = [cell.assignments for cell in counters]
             values = [tf.cast(tf.reduce_mean(returned[name]), tf.float64) for name in log_names]
             logs = [old + new if mean else new for old, new in zip(logs, values, strict=True)]
             return [c.tensor for c in counters], [c.tensor for c in cells], logs, losses_are_finite(returned)
+
+        def rows_of(fetched: Any) -> tf.Tensor:
+            return fetched[1]
 
         @tf.function
         def call(order: tf.Tensor) -> tf.Tensor:
@@ -176,15 +169,21 @@ class CoordinatorProgram:
             metrics = [tf.constant(zero) for zero in self._zeros]
             logs = [tf.constant(0.0, tf.float64) for _ in log_names]
             done, nonfinite = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
+            at, times = now(order), time_rows(tf.cast(number, tf.int32))
             while done < number:
-                batch, rows = fetch(source, worker, first + done, spec)
+                read = functools.partial(fetch, source, worker, first + done, spec)
+                (batch, rows), waited = read_timed(read, at, rows_of)
                 if rows == 0:
                     break
                 counts, metrics, logs, finite = one_step(batch, counts, metrics, logs)
                 done += 1
                 nonfinite = tf.where(finite | (nonfinite > 0), nonfinite, done)
+                began, at = at, now(nonfinite)
+                times = times.write(tf.cast(done - 1, tf.int32), time_row(waited, began, at, [rows]))
                 if stops and not finite:
                     break
+            if trains:
+                send_times(times.stack()[:done])
             parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, nonfinite, *metrics, *logs]]
             return tf.concat(parts, 0)
 

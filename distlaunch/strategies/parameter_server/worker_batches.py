@@ -22,7 +22,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.data_ends import REASONS, different_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
-from distlaunch.strategies.protocol import Batch, Source
+from distlaunch.strategies.protocol import Batch, Source, StepTimes
 from distlaunch.strategies.replica.input import num_rows
 
 Read = Callable[[int, int], Batch]
@@ -43,12 +43,13 @@ class Offered:
     describe: Callable[[], str]
 
 
-_TOKEN, _DATA_TOKEN = "distlaunch_batch", "distlaunch_data"  # the same in all processes
+_TOKEN, _DATA_TOKEN, _TIMES_TOKEN = "distlaunch_batch", "distlaunch_data", "distlaunch_times"  # in all processes
 _UNKNOWN = -1
 _readers: dict[str, Offered] = {}
 _lock = threading.Lock()
 _failed: list[Exception] = []
 _on_failure: list[Callable[[Exception], None]] = []
+_on_times: list[Callable[[StepTimes], None]] = []
 
 
 def offer(split: str, offered: Offered) -> None:
@@ -57,11 +58,17 @@ def offer(split: str, offered: Offered) -> None:
         _readers[split] = offered
         answer(_TOKEN, _read)
         answer(_DATA_TOKEN, _data)
+        answer(_TIMES_TOKEN, _times)
 
 
 def tell_failures(to: Callable[[Exception], None]) -> None:
     """From now on a failure to read is told, and the graph that asked waits for the end of this process."""
     _on_failure[:] = [to]
+
+
+def report_times(to: Callable[[StepTimes], None]) -> None:
+    """From now on whoever runs graphs in this process learns how the time of the steps of each block went."""
+    _on_times[:] = [to]
 
 
 def read_failure() -> Exception | None:
@@ -95,6 +102,11 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
 
 
+def send_times(rows: tf.Tensor) -> tf.Operation:
+    """In a graph: how the time of its steps went, to the process that runs it; see `StepTimes.of`."""
+    return tf.raw_ops.PyFunc(input=[rows], token=_TIMES_TOKEN, Tout=[])
+
+
 def check_data(source: Source, num_workers: int) -> None:
     """Asks all workers what data they see; the lengths of who cannot answer now are checked with each batch.
 
@@ -124,6 +136,11 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 def _data(split: Any) -> bytes:
     offered = _readers[_text(split)]
     return json.dumps([offered.num_batches, offered.describe()]).encode()
+
+
+def _times(rows: np.ndarray) -> None:
+    for report in _on_times:
+        report(StepTimes.of(rows))
 
 
 def _text(value: Any) -> str:

@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
+from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
 from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.share import replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -85,24 +86,24 @@ class ReplicaProgram:
             self._make_extras()
             stops = self._steps.stop_at_nonfinite
             self._train_call = self._make_call(self._train_step, list(self._sums.extras.values()), stops=stops)
-        done, votes, logs, extras, nonfinite = 0, None, {}, [], None
+        done, votes, logs, extras, nonfinite, times = 0, None, {}, [], None, StepTimes()
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
-            now, votes, logs, extras = self._train_call(
+            made, votes, logs, extras, rows = self._train_call(
                 self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends
             )
             self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
-            done += int(now)
+            done += int(made)
+            times += StepTimes.of(rows.numpy()[: int(made)])
             self._ballots.check_ends(votes, self._steps_in_epoch + done)
-            if int(now) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
+            if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
-        return CallResult(
-            done, ended, self._sums.to_logs(logs, extras, self._steps_in_epoch), self._ballots.vote(votes), nonfinite
-        )
+        logs = self._sums.to_logs(logs, extras, self._steps_in_epoch)
+        return CallResult(done, ended, logs, self._ballots.vote(votes), nonfinite, times)
 
     def evaluate(
         self,
@@ -125,7 +126,7 @@ class ReplicaProgram:
             if hooks is not None:
                 hooks.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
-            done, votes, logs, _ = self._test_call(iterator, np.int32(wanted), ballot, self._may_differ(source))
+            done, votes, logs, *_ = self._test_call(iterator, np.int32(wanted), ballot, self._may_differ(source))
             if self._ballots.vote(votes).stop:
                 return None
             self._ballots.check_ends(votes, at + int(done))
@@ -175,6 +176,9 @@ class ReplicaProgram:
             finite = strategy.run(replica_step, args=element)
             return tf.reduce_all(tf.stack(strategy.experimental_local_results(finite)))
 
+        def totals(element: Any) -> Any:
+            return strategy.experimental_local_results(element[2])
+
         # losses differ from process to process, and all must leave the loop at the same step: of several, what the
         # weights show decides, which are the same in all
         alone = self._replicas.peers.number == 1
@@ -182,18 +186,23 @@ class ReplicaProgram:
         @tf.function(reduce_retracing=True)
         def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool) -> Any:
             done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
+            at, times = now(ballot), time_rows(num_steps)
             while done < num_steps:
-                element = next(iterator)
-                ended = strategy.experimental_local_results(element[2])[0] == 0
+                element, waited = read_timed(lambda: next(iterator), at, totals)
+                ended = totals(element)[0] == 0
                 if self._ended_anywhere(ended) if may_differ else ended:
                     break
                 finite = run(element)
                 done += 1
                 sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
                 nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
+                began, at = at, now(nonfinite)
+                rows = strategy.experimental_local_results(element[1])
+                times = times.write(done - 1, time_row(waited, began, at, rows))
                 if stops and not (finite & sound if alone else sound):
                     break
-            return done, *self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras)
+            summed = self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras)
+            return done, *summed, times.stack()
 
         return call
 

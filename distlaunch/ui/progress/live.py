@@ -12,6 +12,7 @@ from rich.text import Text
 
 from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
+from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, note_line, task_line
 from distlaunch.ui.progress.state import ProgressState
@@ -85,8 +86,12 @@ class LiveView:
         if self.state.now.training is None or self.state.is_past_last_epoch:
             return Text(self._waiting(elapsed_s), style="dim", no_wrap=True, overflow="ellipsis")
         metrics = Text(words.metrics(self.state.logs), style="dim", no_wrap=True, overflow="ellipsis")
-        bar = progress_line(self.state)
-        return Group(bar, metrics) if self.state.logs and self.state.now.step_in_epoch else bar
+        lines: list[RenderableType] = [progress_line(self.state)]
+        if self.state.logs and self.state.now.step_in_epoch:
+            lines.append(metrics)
+        if slow := find_bottleneck(self.state.now.timed):
+            lines.append(Text(f"input: {slow}", style="yellow", no_wrap=True, overflow="ellipsis"))
+        return Group(*lines)
 
     def _waiting(self, elapsed_s: float) -> str:
         clock = words.clock(elapsed_s)

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from distlaunch.base.events import Event, StepsDone, TrainingStarted
 from distlaunch.plan.train import LaunchPlan
+from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, note_line, task_line
 from distlaunch.ui.progress.state import ProgressState
@@ -67,4 +68,7 @@ def _progress(state: ProgressState) -> str:
         parts.append(words.rate(state.steps_per_s))
     if state.eta_s is not None:
         parts.append(f"eta {words.clock(state.eta_s)}")
-    return "  ".join([*parts, words.metrics(state.logs)])
+    parts.append(words.metrics(state.logs))
+    if slow := find_bottleneck(state.now.timed):
+        parts.append(f"input: {slow.finding}")
+    return "  ".join(parts)

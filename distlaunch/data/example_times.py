@@ -1,0 +1,97 @@
+"""How long reading and mapping an example takes: measured in the input pipeline, and told to Python once a batch.
+
+Of the whole process: what is to be known is what its training waits for, and what else reads meanwhile is left out.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.strategies.graph_clock import now
+
+
+@dataclass(frozen=True)
+class ExampleTimes:
+    """What has been measured so far.
+
+    Attributes:
+        examples: how many were read and mapped.
+        seconds: what they took, each by itself; several are done at the same time.
+        batches_s: what making batches of them took, one after the other.
+    """
+
+    examples: int = 0
+    seconds: float = 0.0
+    batches_s: float = 0.0
+
+    def __sub__(self, before: ExampleTimes) -> ExampleTimes:
+        return ExampleTimes(
+            self.examples - before.examples, self.seconds - before.seconds, self.batches_s - before.batches_s
+        )
+
+
+class _Sums:
+    lock = threading.Lock()
+    so_far = ExampleTimes()
+    pauses = 0
+
+
+def measured() -> ExampleTimes:
+    """By this process so far."""
+    return _Sums.so_far
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """What is read within it is not training's."""
+    with _Sums.lock:
+        _Sums.pauses += 1
+    try:
+        yield
+    finally:
+        with _Sums.lock:
+            _Sums.pauses -= 1
+
+
+def timed(one: Callable[..., Any]) -> Callable[..., Any]:
+    """For `Dataset.map`: what `one` makes of an example, and the seconds that it takes."""
+
+    @tf.autograph.experimental.do_not_convert
+    def both(*parts: Any) -> tuple[Any, tf.Tensor]:
+        began = now(parts)
+        with tf.control_dependencies([began]):
+            made = one(*parts)
+        return made, now(made) - began
+
+    return both
+
+
+@tf.autograph.experimental.do_not_convert
+def noted(batch: Any, seconds: tf.Tensor, began: tf.Tensor) -> Any:
+    """In a graph: the batch, when it is known how long it took.
+
+    Args:
+        seconds: of each example.
+        began: when the batch was begun.
+    """
+    known = tf.numpy_function(_note, [seconds, now(batch) - began], tf.bool)
+    with tf.control_dependencies([known]):
+        return tf.nest.map_structure(tf.identity, batch)
+
+
+def _note(seconds: np.ndarray, batch_s: np.ndarray) -> np.bool_:
+    with _Sums.lock:
+        if not _Sums.pauses:
+            was = _Sums.so_far
+            made, took = was.examples + seconds.size, was.seconds + float(seconds.sum())
+            _Sums.so_far = ExampleTimes(made, took, was.batches_s + float(batch_s))
+    return np.True_

@@ -1,0 +1,93 @@
+"""Sums up how the time of a task's steps went, and reports it from time to time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from distlaunch.base.events import Event, StepsTimed
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.each_example import num_cores, num_threads
+from distlaunch.data.example_times import ExampleTimes, measured
+from distlaunch.data.split import Split
+from distlaunch.strategies.protocol import StepTimes
+
+INTERVAL_S = 5.0
+_LATEST = 1_000
+
+
+class StepTimer:
+    """Of one attempt.
+
+    Args:
+        emit: where the reports go.
+        train: the data that the steps read.
+        reads_ahead: see `StepsTimed`.
+        clock: seconds; for how often it reports.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], train: Split, config: DataConfig, *, reads_ahead: bool = True,
+                 clock: Callable[[], float] = time.monotonic) -> None:  # fmt: skip
+        self._emit, self._train, self._config, self._reads_ahead, self._clock = emit, train, config, reads_ahead, clock
+        self._calls, self._steps = 0, 0
+        self._seconds, self._input_s, self._examples, self._cpu_s = 0.0, 0.0, 0.0, 0.0
+        self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._cpu_before = time.process_time()
+        self._made_before = ExampleTimes()
+        self._due_at: float | None = None
+        self._has_news = False
+
+    def begin(self) -> None:
+        """A call begins; what was computed before it was no step."""
+        self._cpu_before = time.process_time()
+
+    def add(self, times: StepTimes) -> None:
+        """A call has ended."""
+        if not times.seconds:
+            return
+        self._calls += 1
+        if self._calls == 1:  # it compiles, and the input begins to be read
+            self._made_before = measured()
+            self._due_at = self._clock() + INTERVAL_S
+            self.begin()
+            return
+        self._steps += len(times.seconds)
+        self._seconds += sum(times.seconds)
+        self._input_s += times.input_s
+        self._examples += times.examples
+        self._cpu_s += time.process_time() - self._cpu_before
+        self._latest.extend(times.seconds)
+        self._has_news = True
+        self.begin()
+        if self._due_at is not None and self._clock() >= self._due_at:
+            self.report()
+
+    def report(self) -> None:
+        """Reports now, if there is anything new."""
+        if not self._has_news:
+            return
+        self._has_news, self._due_at = False, self._clock() + INTERVAL_S
+        made, latest = measured() - self._made_before, list(self._latest)
+        self._emit(
+            StepsTimed(
+                steps=self._steps,
+                seconds=self._seconds,
+                examples=self._examples,
+                input_s=self._input_s,
+                step_median_s=float(np.median(latest)),
+                step_p99_s=float(np.percentile(latest, 99)),
+                cpu_s=self._cpu_s,
+                cores=num_cores(),
+                work=self._train.work,
+                made=made.examples,
+                made_s=made.seconds,
+                batches_s=made.batches_s,
+                threads=num_threads(self._config),
+                reads_ahead=self._reads_ahead,
+                # the preprocessing of whole batches is not measured, and might be what takes the time
+                from_pipeline=self._train.pick is None and self._config.preprocessing is None,
+            )
+        )
