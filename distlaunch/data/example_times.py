@@ -90,7 +90,7 @@ def noted(batch: Any, seconds: tf.Tensor, began: tf.Tensor) -> Any:
 
 def _note(seconds: np.ndarray, batch_s: np.ndarray) -> np.bool_:
     with _Sums.lock:
-        if not _Sums.pauses:
+        if not _Sums.pauses and batch_s > 0:
             was = _Sums.so_far
             made, took = was.examples + seconds.size, was.seconds + float(seconds.sum())
             _Sums.so_far = ExampleTimes(made, took, was.batches_s + float(batch_s))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -11,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.strategies.patches import keras_losses
+from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica import share as replica_share
 from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
@@ -53,7 +53,7 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
     with strategy.scope():
         layer = Draws()
     elements = tf.data.Dataset.from_tensors(x).repeat()
-    source: Any = SimpleNamespace(elements=elements, load=lambda element: element)
+    source = Source(elements, lambda element: element)
     parts = split_rows(source, first_replica=0, num_local=REPLICAS, num_replicas=REPLICAS)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: parts))
 

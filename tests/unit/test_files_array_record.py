@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, array_record
 
 module = pytest.importorskip("array_record.python.array_record_module")
-pytestmark = pytest.mark.usefixtures("index_cache")
+pytestmark = pytest.mark.usefixtures("virtual_devices", "index_cache")
 
 
 def write(path: Path, start: int, stop: int, options: str = "group_size:1") -> Path:

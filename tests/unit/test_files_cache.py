@@ -19,6 +19,8 @@ from distlaunch.data.files import index_cache as cache
 from distlaunch.data.files import records  # fmt: skip
 from distlaunch.data.files import text_lines as lines_module
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -13,6 +13,8 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import image_folder
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
 WRITERS = {".jpg": tf.io.encode_jpeg, ".png": tf.io.encode_png}
 
 

@@ -19,7 +19,7 @@ from distlaunch.data.files.row_groups import RowGroupCache
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-pytestmark = pytest.mark.usefixtures("index_cache")
+pytestmark = pytest.mark.usefixtures("virtual_devices", "index_cache")
 
 
 def write(path: Path, start: int, stop: int, **more: Any) -> Path:

@@ -20,7 +20,7 @@ from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, csv, json_lines, text_lines
 from distlaunch.data.files import rows
 
-pytestmark = pytest.mark.usefixtures("index_cache")
+pytestmark = pytest.mark.usefixtures("virtual_devices", "index_cache")
 
 CELL = st.text(st.sampled_from('a,"\n\r 1\u00e9\u2028\U0001f600;'), max_size=6)
 

@@ -21,7 +21,7 @@ from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, tfrecord
 from distlaunch.data.files import byte_reader
 
-pytestmark = pytest.mark.usefixtures("index_cache")
+pytestmark = pytest.mark.usefixtures("virtual_devices", "index_cache")
 
 
 def write(path: Path, records: Sequence[bytes], compression: str | None = None) -> Path:

@@ -23,30 +23,30 @@ class Fields:
     """The kind of each field of the records so far."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, Kind] = {}
-        self._num_records = 0
+        self.by_name: dict[str, Kind] = {}
+        self.num_records = 0
 
     def add(self, records: list[dict[str, Any]]) -> None:
         """Looks at more records."""
         found = Fields()
-        found._num_records = len(records)
+        found.num_records = len(records)
         for name in dict.fromkeys(itertools.chain.from_iterable(records)):
-            found._kinds[name] = _kind_of_all([record.get(name) for record in records])
+            found.by_name[name] = _kind_of_all([record.get(name) for record in records])
         self.merge(found)
 
     def merge(self, other: Fields) -> None:
         """Adds the records of another."""
-        if not other._num_records:
+        if not other.num_records:
             return
-        for name in dict.fromkeys([*self._kinds, *other._kinds]):
-            here = self._kinds.get(name, _NULL if self._num_records else None)
-            there = other._kinds.get(name, _NULL)
-            self._kinds[name] = there if here is None else _join(here, there)
-        self._num_records += other._num_records
+        for name in dict.fromkeys([*self.by_name, *other.by_name]):
+            here = self.by_name.get(name, _NULL if self.num_records else None)
+            there = other.by_name.get(name, _NULL)
+            self.by_name[name] = there if here is None else _join(here, there)
+        self.num_records += other.num_records
 
     def kinds(self) -> dict[str, Kind]:
         """As they are read: floats have NaN for what is missing, integers have nothing."""
-        return {name: _readable(kind) for name, kind in self._kinds.items()}
+        return {name: _readable(kind) for name, kind in self.by_name.items()}
 
 
 def _readable(kind: Kind) -> Kind:

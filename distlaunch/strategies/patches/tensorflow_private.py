@@ -16,13 +16,16 @@ _GET_KEY = Symbol(f"{_CONTEXT}.Context.get_config_key_value", "(self, key, timeo
 _DELETE_KEY = Symbol(f"{_CONTEXT}.Context.delete_config_key_value", "(self, key)")
 _FLATTEN = Symbol("tensorflow.Module._flatten", "(self, ..., predicate=None, ..., with_path=False, ...)")
 _IGNORED = Symbol("tensorflow.Module._TF_MODULE_IGNORED_PROPERTIES")
+_IS_DETERMINISTIC = Symbol("tensorflow.python.framework.config.is_op_determinism_enabled", "()")
 _SERIALIZED = Symbol("tensorflow.data.Dataset._as_serialized_graph", "(self, ...)")
 
 PATCH = Patch(
-    symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _SERIALIZED),
+    symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _IS_DETERMINISTIC, _SERIALIZED),
     why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
-    "their places in it, and `verify` reads which operations a data pipeline has.",
-    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph.",
+    "their places in it, `verify` reads which operations a data pipeline has, and a graph that must be deterministic "
+    "cannot tell the time.",
+    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph, whether "
+    "operations are deterministic.",
 )
 
 
@@ -43,6 +46,11 @@ def attributes_of(module: tf.Module) -> Iterator[tuple[str, Any]]:
     """A module's attributes, without those that TensorFlow keeps for itself."""
     ignored = _IGNORED.get()
     return ((name, value) for name, value in vars(module).items() if name not in ignored)
+
+
+def is_deterministic() -> bool:
+    """Whether only operations are allowed that always give the same."""
+    return bool(_IS_DETERMINISTIC.get()())
 
 
 def pipeline_graph(dataset: tf.data.Dataset) -> Any:
