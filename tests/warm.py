@@ -22,17 +22,17 @@ from tests.conftest import is_cold
 
 DEADLINE_S = 900.0
 _REPOSITORY = str(Path(__file__).parents[1])
-# what the tests give to single processes, and nothing reads while a framework is imported
+# variables that differ between processes and that nothing reads while a framework is imported
 _LATE = (*READ_LATE, LIFELINE_FD, "PYTEST_CURRENT_TEST", "KERAS_BACKEND", "STRATEGY", "HOOKS")
 
 
 def preload(*backend: str) -> Preload:
-    """What processes of the tests import; the same words give the same process to fork them from."""
+    """What a process of the tests imports; those with the same backend are forked from the same process."""
     return Preload("tests.processes.warm_launcher", backend, _LATE)
 
 
 def environment(**own: str) -> dict[str, str]:
-    """Of a process that is forked; only `_LATE` may differ, or another process is made to fork from."""
+    """The environment of a forked process. A variable outside `_LATE` costs one more process to fork from."""
     return {**os.environ, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
 
 

@@ -12,7 +12,7 @@ BATCH = 24
 def case(model: str = "mlp", data: str = "table", *, optimizer: Any = "adam", loss: Any = None, loop: str = "fit",
          metrics: Any = ("accuracy",), weighted: Any = (), args: dict | None = None, data_args: dict | None = None,
          epochs: int = 3, **data_keys: Any) -> dict[str, Any]:  # fmt: skip
-    """A config without its strategy; the comparison wants 30 steps, and an epoch has 13 of most data."""
+    """A config without its strategy. The comparison needs 30 steps; an epoch of most data has 13."""
     train: dict[str, Any] = {"loop": loop, "epochs": epochs, "log_every_steps": 1}
     if loop == "own":
         train.update(loop="custom", step=f"{HERE}:own_step")

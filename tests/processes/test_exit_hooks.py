@@ -92,7 +92,7 @@ TRAIN = "worker.py train"
 
 @pytest.fixture(scope="module")
 def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all tests, since it is one more thing that processes to fork from must have in common."""
+    """One folder for all tests: each further value of TMPDIR costs another process to fork from."""
     return tmp_path_factory.mktemp("temporary")
 
 
