@@ -27,6 +27,9 @@ settings.load_profile("quick")  # unless --hypothesis-profile says otherwise
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# container images often set this; several hundred processes would then each compile distlaunch anew
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -1,4 +1,4 @@
-"""Modules of tests as processes of their own, forked from one that has imported their framework."""
+"""Modules of tests as processes of their own, forked from those that `real.start` forks launchers from, too."""
 
 from __future__ import annotations
 
@@ -16,16 +16,29 @@ from pathlib import Path
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.base.protocol import UNBUFFERED
+from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.plan.preload import READ_LATE
 from tests.conftest import is_cold
 
 DEADLINE_S = 900.0
-_ENVIRON = {"TF_CPP_MIN_LOG_LEVEL": "2", **UNBUFFERED}
+_REPOSITORY = str(Path(__file__).parents[1])
+# variables that differ between processes and that nothing reads while a framework is imported
+_LATE = (*READ_LATE, LIFELINE_FD, "PYTEST_CURRENT_TEST", "KERAS_BACKEND", "STRATEGY", "HOOKS")
+
+
+def preload(*backend: str) -> Preload:
+    """What a process of the tests imports; those with the same backend are forked from the same process."""
+    return Preload("tests.processes.warm_launcher", backend, _LATE)
+
+
+def environment(**own: str) -> dict[str, str]:
+    """The environment of a forked process. A variable outside `_LATE` costs one more process to fork from."""
+    return {**os.environ, "PYTHONPATH": _REPOSITORY, **UNBUFFERED, **own}
 
 
 @functools.cache
-def _pool() -> WarmStarts:
+def pool() -> WarmStarts:
+    """That of this session."""
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(WarmStarts().kept())
@@ -60,13 +73,13 @@ def run_modules(
         folder: for their logs.
         late: variables of each that nothing reads while it is imported.
     """
-    with HostTasks(lambda task, line: None, time.monotonic, _pool()) as host:
+    with HostTasks(lambda task, line: None, time.monotonic, pool()) as host:
         tasks = []
         for index, own in enumerate(late):
-            what = Preload("distlaunch.tasks.preload", (backend,), (*READ_LATE, "PYTEST_CURRENT_TEST", *sorted(own)))
+            assert set(own) <= set(_LATE), own
             logs = folder / f"{index}.out", folder / f"{index}.err", folder / "heartbeat"
-            argv, env = (sys.executable, "-m", module, *arguments), {**os.environ, **_ENVIRON, **own}
-            tasks.append(host.start(TaskSpec(str(index), argv, env, *logs, None if is_cold() else what)))
+            argv, what = (sys.executable, "-m", module, *arguments), None if is_cold() else preload(backend)
+            tasks.append(host.start(TaskSpec(str(index), argv, environment(**own), *logs, what)))
         until = time.monotonic() + deadline_s
         while any(task.poll() is None for task in tasks):
             assert time.monotonic() < until, f"{module} has not ended within {deadline_s:g} s"

@@ -11,9 +11,9 @@ BATCH = 24
 
 def case(model: str = "mlp", data: str = "table", *, optimizer: Any = "adam", loss: Any = None, loop: str = "fit",
          metrics: Any = ("accuracy",), weighted: Any = (), args: dict | None = None, data_args: dict | None = None,
-         **data_keys: Any) -> dict[str, Any]:  # fmt: skip
-    """A config without its strategy."""
-    train: dict[str, Any] = {"loop": loop, "epochs": 4, "log_every_steps": 1}
+         epochs: int = 3, **data_keys: Any) -> dict[str, Any]:  # fmt: skip
+    """A config without its strategy. The comparison needs 30 steps; an epoch of most data has 13."""
+    train: dict[str, Any] = {"loop": loop, "epochs": epochs, "log_every_steps": 1}
     if loop == "own":
         train.update(loop="custom", step=f"{HERE}:own_step")
     compiled = {"optimizer": optimizer, "loss": loss or CROSS_ENTROPY, "weighted_metrics": list(weighted)}
@@ -83,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
         data_args={"rows": 304},  # a last batch of 16: replicas of 2, 4 and 8 have equally many rows of it
     ),
     "masked tokens": case("tagger", "sequences", data_args=UNEVEN, optimizer=MOMENTUM),
-    "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM, data_args={"rows": 194}),  # 2 at last
+    "BatchNorm over replicas": case("convolutions", "images", optimizer=MOMENTUM, data_args={"rows": 194}, epochs=4),
     "random layers": case("random_layers", data_args=UNEVEN, optimizer=ADAMW),
 }
 EXACT = ("random layers",)

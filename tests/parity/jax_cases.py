@@ -27,7 +27,9 @@ OPTIMIZERS = {
     ),
     "schedule": optimizer("SGD", learning_rate=COSINE, momentum=0.9),
 }
-FEATURES = {name: case(optimizer=made, data_args=UNEVEN, args={"l2": 0.01}) for name, made in OPTIMIZERS.items()}
+FEATURES = {  # to beyond the schedule's end
+    name: case(optimizer=made, data_args=UNEVEN, args={"l2": 0.01}, epochs=4) for name, made in OPTIMIZERS.items()
+}
 OWN_TRAIN_STEP = own("own_train_step")
 """Compared with one device of JAX: steps of TensorFlow have another form."""
 REFERENCE_STEP = case(loop="custom", optimizer=MOMENTUM, data_args=UNEVEN)

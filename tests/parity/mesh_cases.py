@@ -40,7 +40,7 @@ MESHES: dict[str, dict[str, Any]] = {
 
 
 def _of(model: str, data: str, rows: int, optimizer: Any = "adam", **args: Any) -> dict[str, Any]:
-    made = case(args=args, data_args={"rows": rows}, optimizer=optimizer)
+    made = case(args=args, data_args={"rows": rows}, optimizer=optimizer, epochs=4)
     made["model"]["function"] = f"distlaunch.workloads.{model}"
     made["data"]["function"] = f"{HERE}:{data}"
     return made

@@ -32,7 +32,7 @@ from tests.parity.train_jobs import prepare_devices
 def predict_case(name: str, strategy: Strategy, kind: dict[str, Any]) -> dict[str, np.ndarray]:
     """Predictions by output for the first 50 examples of a case, in batches of 24, 24 and 2."""
     config = RunConfig.model_validate({**copy.deepcopy(CASES[name]), "strategy": kind})
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(config.seed)
     split = make_split(read_splits(config.data).validation, config.data, seed=0, training=False)
     model = build_model(config, strategy, split.first_rows(2))

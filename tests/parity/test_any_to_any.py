@@ -47,7 +47,8 @@ ALL_STEPS, STOP = 52, 1000
 
 
 def config_of(place: str) -> dict[str, Any]:
-    raw = case("random_layers", data_args=UNEVEN, optimizer=optimizer("AdamW", learning_rate=0.01, weight_decay=0.01))
+    adamw = optimizer("AdamW", learning_rate=0.01, weight_decay=0.01)
+    raw = case("random_layers", data_args=UNEVEN, optimizer=adamw, epochs=4)
     raw["data"]["shuffle"] = True
     slower = {"name": "ReduceLROnPlateau", "args": {"monitor": "loss", "patience": 0, "min_delta": 10.0}}
     # the epoch with the largest loss is the first: its weights are needed at the end

@@ -75,7 +75,7 @@ def prepare(name: str, **train: Any) -> tuple[RunConfig, Any, Any]:
     raw = copy.deepcopy(CASES[name])
     raw["train"] = {"epochs": 6, **train}
     config = RunConfig.model_validate(raw)
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     splits = read_splits(config.data)
     return config, splits, make_split(splits.train, config.data, seed=0, training=True)

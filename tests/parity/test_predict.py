@@ -48,7 +48,7 @@ def expected(name: str) -> dict[str, np.ndarray]:
 
     config = RunConfig.model_validate(CASES[name])
     data = problems.two_inputs() if name.startswith("two") else problems.table()
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(config.seed)
     model = build_model(config, OneDevice(), data["validation"])
     return named_arrays(model.predict(data["validation"][0], verbose=0))

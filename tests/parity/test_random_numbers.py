@@ -97,11 +97,13 @@ def test_jax_draws_what_tensorflow_draws(shape: tuple[int, ...], dtype: str) -> 
     jax = pytest.importorskip("jax")
     from distlaunch.strategies.jax import random as jax_random
 
+    draw_uniform = jax.jit(lambda state: jax_random.uniform(state, shape, dtype))
+    draw_normal = jax.jit(lambda state: jax_random.normal(state, shape, dtype))
     for state in ([5, 0], [906691060, 7], [2**31 - 1, 3]):
         seed = tf.constant([word % (2**31 - 2) for word in state], tf.int32)
-        uniform = np.asarray(jax.jit(lambda s: jax_random.uniform(s, shape, dtype))(np.array(state, np.uint32)))
+        uniform = np.asarray(draw_uniform(np.array(state, np.uint32)))
         np.testing.assert_array_equal(uniform, tf.random.stateless_uniform(shape, seed, dtype=dtype).numpy())
-        normal = np.asarray(jax.jit(lambda s: jax_random.normal(s, shape, dtype))(np.array(state, np.uint32)))
+        normal = np.asarray(draw_normal(np.array(state, np.uint32)))
         expected = tf.random.stateless_normal(shape, seed, dtype=dtype).numpy()
         rounding = float(jax.numpy.finfo(dtype).eps) * 8
         np.testing.assert_allclose(normal.astype(float), expected.astype(float), rtol=rounding, atol=rounding)

@@ -65,7 +65,7 @@ REPLICAS = (2, 3, 4, 8)
 SHARED = (
     "mlp rmsprop, L2", "mlp L2, custom", "sum of losses", "subclassed", "own train_step", "tf.Module",
     "mlp adamw clipped, skewed", "mlp clipped by global norm, custom", "mean by sample weight", "own step function",
-    "unknown length", "two optimizers",
+    "unknown length", "two optimizers", "masked tokens",
 )  # fmt: skip
 PAIRS = [
     pytest.param(name, REPLICAS[index % len(REPLICAS)], marks=pytest.mark.slow if name in SHARED + IN_GRID else ())

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 from distlaunch.base import events as ev
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
-from distlaunch.config.read.load import load_resolved
 
 parser = argparse.ArgumentParser()
 for flag in ("--wait-for-chief", "--unchecked"):
@@ -25,7 +26,7 @@ for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--sp
     parser.add_argument(name)
 ARGS = parser.parse_args()
 RUN, ATTEMPT = RunDir(ARGS.run_dir), int(ARGS.attempt)
-CONFIG = load_resolved(RUN.attempt_config(ATTEMPT))
+CONFIG = yaml.safe_load(RUN.attempt_config(ATTEMPT).read_text())  # importing pydantic takes longer than the rest
 FILES = RUN.task(ATTEMPT, ARGS.task)
 TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
@@ -47,8 +48,8 @@ def train() -> None:
         WRITER.write(ev.Restored(step=first, epoch=first // 4, path=str(SAVED)))
     if os.environ.get("FAKE") == "wait_early":
         misbehave(first, "wait")
-    epochs, batch = CONFIG.train.epochs, CONFIG.data.global_batch
-    start = {"strategy": CONFIG.strategy.kind, "loop": "fit", "replicas": 2, "tasks": 1, "global_batch": batch}
+    epochs, batch = CONFIG["train"]["epochs"], CONFIG["data"]["global_batch"]
+    start = {"strategy": CONFIG["strategy"]["kind"], "loop": "fit", "replicas": 2, "tasks": 1, "global_batch": batch}
     WRITER.write(
         ev.TrainingStarted(
             **start, epochs=epochs, first_epoch=first // 4, first_step=first, steps_per_epoch=4, parameters=10
@@ -67,7 +68,7 @@ def train() -> None:
         WRITER.write(ev.EpochEnded(epoch=epoch, step=step, seconds=0.1, logs={**logs, "val_loss": 2 / (epoch + 1)}))
         if ARGS.task == CHIEF:
             save(step)
-    for kind in CONFIG.export:
+    for kind in CONFIG["export"]:
         WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
     WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epochs_done=epochs, seconds=1.5, logs={}))
 
@@ -180,9 +181,9 @@ if ARGS.task.startswith("evaluator"):
     evaluate_beside()
 if TF_CONFIG and ARGS.task == CHIEF:
     (FILES.path.parent / "tf_config.json").write_text(TF_CONFIG)
-if CONFIG.strategy.kind == "parameter_server" and ARGS.task != CHIEF:
+if CONFIG["strategy"]["kind"] == "parameter_server" and ARGS.task != CHIEF:
     serve()
-hangs = TF_CONFIG and CONFIG.strategy.kind != "parameter_server" and os.environ.get("FAKE", "").startswith("kill")
+hangs = TF_CONFIG and CONFIG["strategy"]["kind"] != "parameter_server" and os.environ.get("FAKE", "").startswith("kill")
 signal.signal(signal.SIGTERM, signal.SIG_IGN if hangs else stop)  # in a call that the one who is killed has left
 if os.environ.get("FAKE") == "config":
     problems = [{"key": ["data", "global_batch"], "message": "does not fit"}]

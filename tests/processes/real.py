@@ -19,6 +19,8 @@ from supervised import REPOSITORY, processes_of, wait_until
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.strategies import MODELS
+from tests import warm
 from tests.conftest import is_cold
 from tests.processes.warm_launcher import Launchers
 
@@ -30,18 +32,18 @@ _TAKES_OVERRIDES = ("train", "verify", "evaluate", "predict", "export")
 @functools.cache
 def launchers() -> Launchers:
     """Those of this session."""
-    made = Launchers()
+    made = Launchers(warm.pool())
     atexit.register(made.close)
     return made
 
 
 def _backend(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    """What the tasks will import, a guess by command and config; a wrong one costs time."""
-    files = [cwd / word for word in words if word.endswith(".yaml")]
-    text = " ".join([*words, *(file.read_text() for file in files if file.is_file())])
-    if re.search(r"kind[:=] ?jax", text):
-        return ("jax",)
-    return ("tensorflow", "quiet") if "parameter_server" in text else ("tensorflow",)
+    """What the tasks will import, a guess by command, config or run; a wrong one costs the time of an import."""
+    targets = [cwd / word for word in words[1:2]]
+    files = [path if path.is_file() else RunDir(path).config for path in targets if path.exists()]
+    text = " ".join([*words, *(file.read_text() for file in files if file.suffix == ".yaml" and file.is_file())])
+    kind = next(filter(MODELS.get, re.findall(r"kind[:=] ?(\w+)", text)), "one_device")
+    return (MODELS[kind].backend, "quiet") if MODELS[kind].has_coordinator else (MODELS[kind].backend,)
 
 
 def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
@@ -53,7 +55,7 @@ def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen
     if is_cold():
         words = (*words, *(("--set", "engine.warm_start=false") if words[0] in _TAKES_OVERRIDES else ()))
     elif not path:
-        forked = launchers().start(_backend(words, cwd), words, cwd, {**os.environ, "PYTHONPATH": REPOSITORY})
+        forked = launchers().start(warm.preload(*_backend(words, cwd)), words, cwd, warm.environment())
         if forked is not None:
             return forked
     return subprocess.Popen(

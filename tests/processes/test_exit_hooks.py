@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -89,13 +90,19 @@ TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster
 TRAIN = "worker.py train"
 
 
+@pytest.fixture(scope="module")
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: each further value of TMPDIR costs another process to fork from."""
+    return tmp_path_factory.mktemp("temporary")
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.yaml").write_text(CONFIG)
-    for name, variable in (("hooks", "HOOKS"), ("temporary", "TMPDIR")):
-        (tmp_path / name).mkdir()
-        monkeypatch.setenv(variable, str(tmp_path / name))
+    (tmp_path / "hooks").mkdir()
+    monkeypatch.setenv("HOOKS", str(tmp_path / "hooks"))
+    monkeypatch.setenv("TMPDIR", str(temporary))
     return tmp_path
 
 
@@ -108,7 +115,8 @@ def hooks_of(project: Path) -> set[str]:
 
 
 def assert_no_generated_files(project: Path) -> None:
-    assert not [*project.rglob("*__autograph_generated_file*")]
+    pattern = "*__autograph_generated_file*"
+    assert not [*project.rglob(pattern), *Path(os.environ["TMPDIR"]).rglob(pattern)]
 
 
 def test_each_kind_of_process(project: Path) -> None:

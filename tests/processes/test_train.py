@@ -228,8 +228,7 @@ def each_checkpoint_is_told_once_and_epochs_count_from_0(events: list[Event]) ->
 # what other tests run, too, or a config beside them that differs in one line
 ELSEWHERE = (
     "sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor", "transformer_jax", "convnet",
-    "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "linear_regression", "mnist_mlp",
-    "mnist_mlp_jax",
+    "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "mnist_mlp", "mnist_mlp_jax",
 )  # fmt: skip
 SMOKE = [
     pytest.param(path, marks=pytest.mark.slow if path.stem in ELSEWHERE else (), id=path.stem)

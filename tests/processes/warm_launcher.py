@@ -15,19 +15,16 @@ from pathlib import Path
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
-from distlaunch.plan.preload import READ_LATE
 from distlaunch.tasks import preload
 
-_NAME, _RUNS = "tests.processes.warm_launcher", "tests.processes.forked_launcher"
-_LATE = (*READ_LATE, LIFELINE_FD, "PYTEST_CURRENT_TEST")
+_RUNS = "tests.processes.forked_launcher"
 
 
 class Forked(subprocess.Popen[str]):
     """A child that something else than Popen has started, in its clothes."""
 
     def __init__(self, pid: int, stdout: io.RawIOBase | None = None, stderr: io.RawIOBase | None = None) -> None:
-        self.pid, self.returncode, self.args = pid, None, [_NAME]
+        self.pid, self.returncode, self.args = pid, None, [_RUNS]
         self.stdin, self.stdout, self.stderr = None, _text(stdout), _text(stderr)
         self.text_mode, self.universal_newlines, self.encoding, self.errors = True, True, None, None
         self._child_created, self._communication_started, self._input = True, False, None
@@ -39,20 +36,19 @@ def _text(raw: io.RawIOBase | None) -> io.TextIOWrapper | None:
 
 
 class Launchers:
-    """Starts launchers; when it is left, all of them are gone."""
+    """Starts launchers from the processes of a pool; when it is left, all of them are gone."""
 
-    def __init__(self) -> None:
-        self._pool = WarmStarts()
+    def __init__(self, pool: WarmStarts) -> None:
+        self._pool = pool
         self._exit = contextlib.ExitStack()
         self._lifeline = self._exit.enter_context(Lifeline())
-        self._exit.enter_context(self._pool.kept())
         self._children: list[Child] = []
 
-    def start(self, backend: Sequence[str], words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked | None:
+    def start(self, what: Preload, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked | None:
         """The command with these words; None: it must be started fresh."""
         nowhere = Path(os.devnull)
-        argv = (sys.executable, "-m", _RUNS, " ".join(backend), *words)
-        spec = TaskSpec("", argv, {**env, **UNBUFFERED}, *[nowhere] * 3, Preload(_NAME, tuple(backend), _LATE))
+        argv = (sys.executable, "-m", _RUNS, " ".join(what.arguments), *words)
+        spec = TaskSpec("", argv, env, *[nowhere] * 3, what)
         process = self._pool.process_for(spec)
         if process is None or not process.hear(60) or process.unfit:
             return None

@@ -87,8 +87,10 @@ def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) ->
     elif key == ("checkpoint",):
         data["checkpoint"] = {}
     elif key == ("data", "global_batch"):
-        parts = config.strategy.num_parts(config.cluster, None)
-        data["data"]["global_batch"] = parts or config.cluster.num_workers
+        parts = config.strategy.num_parts(config.cluster, None) or config.cluster.num_workers
+        if parts >= 2**63:  # a config file cannot hold it
+            reject()
+        data["data"]["global_batch"] = parts
     else:
         _take_out(data, key)
 

@@ -37,6 +37,8 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(st.dictionaries(texts, _json, max_size=3), max_size=3)
     if hint == dict[str, Any] | None:
         return st.none() | st.dictionaries(texts, _json, max_size=3)
+    if hint == float | None:
+        return st.none() | _finite
     return {str: texts, float: _finite}.get(hint, st.from_type(hint))
 
 

@@ -139,6 +139,7 @@ def test_killed_and_resumed(raw: dict[str, Any], stop_at: int, kill: bool) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # 600 sessions, which take most of the usual 600 s even on an idle machine
 @pytest.mark.usefixtures("virtual_devices")
 @settings(max_examples=SLOWLY, derandomize=False)
 @given(runs(), st.integers(0, 30), st.booleans())
