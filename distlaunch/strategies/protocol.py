@@ -102,8 +102,10 @@ class StepTimes:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Self:
-        """Of float64 [steps, 3]: seconds of waiting, seconds of the step, examples. Nothing if no step took any time, as
-        where there is no clock; see `graph_clock.now`."""
+        """Of float64 [steps, 3]: seconds of waiting, seconds of the step, examples.
+
+        Nothing if no step took any time, as where there is no clock; see `graph_clock.now`.
+        """
         waited, seconds, examples = rows.T
         if not seconds.any():
             return cls()
