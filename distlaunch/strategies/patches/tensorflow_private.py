@@ -24,8 +24,8 @@ PATCH = Patch(
     why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
     "their places in it, `verify` reads which operations a data pipeline has, and a graph that must be deterministic "
     "cannot tell the time.",
-    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph, whether "
-    "operations are deterministic.",
+    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph, "
+    "whether operations are deterministic.",
 )
 
 
