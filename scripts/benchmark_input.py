@@ -1,0 +1,140 @@
+"""How input scales with workers, and what it costs against a pipeline written by hand.
+
+    python scripts/benchmark_input.py [--pairs N]
+
+1. A map that waits 10 ms an example, one thread a process, a step that costs nothing: an epoch with one, two
+   and four workers, as ratios.
+2. JPEG images of 224 x 224 on one device: images a second through `distlaunch.data.image_folder`, against the best
+   tf.data pipeline that we could write, in pairs one after the other.
+
+Ratios of one run on one machine; use a quiet one.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+EXAMPLES, BATCH, EPOCHS = 480, 24, 3
+IMAGES, IMAGE_BATCH = 512, 32
+MINE = """
+import time
+import keras, numpy as np, tensorflow as tf
+
+
+def data():
+    x = np.random.default_rng(0).normal(size=(480, 4)).astype("float32")
+    return {"train": (x, x.sum(1))}
+
+
+def wait(x, y):
+    def pause(x):
+        time.sleep(0.01)
+        return x
+
+    return tf.ensure_shape(tf.numpy_function(pause, [x], tf.float32), [4]), y
+
+
+def model():
+    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10)
+    words = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        _waiting(Path(folder))
+        _decoding(Path(folder), words.pairs)
+
+
+def _waiting(folder: Path) -> None:
+    (folder / "mine.py").write_text(MINE)
+    seconds = {}
+    for workers in (1, 2, 4):
+        config = {
+            "name": f"w{workers}",
+            "model": {"function": "mine.py:model"},
+            "data": {"function": "mine.py:data", "map": "mine.py:wait", "global_batch": BATCH, "threads": 1},
+            "compile": {"optimizer": "sgd", "loss": "mse"},
+            "train": {"epochs": EPOCHS},
+            "strategy": {"kind": "multi_worker_mirrored"},
+            "cluster": {"workers": workers},
+        }
+        path = folder / f"w{workers}.yaml"
+        path.write_text(json.dumps(config))  # JSON is YAML
+        subprocess.run([sys.executable, "-m", "distlaunch", "train", path.name, "-q"], cwd=folder, check=True)
+        events = map(json.loads, (folder / "runs" / f"w{workers}" / "events.jsonl").read_text().splitlines())
+        epochs = [event["seconds"] for event in events if event["event"] == "EpochEnded"]
+        seconds[workers] = min(epochs[1:])  # the first compiles
+    for workers in (2, 4):
+        print(f"a map that waits: {workers} workers are {seconds[1] / seconds[workers]:.2f} times as fast as one")
+
+
+def _decoding(folder: Path, pairs: int) -> None:
+    import tensorflow as tf
+
+    random = np.random.default_rng(0)
+    for number in range(IMAGES):
+        path = folder / "images" / str(number % 4) / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = random.integers(0, 255, (28, 28, 3)).astype(np.float32)
+        picture = tf.cast(tf.image.resize(small, (500, 375)), tf.uint8)
+        path.write_bytes(tf.io.encode_jpeg(picture).numpy())
+    ratios = []
+    for _ in range(pairs):
+        by_hand, ours = _rate(_by_hand(folder / "images")), _rate(_ours(folder / "images"))
+        ratios.append(ours / by_hand)
+    print(f"JPEG on one device: {statistics.median(ratios):.2f} of a pipeline by hand, median of {pairs} pairs "
+          f"(from {min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
+
+
+def _rate(batches: Iterator[Any]) -> float:
+    next(batches)
+    began, images = time.perf_counter(), 0
+    for _ in range(IMAGES // IMAGE_BATCH - 1):
+        images += int(next(batches)[0].shape[0])
+    return images / (time.perf_counter() - began)
+
+
+def _by_hand(folder: Path) -> Iterator[Any]:
+    import tensorflow as tf
+
+    paths = sorted(map(str, folder.glob("*/*.jpg")))
+    labels = [int(Path(path).parent.name) for path in paths]
+
+    def decode(path: Any, label: Any) -> Any:
+        image = tf.io.decode_jpeg(tf.io.read_file(path), channels=3)
+        return tf.ensure_shape(tf.image.resize(image, (224, 224)), (224, 224, 3)), label
+
+    files = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths), seed=0).repeat()
+    return iter(files.map(decode, num_parallel_calls=tf.data.AUTOTUNE).batch(IMAGE_BATCH).prefetch(tf.data.AUTOTUNE))
+
+
+def _ours(folder: Path) -> Iterator[Any]:
+    from distlaunch.config.run import Data
+    from distlaunch.data import image_folder
+    from distlaunch.data.source import make_split
+    from distlaunch.strategies.replica.input import split_rows
+
+    config = Data.model_validate({"function": "unused:unused", "global_batch": IMAGE_BATCH})
+    split = make_split(image_folder(folder, size=(224, 224)), config, seed=0, training=True)
+    source = split.training_source(0, 0, ends_visible=False)
+    return (batch for batch, _, _ in split_rows(source, first_replica=0, num_local=1, num_replicas=1))
+
+
+if __name__ == "__main__":
+    main()
