@@ -136,7 +136,9 @@ def split(labels: Any, *, arrays: bool) -> Split:
     def batches(number: Any, start: Any) -> tf.data.Dataset:
         return tf.data.Dataset.range(len(labels)).batch(2)
 
-    return Split(len(labels), None, batches, load, tf.zeros([0], tf.int64), labels=labels if arrays else None)
+    empty = tf.zeros([0], tf.int64)
+    sample = tf.data.Dataset.range  # nothing asks for it
+    return Split(len(labels), None, batches, load, empty, sample, labels=labels if arrays else None)
 
 
 BAD = [
