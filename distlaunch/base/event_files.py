@@ -12,8 +12,8 @@ from pathlib import Path
 from distlaunch.base.events import FORMAT, Event, StepsDone
 
 _MOST_WAITING = 10_000
-_TAIL_BYTES = 32 * 1024
 """Of steps; epochs, checkpoints and ends wait in any number."""
+_TAIL_BYTES = 32 * 1024
 
 
 class EventWriter:

@@ -13,15 +13,15 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.example_times import noted, timed
+from distlaunch.data.example_times import counted, timed
 from distlaunch.data.function_references import load_function
+from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import both_ways
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, pack
 
 SEED = "seed"
 """The argument by which a `data.map` function asks for random numbers of its own."""
-_SEED_STEP = 1_000_003  # between two runs' seeds: more than the passes of a run
 
 
 class ExampleMap:
@@ -34,7 +34,7 @@ class ExampleMap:
     def __init__(self, function: Callable[..., Any], seed: int) -> None:
         self._function = both_ways(function)
         self._seed = seed
-        self.takes_seed = SEED in inspect.signature(function).parameters
+        self._takes_seed = SEED in inspect.signature(function).parameters
 
     def __call__(self, example: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
         """What it makes of an example.
@@ -45,15 +45,14 @@ class ExampleMap:
         """
         arguments = example if isinstance(example, tuple) else (example,)
         self._check(len(arguments))
-        if not self.takes_seed:
+        if not self._takes_seed:
             return self._function(*arguments)
-        seed = tf.stack([tf.constant(self._seed * _SEED_STEP, tf.int64) + number_of_pass, index])
-        return self._function(*arguments, seed=seed)
+        return self._function(*arguments, seed=tf.stack([seed_of_pass(self._seed, number_of_pass), index]))
 
     def _check(self, number: int) -> None:
         signature = inspect.signature(self._function)
         try:
-            signature.bind(*range(number), **({SEED: None} if self.takes_seed else {}))
+            signature.bind(*range(number), **({SEED: None} if self._takes_seed else {}))
         except TypeError:
             names = ("the example", "(x, y)", "(x, y, sample_weight)")
             given = names[number - 1] if number <= len(names) else f"the {number} parts of an example"
@@ -93,7 +92,7 @@ def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], thre
     batches = made.batch(tf.maximum(num_rows(rows), 1))
     none = tf.data.Dataset.from_tensors(tf.nest.map_structure(no_rows, batches.element_spec))
     batch, seconds = batches.concatenate(none).take(1).get_single_element()
-    return noted(batch, seconds, began)
+    return counted(batch, seconds, began)
 
 
 def first_failure(examples: Iterable[tuple[str, Any]], one: Callable[[Any], Any]) -> tuple[str, Exception] | None:

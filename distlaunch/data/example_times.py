@@ -76,7 +76,7 @@ def timed(one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def noted(batch: Any, seconds: tf.Tensor, began: tf.Tensor) -> Any:
+def counted(batch: Any, seconds: tf.Tensor, began: tf.Tensor) -> Any:
     """In a graph: the batch, when it is known how long it took.
 
     Args:

@@ -40,7 +40,7 @@ class Examples(Protocol):
         ...
 
     def example(self, row: Any) -> Any:
-        """What is done for each row by itself, in parallel. None: the rows are the examples."""
+        """What is done for each row by itself, in parallel; not asked for where the rows are the examples."""
         ...
 
     @property

@@ -20,6 +20,7 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.read_failures import noted
+from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch
@@ -88,8 +89,7 @@ class Pipeline:
         if not tf.executing_eagerly():
             # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
             tf.random.set_seed(self._seed + 1)
-        # one number of two: seeds that are neighbours must not share the orders of neighbouring passes
-        order: Any = number_of_pass + tf.constant(self._seed, tf.int64) * 1_000_003
+        order: Any = seed_of_pass(self._seed, number_of_pass)
         return examples.shuffle(self._buffer, seed=order, reshuffle_each_iteration=False)
 
     @functools.cached_property

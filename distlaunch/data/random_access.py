@@ -51,7 +51,7 @@ class Arrays:
 
 
 class Items:
-    """An object that gives its examples by number, in Python; `decode` is done with TensorFlow.
+    """An object that gives its examples by number, in Python.
 
     Read in threads of tf.data: what waits, as for a disk or a network, or leaves the interpreter's lock, as NumPy and
     image libraries do, is done for several examples at a time.

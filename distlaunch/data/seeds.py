@@ -9,6 +9,13 @@ import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 
+_SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of one
+
+
+def seed_of_pass(seed: int, number_of_pass: tf.Tensor) -> tf.Tensor:
+    """One number of two, an int64 scalar: seeds that are neighbours must not share those of neighbouring passes."""
+    return number_of_pass + tf.constant(seed, tf.int64) * _SEED_STEP
+
 
 def seed_process(config: RunConfig) -> None:
     """Begins a run in this process: the same names of layers and the same random numbers in each of its processes."""

@@ -88,22 +88,12 @@ class Split:
             elements = elements.take(batches)
         if batches is not None or passes is not None:
             elements = elements.concatenate(self._ends())
-        return Source(
-            elements,
-            self.load,
-            self.name,
-            first,
-            self.num_batches,
-            ends=ends_visible,
-            in_parallel=self.in_parallel,
-            describe=self.describe,
-        )
+        return self._source(elements, self.name, first, ends=ends_visible)
 
     def evaluation_source(self) -> Source:
         """One pass in its own order, then elements without rows for ever."""
         elements = self.batches(_ZERO, _ZERO).concatenate(self._ends())
-        return Source(elements, self.load, f"{self.name}:once", 0, self.num_batches, ends=self.num_batches is None,
-                      in_parallel=self.in_parallel, describe=self.describe)  # fmt: skip
+        return self._source(elements, f"{self.name}:once", 0, ends=self.num_batches is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
         """The batch of the first few examples; `raw`: before the preprocessing."""
@@ -111,6 +101,9 @@ class Split:
         for element in self.sample(rows).take(1):
             return load(element)
         raise ConfigError(Problem(("data",), "the dataset is empty"))
+
+    def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
+        return Source(elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe)
 
     def _ends(self) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(self.empty).repeat()

@@ -114,15 +114,15 @@ class TrainingLoop:
         return {name: value for name, value in state.items() if name.startswith(CALLBACK)}
 
     def _source(self, start: Progress) -> Any:
-        steps = None if self._epoch_steps is None else self._epochs * self._epoch_steps
+        # where only the validation of an epoch is left, nobody reads the end of its pass any more
+        at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
+        passes = max(self._epochs - at[0], 0)
+        if self._epoch_steps is None:
+            return self._train.training_source(*at, ends_visible=True, passes=passes)
         if self._config.train.steps_per_epoch is None:
-            # where only the validation of an epoch is left, nobody reads the end of its pass any more
-            at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
-            if steps is None:
-                return self._train.training_source(*at, ends_visible=True, passes=max(self._epochs - at[0], 0))
-            left = max(steps - at[0] * (self._epoch_steps or 0) - at[1], 0)
+            left = max(passes * self._epoch_steps - at[1], 0)
             return self._train.training_source(*at, ends_visible=False, batches=left)
-        left = None if steps is None else max(steps - start.step, 0)
+        left = max(self._epochs * self._epoch_steps - start.step, 0)
         if self._train.num_batches:
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)

@@ -68,7 +68,8 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
     finally:
         if timer is not None:
             timer.report()
-    _raise_first(failures)
+    if failures:
+        raise failures[0]
 
 
 def _outlast(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: threading.Event,
@@ -79,11 +80,6 @@ def _outlast(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: th
     chief = spec.address(spec.chief)
     emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
     _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
-
-
-def _raise_first(failures: list[Exception]) -> None:
-    if failures:
-        raise failures[0]
 
 
 def _outlast_chief(

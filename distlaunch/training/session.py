@@ -228,11 +228,11 @@ class Session:
         end at different steps, and wait for each other for ever."""
         splits = {"training": self.train, "validation": self.validation}
         read = {name: split for name, split in splits.items() if split is not None}
-        told = [f"{_length_of(split)} for {name}" for name, split in read.items()]
-        wrong = different_lengths(self.strategy.gather(" and ".join(told)))
-        if not wrong:
-            seen = self.strategy.gather(json.dumps({name: split.describe() for name, split in read.items()}))
-            wrong = different_data({task: json.loads(text) for task, text in seen.items()})
+        lengths = " and ".join(f"{_length_of(split)} for {name}" for name, split in read.items())
+        told = self.strategy.gather(json.dumps([lengths, {name: split.describe() for name, split in read.items()}]))
+        seen = {task: json.loads(text) for task, text in told.items()}
+        wrong = different_lengths({task: lengths for task, (lengths, _) in seen.items()})
+        wrong = wrong or different_data({task: data for task, (_, data) in seen.items()})
         if wrong:
             raise ConfigError(Problem(("data",), wrong))
 

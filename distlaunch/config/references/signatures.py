@@ -67,10 +67,8 @@ def argument_problems(
 def position_problem(function: Function, values: Sequence[str], by_name: Sequence[str] = ()) -> str | None:
     """What is wrong if the function is called with these values, by position, and those by name that it takes."""
     args, number, names = function.node.args, len(values), ", ".join(values)
-    positional = [name for name in function.positional if name not in by_name]
-    most = None if args.vararg else len(positional)
-    if len([name for name in function.required if name not in by_name]) > number or (
-        most is not None and most < number
-    ):
+    least = len(set(function.required) - set(by_name))
+    most = None if args.vararg else len(set(function.positional) - set(by_name))
+    if least > number or (most is not None and most < number):
         return f"it is called with ({names}), which {function} does not take; write `def {function.name}({names})`"
     return None

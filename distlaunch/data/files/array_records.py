@@ -11,7 +11,7 @@ import numpy as np
 
 from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import STRING, FilesOfRecords, UnreadableError, as_objects, first_line
-from distlaunch.data.files.byte_reader import changed_size
+from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
 from distlaunch.data.files.samples import why_unreadable
@@ -47,8 +47,6 @@ class ArrayRecordFiles(FilesOfRecords):
         _library()
         index = cached_index(files, "arrayrecord", 1, lambda: _count(files))
         super().__init__(files, index.arrays["firsts"])
-        if len(self) == 0:
-            raise mistake(f"got {len(files.paths):,} files without a record, the first of which is {files.paths[0]}")
         # what a forked process inherits shares its position in the file with the parent's
         self._open = functools.lru_cache(maxsize=_MOST_OPEN)(lambda file_id, process: _open(files, file_id))
 
@@ -80,11 +78,7 @@ def _read_records(reader: Any, records: np.ndarray, places: np.ndarray) -> list[
 
 
 def _open(files: FileSet, file_id: int) -> Any:
-    path, known = files.paths[file_id], files.sizes[file_id]
-    size = os.stat(path).st_size
-    if size != known:
-        raise ValueError(changed_size(known, size))
-    reader = _library().ArrayRecordReader(path, _OPTIONS)
+    reader = _library().ArrayRecordReader(unchanged(files, file_id), _OPTIONS)
     if not reader.ok():
         raise ValueError("it is no ArrayRecord file, or a damaged one")
     return reader

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DataError
-from distlaunch.data.files.listing import FileSet
+from distlaunch.data.files.listing import FileSet, mistake
 from distlaunch.data.files.samples import hash_files
 
 STRING = tf.TensorSpec([], tf.string)
@@ -127,10 +127,16 @@ class FilesOfRecords(IndexedFiles):
 
     Args:
         firsts: int64 [files + 1], the number of the first example of each file, and the number of all.
+        noun: an example of this kind, for messages.
+
+    Raises:
+        ConfigError: there is none.
     """
 
-    def __init__(self, files: FileSet, firsts: np.ndarray) -> None:
+    def __init__(self, files: FileSet, firsts: np.ndarray, noun: str = "a record") -> None:
         self.files, self.firsts = files, firsts
+        if len(self) == 0:
+            raise mistake(f"got {len(files.paths):,} files without {noun}, the first of which is {files.paths[0]}")
 
     def __len__(self) -> int:
         return int(self.firsts[-1])

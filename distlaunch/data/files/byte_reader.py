@@ -92,6 +92,15 @@ def _open_unchanged(files: FileSet, file_id: int) -> Descriptor:
     return opened
 
 
+def unchanged(files: FileSet, file_id: int) -> str:
+    """The path of a file that has the size that it had. Raises ValueError, OSError."""
+    path, known = files.paths[file_id], files.sizes[file_id]
+    size = os.stat(path).st_size
+    if size != known:
+        raise ValueError(changed_size(known, size))
+    return path
+
+
 def changed_size(known: int, found: int) -> str:
     """What it means that a file has another size, in bytes, than when it was indexed."""
     what = "was truncated" if found < known else "has changed since it was indexed"

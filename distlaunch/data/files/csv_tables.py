@@ -15,7 +15,7 @@ from distlaunch.data.files.csv_kinds import Guess, merge_guesses
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.rows import Rows, scan_rows
-from distlaunch.data.files.tables import Kind, choose_columns, encode, kinds_from_facts
+from distlaunch.data.files.tables import Kind, Table, encode, kinds_from_facts
 
 _BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
 _LARGEST_FIELD = 64 << 20
@@ -42,21 +42,17 @@ def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | N
     return CSVFiles(find_files(files, "a CSV file", ("*.csv",)), columns, label)
 
 
-class CSVFiles(FilesOfSpans):
+class CSVFiles(Table, FilesOfSpans):
     """See `csv`."""
 
     def __init__(self, files: FileSet, columns: Sequence[str] | None, label: str | None) -> None:
         super().__init__(files, Format("csv", 1, _scan, _merge))
         kinds = kinds_from_facts(self.facts)
         self._num_columns = len(kinds)
-        self._columns = choose_columns(kinds, columns, label, "columns")
         places = {name: place for place, name in enumerate(kinds)}
-        self._read_columns = [(places[name], kinds[name]) for name in self._columns.names]
-        self.raw_spec = tuple(kind.spec() for _, kind in self._read_columns)
-
-    def decode(self, *raw: Any) -> Any:
-        """The dict of features, or it and the label."""
-        return self._columns.arrange(raw)
+        chosen = self._choose(kinds, columns, label, "columns")
+        self._read_columns = [(places[name], kind) for name, kind in chosen.items()]
+        self.raw_spec = tuple(kind.spec() for kind in chosen.values())
 
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:

@@ -10,12 +10,10 @@ import numpy as np
 
 from distlaunch.data.files.base import UnreadableError, as_objects, first_line
 from distlaunch.data.files.json_kinds import Fields
-from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.rows import scan_rows
-from distlaunch.data.files.tables import Kind, choose_columns, kinds_from_facts
-
-_TENSORS = ("int64", "float32", "bool", "string")
+from distlaunch.data.files.tables import Kind, Table, kinds_from_facts
 
 
 def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: str | None = None) -> JSONLines:
@@ -39,21 +37,13 @@ def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: s
     return JSONLines(find_files(files, "a file of JSON lines", ("*.jsonl", "*.ndjson")), fields, label)
 
 
-class JSONLines(FilesOfSpans):
+class JSONLines(Table, FilesOfSpans):
     """See `json_lines`."""
 
     def __init__(self, files: FileSet, fields: Sequence[str] | None, label: str | None) -> None:
         super().__init__(files, Format("jsonl", 1, _scan, _merge))
-        kinds = kinds_from_facts(self.facts)
-        self._columns = choose_columns(kinds, fields, label, "fields")
-        self._kinds = {name: kinds[name] for name in self._columns.names}
-        for name, kind in self._kinds.items():
-            _refuse(name, kind)
+        self._kinds = self._choose(kinds_from_facts(self.facts), fields, label, "fields")
         self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
-
-    def decode(self, *raw: Any) -> Any:
-        """The dict of features, or it and the label."""
-        return self._columns.arrange(raw)
 
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         records: list[dict[str, Any]] = []
@@ -119,14 +109,6 @@ def _fill(value: Any, shape: tuple[int, ...], missing: Any) -> Any:
         return missing if value is None else value
     items = [None] * shape[0] if value is None else value
     return [_fill(item, shape[1:], missing) for item in items]
-
-
-def _refuse(name: str, kind: Kind) -> None:
-    if kind.name not in _TENSORS:
-        raise mistake(
-            f"fields: '{name}' {kind.name}, which makes no tensor; name the fields to read, with fields=[...], or "
-            "rewrite the files"
-        )
 
 
 def _scan(descriptor: int, size: int) -> Scanned:

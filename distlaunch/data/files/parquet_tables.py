@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,13 +10,13 @@ import numpy as np
 
 from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import FilesOfRecords, UnreadableError, first_line
-from distlaunch.data.files.byte_reader import changed_size
+from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
-from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
+from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.parquet_columns import as_numpy, kind_of, library
 from distlaunch.data.files.row_groups import RowGroupCache
 from distlaunch.data.files.samples import why_unreadable
-from distlaunch.data.files.tables import choose_columns, kinds_from_facts
+from distlaunch.data.files.tables import Table, kinds_from_facts
 
 _NUM_THREADS = 8
 
@@ -44,32 +43,18 @@ def parquet(files: Patterns, *, columns: Sequence[str] | None = None, label: str
     return ParquetFiles(find_files(files, "a Parquet file", ("*.parquet",)), columns, label)
 
 
-class ParquetFiles(FilesOfRecords):
+class ParquetFiles(Table, FilesOfRecords):
     """See `parquet`."""
 
     def __init__(self, files: FileSet, columns: Sequence[str] | None, label: str | None) -> None:
         library()
         index = cached_index(files, "parquet", 1, lambda: _build(files))
-        super().__init__(files, index.arrays["firsts"])
+        super().__init__(files, index.arrays["firsts"], "a row")
         self._group_firsts = index.arrays["group_firsts"]
         self._first_groups = index.arrays["first_groups"]
-        if len(self) == 0:
-            raise mistake(f"got {len(files.paths):,} files without a row, the first of which is {files.paths[0]}")
-        kinds = kinds_from_facts(index.facts)
-        self._columns = choose_columns(kinds, columns, label, "columns")
-        self._kinds = {name: kinds[name] for name in self._columns.names}
-        for name, kind in self._kinds.items():
-            if " " in kind.name:
-                raise mistake(
-                    f"columns: '{name}' {kind.name}, which makes no tensor; name the columns to read, with "
-                    "columns=[...], or rewrite the files"
-                )
+        self._kinds = self._choose(kinds_from_facts(index.facts), columns, label, "columns")
         self.raw_spec = tuple(kind.spec() for kind in self._kinds.values())
         self._cache = RowGroupCache(self._load)
-
-    def decode(self, *raw: Any) -> Any:
-        """The dict of features, or it and the label."""
-        return self._columns.arrange(raw)
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
         groups = np.searchsorted(self._group_firsts, indices, side="right") - 1
@@ -99,10 +84,7 @@ class ParquetFiles(FilesOfRecords):
 
     def _load(self, group: int) -> Any:
         file_id = int(np.searchsorted(self._first_groups, group, side="right")) - 1
-        path, known = self.files.paths[file_id], self.files.sizes[file_id]
-        size = os.stat(path).st_size
-        if size != known:
-            raise ValueError(changed_size(known, size))
+        path = unchanged(self.files, file_id)
         with library().ParquetFile(path, page_checksum_verification=True) as opened:
             # threads of the pipeline read several groups at once anyway
             table = opened.read_row_group(

@@ -15,7 +15,7 @@ from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import FilesOfRecords
 from distlaunch.data.files.byte_reader import ByteReader, Descriptor, changed_size
 from distlaunch.data.files.index_cache import Index, cached_index
-from distlaunch.data.files.listing import FileSet, mistake
+from distlaunch.data.files.listing import FileSet
 from distlaunch.data.files.samples import why_unreadable
 
 _NUM_THREADS = 8  # they hide the latency of file systems; most of the rest is one thread's at a time
@@ -79,8 +79,6 @@ class FilesOfSpans(FilesOfRecords):
         self._starts = index.arrays["starts"]
         self._sizes = np.array(files.sizes, np.int64)
         self._reader = ByteReader(files)
-        if len(self) == 0:
-            raise mistake(f"got {len(files.paths):,} files without a record, the first of which is {files.paths[0]}")
 
     def where(self, index: int) -> str:
         return f"{super().where(index)} at byte {int(self._starts[index]):,}"

@@ -11,9 +11,8 @@ import numpy as np
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.records import ScanError
 
-_AT_ONCE_BYTES = (
-    64 << 10
-)  # larger blocks make more objects at once, which the garbage collector goes through: 3 x slower
+# larger blocks make more objects at once, which the garbage collector goes through: 3 x slower
+_AT_ONCE_BYTES = 64 << 10
 _LONGEST_ROW_BYTES = 64 << 20
 _MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")

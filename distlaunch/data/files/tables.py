@@ -99,6 +99,34 @@ def kinds_from_facts(facts: Mapping[str, Any]) -> dict[str, Kind]:
     return {name: Kind.from_plain(plain) for name, plain in facts["columns"].items()}
 
 
+class Table:
+    """What sources of examples with named columns have in common."""
+
+    _columns: Columns
+
+    def _choose(
+        self, kinds: Mapping[str, Kind], columns: Sequence[str] | None, label: str | None, what: str
+    ) -> dict[str, Kind]:
+        """The kinds of the columns that a user wants; see `choose_columns`.
+
+        Raises:
+            ConfigError: they do not exist, or make no tensor.
+        """
+        self._columns = choose_columns(kinds, columns, label, what)
+        chosen = {name: kinds[name] for name in self._columns.names}
+        for name, kind in chosen.items():
+            if " " in kind.name:  # the reason why it is no tensor
+                raise mistake(
+                    f"{what}: '{name}' {kind.name}, which makes no tensor; name the {what} to read, with {what}=[...], "
+                    "or rewrite the files"
+                )
+        return chosen
+
+    def decode(self, *raw: Any) -> Any:
+        """The dict of features, or it and the label."""
+        return self._columns.arrange(raw)
+
+
 def encode(texts: Iterable[str], encoding: str) -> np.ndarray:
     """An array [n] of bytes."""
     return as_objects([text.encode(encoding) for text in texts])
