@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.supervise.diagnose.user_frames import of_crash, shortened
+from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
 
 
 def _failing() -> list[str]:
@@ -55,3 +55,12 @@ def test_a_crash_shows_the_thread_that_it_hit() -> None:
     dump += ["Current thread 0x2 (most recent call first):", frame, caller, "Extension modules: numpy"]
     assert of_crash(["before", *dump]) == ["Fatal Python error: Segmentation fault", frame]
     assert of_crash(["before"]) == []
+
+
+def test_the_place_that_made_an_operation() -> None:
+    node, library = "Detected at node Mul defined at (most recent call last):", f'  File "{json.__file__}", line 1, in f'
+    mine = ['  File "/home/me/mine.py", line 7, in step', "    return a * b"]
+    again = ['  File "/home/me/mine.py", line 8, in step', "    return c"]
+    assert place_of_node([node, library, "    f()", *mine, *again, library, "    f()", "", "Node: Mul"]) == again
+    assert place_of_node([node, library, "    f()", "Node: CollectiveReduceV2"]) == [], "made by a library alone"
+    assert place_of_node(["no such list"]) == []

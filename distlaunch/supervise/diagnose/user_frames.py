@@ -74,9 +74,10 @@ def place_of_node(lines: Sequence[str]) -> list[str]:
     listed = list(takewhile(lambda line: line.startswith(("  File ", "    ")), lines[begin + 1 :]))
     own = _own_frames(listed)
     last = [  # a function is listed once for each `if` and loop that is around the line
-        number for number, after in zip(own, [*own[1:], None], strict=True)
-        if after is None or _function(listed[number]) != _function(listed[after])
-    ]  # fmt: skip
+        number
+        for place, number in enumerate(own)
+        if number == own[-1] or _function(listed[number]) != _function(listed[own[place + 1]])
+    ]
     return [line for number in last for line in listed[number : number + 2]]
 
 
