@@ -71,6 +71,13 @@ class Data(Section):
     `shuffle_buffer_bytes` holds. A number: a buffer of that many."""
     shuffle_buffer_bytes: Positive = 256_000_000
     """The most that the buffer of `shuffle: true` holds in each process, in bytes of examples before `map`."""
+    sharding: Literal["rows", "function", "shuffled"] = "rows"
+    """Who gets which training examples. `rows`: the function returns the same in every process, which then reads its
+    own rows of each batch. `function`: the function gets `context` and returns this worker's own examples. `shuffled`
+    (parameter_server): each worker draws from all examples, in an order of its own."""
+    streams: Positive | None = None
+    """For files that can only be read from the front: the function is called for each of so many streams, with a
+    `context` that says which, and each gives an equal part of every batch. Workers share the streams."""
     threads: Positive | None = None
     """Examples that each process reads and maps at the same time; null: one for each core that it may use."""
     remainder: Literal["keep", "drop"] = "keep"
@@ -82,6 +89,11 @@ class Data(Section):
     train_examples: Positive | None = None
     """Use only the first N examples for training."""
     validation_examples: Positive | None = None
+
+    @property
+    def gives_context(self) -> bool:
+        """Whether the function is told for whom it is called."""
+        return self.sharding == "function" or self.streams is not None
 
 
 class Component(Section):

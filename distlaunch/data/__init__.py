@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from distlaunch.data.context import StreamContext, WorkerContext
+
 if TYPE_CHECKING:
     from distlaunch.data.files.array_records import array_record
     from distlaunch.data.files.base import IndexedFiles, RecordError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "IndexedFiles",
     "RecordError",
+    "StreamContext",
+    "WorkerContext",
     "array_record",
     "csv",
     "image_folder",

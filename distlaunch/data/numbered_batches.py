@@ -8,16 +8,19 @@ Number k of the training data is the batch that one device would train on in ste
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.data.comparison import types_only
+from distlaunch.data.context import WorkerContext
 from distlaunch.data.example_times import left_out
 from distlaunch.data.read_failures import failures_told
 from distlaunch.data.source import Split, make_split
-from distlaunch.data.splits import Splits
+from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
@@ -88,9 +91,40 @@ class Reader:
         return iter(batches.map(lambda *parts: pack(parts)).prefetch(2))
 
 
-def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Split | None) -> None:
-    """Lets workers in this process read the splits by number, each in the order that the config gives it."""
-    offer("train", Offered(_train_reader(config, splits, train), train.num_batches, train.describe))
+class OwnReader:
+    """Reads the next batch of a worker's own data, whichever number it is asked for.
+
+    Args:
+        num_workers: how many share the numbers.
+    """
+
+    def __init__(self, split: Split, num_workers: int) -> None:
+        self._reader, self._num_workers = Reader(split, once=False), num_workers
+        self._next: int | None = None
+
+    def read(self, number: int) -> Batch:
+        # a resumed run goes on about where the worker was
+        at = number // self._num_workers if self._next is None else self._next
+        self._next = at + 1
+        return self._reader.read(at)
+
+
+def first_worker(config: RunConfig) -> WorkerContext | None:
+    """Whose examples a coordinator looks at, to learn what all have in common; None if there is no coordinator."""
+    return WorkerContext(config.cluster.num_workers, worker=0) if config.strategy.has_coordinator else None
+
+
+def offer_splits(
+    config: RunConfig, splits: Splits, train: Split, validation: Split | None, context: WorkerContext | None = None
+) -> None:
+    """Lets workers in this process read the splits by number, each in the order that the config gives it.
+
+    Args:
+        context: the worker that the splits are of, with `data.sharding: function`.
+    """
+    own = config.data.sharding == "function"
+    length, describe = (None, types_only(train)) if own else (train.num_batches, train.describe)
+    offer("train", Offered(_train_reader(config, splits, train, context), length, describe))
     once = _reader_of_each_worker(lambda _: Reader(train, once=True))
     offer("train:once", Offered(_left_out(once), train.num_batches, train.describe))
     if validation is not None:
@@ -98,19 +132,25 @@ def offer_splits(config: RunConfig, splits: Splits, train: Split, validation: Sp
         offer("validation:once", Offered(_left_out(read), validation.num_batches, validation.describe))
 
 
-def _train_reader(config: RunConfig, splits: Splits, train: Split) -> Read:
-    if not config.strategy.draws_per_worker():
-        return _reader_of_each_worker(lambda _: Reader(train, once=False))
-
-    def own(worker: int) -> Reader:
-        # never the run's own seed, which the order of `sharded` data has
+def _train_reader(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> Read:
+    def drawing(worker: int) -> Reader:
+        # never the run's own seed, which the order of all together has
         seed = config.seed + _SEED_STEP * (worker + 1)
         return Reader(
             make_split(splits.train, config.data, seed=seed, training=True, preprocessing=splits.preprocessing),
             once=False,
         )
 
-    return _reader_of_each_worker(own)
+    def own(worker: int) -> OwnReader:
+        assert context is not None, "only workers of a coordinator read by number"
+        split = train
+        if worker != context.worker:  # one of several in this process
+            other = read_splits(config.data, replace(context, worker=worker))
+            split = make_split(other.train, config.data, seed=config.seed, training=True)
+        return OwnReader(split, context.num_workers)
+
+    make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))
+    return _reader_of_each_worker(make)
 
 
 def _left_out(read: Read) -> Read:

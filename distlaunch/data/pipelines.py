@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.context import StreamContext
 from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
 from distlaunch.data.fingerprints import fingerprint
-from distlaunch.data.read_failures import noted
+from distlaunch.data.read_failures import Find, noted
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
@@ -27,6 +28,7 @@ from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, slice_rows
 
 _ZERO = np.int64(0)
+ONLY = StreamContext(num_streams=1, stream=0)
 BUFFER = 10_000
 """Examples that `shuffle: true` holds at most."""
 _HEAD = 4
@@ -39,14 +41,17 @@ class Pipeline:
     Args:
         seed: order of the passes; None: the pipeline's own.
         drop: leave out what makes no whole global batch.
+        stream: it is that of so many streams.
     """
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
-                 example_map: ExampleMap | None, seed: int | None, *, drop: bool) -> None:  # fmt: skip
+                 example_map: ExampleMap | None, seed: int | None, *, drop: bool,
+                 stream: StreamContext = ONLY) -> None:  # fmt: skip
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
         self._map = None if config.batched else example_map
+        self._stream = stream
 
     def split(self) -> Split:
         """Raises ConfigError if there is not one batch."""
@@ -64,7 +69,7 @@ class Pipeline:
             None if batched else known,
             None if self._drop and batched else count,
             self._batches,
-            self._load,
+            lambda rows: self.load(rows, self.first_failure),
             tf.nest.map_structure(no_rows, rows.element_spec),
             self._sample,
             endless=length == tf.data.INFINITE_CARDINALITY,
@@ -89,22 +94,24 @@ class Pipeline:
         if not tf.executing_eagerly():
             # TensorFlow joins this with the graph's seed, and compares both with 0, which a tensor forbids
             tf.random.set_seed(self._seed + 1)
-        order: Any = seed_of_pass(self._seed, number_of_pass)
+        order: Any = seed_of_pass(self._seed, number_of_pass) * self._stream.num_streams + self._stream.stream
         return examples.shuffle(self._buffer, seed=order, reshuffle_each_iteration=False)
 
     @functools.cached_property
     def _buffer(self) -> int:
         """Of the first examples alone, so that every process, and every attempt, finds the same."""
+        most = self._config.shuffle_buffer_bytes
         if self._config.shuffle is not True:
-            return int(self._config.shuffle)
+            return max(1, int(self._config.shuffle) // self._stream.num_streams)
         size = _num_bytes(self._dataset.element_spec)
         if size is None:
-            sizes = [sum(map(_leaf_bytes, tf.nest.flatten(one, expand_composites=True))) for one in self._head]
+            sizes = [sum(map(_leaf_bytes, tf.nest.flatten(one, expand_composites=True))) for one in self.head]
             size = math.ceil(sum(sizes) / max(len(sizes), 1))
-        return max(1, min(BUFFER, self._config.shuffle_buffer_bytes // max(size, 1)))
+        return max(1, min(BUFFER, most // max(size, 1)) // self._stream.num_streams)
 
     @functools.cached_property
-    def _head(self) -> list[Any]:
+    def head(self) -> list[Any]:
+        """The first few examples."""
         with tf.device("CPU:0"):
             return list(self._dataset.take(_HEAD))
 
@@ -118,15 +125,21 @@ class Pipeline:
         @tf.autograph.experimental.do_not_convert
         def row(index: tf.Tensor, example: Any) -> Any:
             one = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(example))
-            return one, tf.stack([tf.cast(number_of_pass, tf.int64), index])
+            number = index * self._stream.num_streams + self._stream.stream
+            return one, tf.stack([tf.cast(number_of_pass, tf.int64), number])
 
         return examples.enumerate().map(row)
 
-    def _load(self, rows: Any) -> Batch:
+    def load(self, rows: Any, find: Find) -> Batch:
+        """As `Source.load`, for rows of all streams.
+
+        Args:
+            find: the first of them that fails, in any stream.
+        """
         spec = self._dataset.element_spec
         if self._map is None:
             return rows
-        rows = rows[0], noted(rows[1], self._first_failure)
+        rows = rows[0], noted(rows[1], find)
 
         @tf.autograph.experimental.do_not_convert
         def example(variant: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
@@ -141,18 +154,21 @@ class Pipeline:
         assert self._map is not None
         return self._map(example, key[0], key[1])
 
-    def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
-        wanted = {int(index): tf.constant([number_of_pass, index]) for number_of_pass, index in keys}
+    def first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
+        """See `read_failures.Find`; looks at the keys of this stream."""
+        number, stream = self._stream.num_streams, self._stream.stream
+        wanted = {int(key[1]) // number: tf.constant(key) for key in keys if key[1] % number == stream}
         read = zip(range(max(wanted, default=-1) + 1), self._dataset, strict=False)
-        examples = ((f"example {at} of the pipeline", (one, wanted[at])) for at, one in read if at in wanted)
+        where = "the pipeline" if number == 1 else f"stream {stream}"
+        examples = ((f"example {at} of {where}", (one, wanted[at])) for at, one in read if at in wanted)
         return first_failure(examples, lambda given: self._one(*given))
 
     def _sample(self, number: int) -> tf.data.Dataset:
         if self._config.batched:
             return self._dataset.take(1).map(packed(lambda batch: slice_rows(batch, 0, number)))
-        if not self._head:
+        if not self.head:
             return self._dataset.take(0)
-        first, *others = (tf.data.Dataset.from_tensors(example) for example in self._head[:number])
+        first, *others = (tf.data.Dataset.from_tensors(example) for example in self.head[:number])
         for other in others:
             first = first.concatenate(other)
         return self._as_rows(first, _ZERO).batch(number)
@@ -161,7 +177,7 @@ class Pipeline:
         if self._config.batched:
             return fingerprint([], self._dataset.element_spec)
         shuffle = "none" if self._seed is None else f"within {self._buffer:,} examples"
-        return fingerprint(self._head, self._dataset.element_spec, shuffle=shuffle)
+        return fingerprint(self.head, self._dataset.element_spec, shuffle=shuffle)
 
 
 def _num_bytes(spec: Any) -> int | None:

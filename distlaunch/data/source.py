@@ -18,6 +18,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.data.class_weights import class_weights
+from distlaunch.data.context import WorkerContext
 from distlaunch.data.each_example import example_map
 from distlaunch.data.file_examples import FileExamples
 from distlaunch.data.files.base import IndexedFiles
@@ -26,18 +27,25 @@ from distlaunch.data.pipelines import Pipeline
 from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.random_access import Arrays, Items, gives_items
 from distlaunch.data.split import Split
-from distlaunch.data.splits import Splits, read_splits
-from distlaunch.strategies.protocol import Batch
+from distlaunch.data.splits import Splits, StreamData, read_splits
+from distlaunch.data.streams import Streams
+from distlaunch.strategies.protocol import Batch, Share
 from distlaunch.strategies.replica.input import pack
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 
 _ZERO = np.int64(0)
+WHOLE = Share()
+
+
+def worker_of(share: Share) -> WorkerContext:
+    return WorkerContext(num_workers=share.number, worker=share.index)
 
 
 def make_split(
-    data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None
-) -> Split:
+    data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None,
+    share: Share = WHOLE,
+) -> Split:  # fmt: skip
     """Makes one split readable.
 
     Args:
@@ -46,19 +54,35 @@ def make_split(
         seed: order of the passes.
         training: False: own order, no class weights, nothing dropped.
         preprocessing: what the inputs of each batch go through last.
+        share: which part of each batch the data is for, if other processes have other data.
     """
+    if share.number > 1 and not isinstance(data, StreamData):
+        config = config.model_copy(update={"global_batch": _rows_of(share, config.global_batch)})
     limit = config.train_examples if training else config.validation_examples
     mapping = example_map(config, seed)
     weigh = class_weights(config.class_weight) if training and config.class_weight else None
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
-    if isinstance(data, tf.data.Dataset):
+    if isinstance(data, StreamData):
+        split = Streams(data, config, mapping, order_seed).split()
+    elif isinstance(data, tf.data.Dataset):
         split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
     else:
         split = Indexed(_examples(data, limit), config, mapping, order_seed, drop=drop).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
-    return replace(split, load=prepared, load_raw=load, name="train" if training else "validation")
+    name = "train" if training else "validation"
+    return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
+
+
+def _rows_of(share: Share, global_batch: int) -> int:
+    return (share.index + 1) * global_batch // share.number - share.index * global_batch // share.number
+
+
+def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
+    """What of `share` counts for training data, and for validation data: processes that share rows read the same."""
+    of_streams = share if config.streams is not None else WHOLE
+    return (share if config.sharding == "function" else of_streams), of_streams
 
 
 def _examples(data: Any, limit: int | None) -> Examples:
@@ -71,21 +95,27 @@ def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Ca
     return lambda rows: action(load(rows))
 
 
-def open_splits(config: RunConfig, run: RunDir) -> tuple[Splits, Split, Split | None]:
+def open_splits(
+    config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None
+) -> tuple[Splits, Split, Split | None]:
     """What the config's data function gave, and its splits for training and validation.
 
     Args:
         run: keeps the layer that preprocesses.
+        share: this process's part of each batch, where processes have different examples.
+        context: the worker that the data function is called for, if it is not the one that has this share.
 
     Raises:
         ConfigError: the data does not fit the config.
     """
-    splits = with_preprocessing(read_splits(config.data), config, run)
+    splits = with_preprocessing(read_splits(config.data, context or worker_of(share)), config, run)
     layer = splits.preprocessing
-    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer)
+    of_train, of_validation = shares(config.data, share)
+    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train)
     validation = None
     if splits.validation is not None:
-        validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer)
+        validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer,
+                                share=of_validation)  # fmt: skip
     if train.endless and config.train.steps_per_epoch is None:
         message = "missing: the training data repeats for ever, so an epoch needs a number of steps"
         raise ConfigError(Problem(("train", "steps_per_epoch"), message))
@@ -102,7 +132,9 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
     section = config.data.preprocessing
     if section is None:
         return splits
-    train = make_split(splits.train, config.data, seed=config.seed, training=True)
+    # of streams each process has some, and all need the same layer
+    everything = splits if config.data.streams is None else read_splits(config.data)
+    train = make_split(everything.train, config.data, seed=config.seed, training=True)
     if train.endless:
         message = "needs training data that ends, but it repeats for ever"
         raise ConfigError(Problem(("data", "preprocessing"), message))

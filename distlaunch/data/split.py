@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.protocol import Batch, Source
+from distlaunch.strategies.replica.input import num_rows, pack
 
 _ZERO = np.int64(0)
 
@@ -41,6 +42,8 @@ class Split:
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         in_parallel: `load` handles several examples at the same time by itself.
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
+        own: other processes have other examples, and their parts of each batch; see `Source.own`.
+        forever: pass after pass without ends, where that is not one whole pass after the other.
     """
 
     num_examples: int | None
@@ -57,6 +60,8 @@ class Split:
     describe: Callable[[], str] = lambda: "{}"
     in_parallel: bool = False
     work: str = ""
+    own: bool = False
+    forever: Callable[[], tf.data.Dataset] | None = None
 
     def training_source(
         self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0, batches: int | None = None,
@@ -77,11 +82,15 @@ class Split:
             start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
             rows = self.batches(number, start)
             kept.append(rows if tf.executing_eagerly() else None)  # in debug mode it owns its functions
+            if self.own:
+                return self._own_pass(rows, start, ends=ends_visible)
             return rows.concatenate(tf.data.Dataset.from_tensors(self.empty)) if ends_visible else rows
 
         # passes are counted within the pipeline, which so runs on from one to the next
         last = np.iinfo(np.int64).max if passes is None else first_pass + passes
         elements = tf.data.Dataset.range(first_pass, last).flat_map(one_pass)
+        if self.forever is not None and self.num_batches is None and not ends_visible:
+            elements = _with_rows(self.forever()) if self.own else self.forever()
         first = skip if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
         if batches is not None:
@@ -92,7 +101,8 @@ class Split:
 
     def evaluation_source(self) -> Source:
         """One pass in its own order, then elements without rows for ever."""
-        elements = self.batches(_ZERO, _ZERO).concatenate(self._ends())
+        rows = self.batches(_ZERO, _ZERO)
+        elements = (self._own_pass(rows, _ZERO, ends=True) if self.own else rows).concatenate(self._ends())
         return self._source(elements, f"{self.name}:once", 0, ends=self.num_batches is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
@@ -103,7 +113,21 @@ class Split:
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
-        return Source(elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe)
+        return Source(
+            elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own
+        )
+
+    def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:
+        """To the end of the longest pass of all processes: known, or with `ends` found out as it goes."""
+        if self.num_batches is not None:
+            return _with_rows(rows).concatenate(self._ends()).take(self.num_batches - start)
+        return _with_rows(rows).concatenate(self._ends()) if ends else _with_rows(rows)
 
     def _ends(self) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(self.empty).repeat()
+        if not self.own:
+            return tf.data.Dataset.from_tensors(self.empty).repeat()
+        return self.sample(1).take(1).map(lambda *element: (pack(element), _ZERO)).repeat()
+
+
+def _with_rows(elements: tf.data.Dataset) -> tf.data.Dataset:
+    return elements.map(lambda *element: (pack(element), num_rows(pack(element))))

@@ -10,14 +10,31 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.context import StreamContext, WorkerContext
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_access import gives_items
 
+ALONE = WorkerContext(num_workers=1, worker=0)
+
+
+@dataclass(frozen=True)
+class StreamData:
+    """A split whose examples come in streams.
+
+    Attributes:
+        streams: some of them, by number.
+        number: how many there are in all processes.
+    """
+
+    streams: Mapping[int, tf.data.Dataset]
+    number: int
+
 
 @dataclass(frozen=True)
 class Splits:
-    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, or an object that gives examples by number.
+    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, or
+    streams.
 
     Attributes:
         origin: where the data came from, for people.
@@ -30,12 +47,49 @@ class Splits:
     preprocessing: Preprocessing | None = None
 
 
-def read_splits(config: DataConfig) -> Splits:
-    """Calls the config's data function, or reads from tensorflow-datasets."""
+def read_splits(config: DataConfig, context: WorkerContext = ALONE) -> Splits:
+    """Calls the config's data function, or reads from tensorflow-datasets.
+
+    Args:
+        context: the worker whose part is wanted, where workers have different data or streams.
+    """
     if config.tfds is not None:
         return _read_tfds(config)
+    if config.streams is not None:
+        return _read_streams(config, config.streams, context)
+    return _returned(config, context if config.sharding == "function" else None)
+
+
+def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Splits:
+    """Neighbouring streams go to one worker, so that its rows are neighbours in the batch as well."""
+    each = number // context.num_workers
+    mine = range(context.worker * each, (context.worker + 1) * each)
+    read = {stream: _returned(config, StreamContext(number, stream)) for stream in mine}
+
+    def joined(name: str) -> StreamData | None:
+        parts = {stream: getattr(splits, name) for stream, splits in read.items()}
+        given = {stream: part for stream, part in parts.items() if part is not None}
+        if not given:
+            return None
+        for stream, part in parts.items():
+            if not isinstance(part, tf.data.Dataset):
+                message = f"{config.function} returned {type(part).__name__} as {name} for stream {stream}"
+                hint = "with `data.streams` it must be a tf.data.Dataset of the stream's examples"
+                raise ConfigError(Problem(("data", "function"), f"{message}; {hint}"))
+            if part.element_spec != (first := next(iter(given.values())).element_spec):
+                message = f"stream {stream} has examples of other types for {name}: {part.element_spec}, not {first}"
+                raise ConfigError(Problem(("data", "function"), message))
+        return StreamData(given, number)
+
+    train = joined("train")
+    assert train is not None, "no split for training is an error already"
+    return Splits(train, joined("validation"), next(iter(read.values())).origin)
+
+
+def _returned(config: DataConfig, context: WorkerContext | StreamContext | None) -> Splits:
     assert config.function is not None, "the config checks see to it"
-    returned = call(config.function, config.args, ("data",))
+    args = config.args if context is None else {**config.args, "context": context}
+    returned = call(config.function, args, ("data",))
     origin = config.function
     if isinstance(returned, Mapping) and "train" in returned:
         unknown = set(returned) - {"train", "validation", "origin"}

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.strategies.data_ends import check_ends
-from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
+from distlaunch.strategies.protocol import Share, State, StrategyDefaults, Vote
 from distlaunch.strategies.state_files import read_state, write_state
 from distlaunch.strategies.state_stream import StateServer, fetch_state
 
@@ -250,6 +250,9 @@ class AmongPeers(StrategyDefaults):
 
     def state_from_chief(self, state: State | None) -> State:
         return self._peers.state_from_chief(state)
+
+    def share(self) -> Share:
+        return Share(self._peers.rank, self._peers.number)
 
     def gather(self, message: str) -> dict[str, str]:
         return dict(zip(self._peers.names, self._peers.gather(message), strict=True))

@@ -10,7 +10,8 @@ from distlaunch.base.errors import DataError
 
 REASONS = (
     "each process must read the same examples in the same order, distlaunch gives each its rows; the usual reasons are "
-    ".shard() in the data function, random choices without a seed, and files that are listed or written meanwhile"
+    ".shard() in the data function (write `data.sharding: function` if you want it), random choices without a seed, "
+    "and files that are listed or written meanwhile"
 )
 
 
@@ -39,6 +40,31 @@ def different_lengths(lengths: Mapping[str, str]) -> str:
         return ""
     told = "; ".join(f"{name} has {length}" for name, length in lengths.items())
     return f"the processes read data of different lengths: {told}; {REASONS}"
+
+
+def not_own_data(told: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is wrong if parts that should hold different examples begin with the same; empty if nothing is.
+
+    Args:
+        told: by process what `fingerprint` has said of its own part, or of its `parts`.
+    """
+    first = next(iter(told))
+    for name, facts in told.items():
+        if facts["types"] != told[first]["types"]:
+            return f"the examples differ in type: {told[first]['types']} in {first}, {facts['types']} in {name}"
+    parts = [part for name, facts in told.items() for part in _parts(name, facts).items()]
+    seen: dict[tuple[str, ...], str] = {}
+    for name, hashes in parts:
+        # data that are all alike, as made-up ones may be, tell nothing
+        if len(set(hashes)) > 1 and (other := seen.setdefault(tuple(hashes), name)) != name:
+            return (
+                f"{other} and {name} got the same examples; the data function must return the part that `context` says"
+            )
+    return ""
+
+
+def _parts(name: str, facts: Mapping[str, Any]) -> dict[str, list[str]]:
+    return facts["parts"] if "parts" in facts else {name: list(facts["examples"].values())}
 
 
 def different_data(told: Mapping[str, Mapping[str, str]]) -> str:

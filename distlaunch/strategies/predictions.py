@@ -12,22 +12,21 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.replica.input import first_row
 
 _TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum
 
 
-def make_predict_call(strategy: Any, model: keras.Model, num_replicas: int, num_processes: int) -> Callable[..., Any]:
+def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> Callable[..., Any]:
     """A function of one element of the input (see `split_rows`): the predictions of the global batch, on the host.
 
     Several processes sum their parts, each with zeros in the place of the others' rows: so all get all of them.
     """
 
-    def local(batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+    def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
         outputs = model.predict_step(batch)
         if num_processes == 1:
             return outputs
-        return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, num_replicas), outputs)
+        return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, start), outputs)
 
     @tf.function(autograph=False, reduce_retracing=True)
     def call(element: Any) -> Any:
@@ -47,7 +46,7 @@ def make_predict_call(strategy: Any, model: keras.Model, num_replicas: int, num_
     return predict
 
 
-def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
+def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     """The predictions of all replicas, from those of this one."""
     dtype = leaf.dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
@@ -55,8 +54,7 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, num_replicas: int
         raise ConfigError(Problem(("model", "function"), f"{message}; predict with --set strategy.kind=one_device"))
     travelling = dtype if dtype in _TRAVELS else tf.float32 if dtype.is_floating else tf.int32
     context = tf.distribute.get_replica_context()
-    number, count = tf.cast(total, tf.int32), tf.cast(rows, tf.int32)
-    first = first_row(number, context.replica_id_in_sync_group, num_replicas)
+    number, count, first = tf.cast(total, tf.int32), tf.cast(rows, tf.int32), tf.cast(start, tf.int32)
     around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
     padded = tf.pad(tf.cast(leaf[:count], travelling), around)
     return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, padded), dtype)

@@ -38,6 +38,9 @@ class Source:
         ends: it has elements without rows, and only reading tells where: processes must agree on each.
         in_parallel: `load` handles several rows at the same time by itself.
         describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
+        own: an element is `(row source, rows)`, this process's part of the global batch; how many rows the others have,
+            only they know. Of an element with 0 rows the first row is a stand-in, which must not count; only where all
+            processes have 0 it is an end.
     """
 
     elements: Any
@@ -48,6 +51,15 @@ class Source:
     ends: bool = False
     in_parallel: bool = False
     describe: Callable[[], str] = lambda: "{}"
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of equal parts of each global batch. `index`: which, from 0; `number`: how many there are."""
+
+    index: int = 0
+    number: int = 1
 
 
 @dataclass(frozen=True)
@@ -230,6 +242,14 @@ class Strategy(Protocol):
         """What each task that trains says, by its name, in every one; every task must call it."""
         ...
 
+    def share(self) -> Share:
+        """This process's part of each global batch, where processes have different examples.
+
+        Raises:
+            ConfigError: they cannot, since several processes work on the same rows.
+        """
+        ...
+
     def notes(self) -> list[str]:
         """What the user should know of how the strategy placed the model; asked for after `program`."""
         ...
@@ -255,6 +275,9 @@ class StrategyDefaults:
 
     def gather(self, message: str) -> dict[str, str]:
         return {"": message}
+
+    def share(self) -> Share:
+        return Share()
 
     def notes(self) -> list[str]:
         return []

@@ -94,7 +94,10 @@ class TrainingLoop:
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)
         logs = {name: values[-1] for name, values in start.history.items() if values}
+        first = self._progress.epoch
         while self._progress.epoch < self._epochs and not self._progress.finished:
+            if self._train.own and self._epoch_steps is None and self._progress.epoch > first:
+                self._program.set_train_data(self._source(self._progress))
             ended = self._epoch()
             if ended is None:
                 self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
@@ -118,7 +121,10 @@ class TrainingLoop:
         at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
         passes = max(self._epochs - at[0], 0)
         if self._epoch_steps is None:
-            return self._train.training_source(*at, ends_visible=True, passes=passes)
+            # of one's own data a source is one pass: where it ends, only all processes together find out
+            return self._train.training_source(
+                *at, ends_visible=True, passes=min(passes, 1) if self._train.own else passes
+            )
         if self._config.train.steps_per_epoch is None:
             left = max(passes * self._epoch_steps - at[1], 0)
             return self._train.training_source(*at, ends_visible=False, batches=left)

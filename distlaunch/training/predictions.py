@@ -15,22 +15,24 @@ import numpy as np
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import Split, make_split, with_preprocessing
+from distlaunch.data.source import WHOLE, Split, make_split, shares, with_preprocessing, worker_of
 from distlaunch.data.splits import read_splits
+from distlaunch.strategies.protocol import Share
 
 
-def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None) -> Split:
+def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None, share: Share = WHOLE) -> Split:
     """A split as the data function gives it: not shuffled, nothing dropped; of one that repeats for ever, as many
     batches as an epoch or a validation has.
 
     Args:
         validation: the split for validation, which always is so.
+        share: this process's part of each batch, where processes have different examples.
 
     Raises:
         ConfigError: there is no such split.
     """
     if name == "train":
-        split, steps = _training_split(config, run), config.train.steps_per_epoch
+        split, steps = _training_split(config, run, share), config.train.steps_per_epoch
     else:
         split, steps = validation, config.validation.steps if config.validation else None
     if split is None:
@@ -42,11 +44,12 @@ def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None
     return split
 
 
-def _training_split(config: RunConfig, run: RunDir) -> Split:
+def _training_split(config: RunConfig, run: RunDir, share: Share) -> Split:
     """Read anew: who trains has no need to keep what the data function gave."""
-    splits = with_preprocessing(read_splits(config.data), config, run)
+    splits = with_preprocessing(read_splits(config.data, worker_of(share)), config, run)
     section = config.data.model_copy(update={"validation_examples": config.data.train_examples})
-    split = make_split(splits.train, section, seed=config.seed, training=False, preprocessing=splits.preprocessing)
+    split = make_split(splits.train, section, seed=config.seed, training=False, preprocessing=splits.preprocessing,
+                       share=shares(config.data, share)[0])  # fmt: skip
     return replace(split, name="train")
 
 

@@ -14,6 +14,7 @@ from distlaunch.base.events import Event, Notice
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
+from distlaunch.data.context import WorkerContext
 from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import open_splits
@@ -48,8 +49,9 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
     timer = None
     if task.job == "worker":
         # before the server starts: the coordinator may send work at once
-        splits, train, validation = open_splits(config, run)
-        offer_splits(config, splits, train, validation)
+        context = WorkerContext(len(spec.jobs["worker"]), task.index)
+        splits, train, validation = open_splits(config, run, context=context)
+        offer_splits(config, splits, train, validation, context)
         timer = StepTimer(emit, train, config.data, reads_ahead=False)
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,14 +25,14 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
-from distlaunch.data.numbered_batches import offer_splits
+from distlaunch.data.comparison import compared
+from distlaunch.data.numbered_batches import first_worker, offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
-from distlaunch.strategies.data_ends import different_data, different_lengths
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
+from distlaunch.strategies.protocol import Logs, Share, State, Strategy, Vote
 from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
@@ -86,7 +85,6 @@ class Session:
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
-        self._compare_data()
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         findings = Findings()
         self.model = build_model(config, self.strategy, self._rows, findings)
@@ -153,7 +151,7 @@ class Session:
             output: the file; None: one below the run directory.
         """
         self._restorer.restore(self.program, step)
-        data = in_order(self._config, self._run, split, self.validation)
+        data = in_order(self._config, self._run, split, self.validation, self._share())
         predictions = self.program.predict(data.evaluation_source(), self._should_stop)
         if predictions is None:
             return
@@ -213,9 +211,11 @@ class Session:
 
     def _read_data(self) -> tuple[Split, Split | None, Preprocessing | None]:
         config = self._config
-        splits, train, validation = open_splits(config, self._run)
+        context = first_worker(config)
+        splits, train, validation = open_splits(config, self._run, self._share(), context)
         if config.cluster.hosting == "in_process":
-            offer_splits(config, splits, train, validation)
+            offer_splits(config, splits, train, validation, context)
+        train, validation = compared(config, self.strategy, train, validation, self._emit)
         examples = {"train": train.num_examples}
         if validation is not None:
             examples["validation"] = validation.num_examples
@@ -223,18 +223,8 @@ class Session:
         self._emit(DataResolved(name=name, source=splits.origin, examples=examples))
         return train, validation, splits.preprocessing
 
-    def _compare_data(self) -> None:
-        """Processes that see different data would train on some examples twice and on others never, or come to their
-        end at different steps, and wait for each other for ever."""
-        splits = {"training": self.train, "validation": self.validation}
-        read = {name: split for name, split in splits.items() if split is not None}
-        lengths = " and ".join(f"{_length_of(split)} for {name}" for name, split in read.items())
-        told = self.strategy.gather(json.dumps([lengths, {name: split.describe() for name, split in read.items()}]))
-        seen = {task: json.loads(text) for task, text in told.items()}
-        wrong = different_lengths({task: lengths for task, (lengths, _) in seen.items()})
-        wrong = wrong or different_data({task: data for task, (_, data) in seen.items()})
-        if wrong:
-            raise ConfigError(Problem(("data",), wrong))
+    def _share(self) -> Share:
+        return self.strategy.share() if self._config.data.gives_context else Share()
 
     def _heed(self, findings: Findings) -> None:
         """Says what may be wrong with the model, and looks after the labels."""
@@ -274,9 +264,3 @@ class Session:
                 parameters=int(self.model.count_params()) if self.model.built else 0,
             )
         )
-
-
-def _length_of(split: Split) -> str:
-    if split.num_examples is not None:
-        return f"{split.num_examples:,} examples"
-    return "examples of unknown number" if split.num_batches is None else f"{split.num_batches:,} global batches"

@@ -102,6 +102,9 @@ def verify(
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never")), environ)
+    if choice.config.data.sharding == "function":
+        message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"
+        raise UsageError(f"{message} never sees; there is nothing to compare. Use 'rows' to verify the model")
     planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
     result = VerifyResult(request.steps)
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]

@@ -25,7 +25,7 @@ def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, referenc
         causes = _of_replicas(planned.replicas or 1, judgement, trial.series, reference.series, facts)
     if random := random_data(facts):
         causes.append(random)
-    elif not trial.shards and trial.examples != reference.examples:
+    elif trial.examples and not trial.shards and trial.examples != reference.examples:
         causes = [
             "the data function returned other examples in this process than in the reference's: seed what it draws, "
             "for example np.random.default_rng(0)"

@@ -59,8 +59,8 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
 
     @tf.function(autograph=False)
     def call(iterator: Any) -> Any:
-        def step(batch: tf.Tensor, rows: tf.Tensor, total: tf.Tensor) -> Any:
-            with replica_share.replica_share(rows, total):
+        def step(batch: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
+            with replica_share.replica_share(rows, total, start):
                 return layer(batch), rows
 
         return strategy.run(step, args=next(iterator))

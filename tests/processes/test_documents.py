@@ -127,6 +127,8 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("config.md", "name: null"),
         ("input.md", "class Photos:"),
         ("input.md", "def augment(image, label, seed):"),
+        ("input.md", "def lines(context):"),
+        ("input.md", "def own_part(context):"),
         ("meshes.md", "strategy:"),
         ("meshes.md", "mesh: batch 4"),
         ("models_and_data.md", "def step(context, batch):"),

@@ -101,12 +101,14 @@ def test_replicas_share_each_batch(replicas: int, workers: int) -> None:
     streams = [iter(part.as_numpy_iterator()) for part in parts]
     for whole in batches(split.training_source(0, 0, ends_visible=False), 5):
         elements = [next(stream) for stream in streams for _ in range(local)]
-        assert {float(total) for _, _, total in elements} == {len(whole)}
-        real = [x.tolist() if rows else [] for (x, _), rows, _ in elements]
+        assert {float(total) for _, _, total, _ in elements} == {len(whole)}
+        real = [x.tolist() if rows else [] for (x, _), rows, *_ in elements]
         assert list(itertools.chain(*real)) == whole
         sizes = [len(part) for part in real]
         assert max(sizes) - min(sizes) <= 1
-        assert all(len(x) == 1 for (x, _), rows, _ in elements if rows == 0)  # a stand-in
+        assert all(len(x) == 1 for (x, _), rows, *_ in elements if rows == 0)  # a stand-in
+        starts = [int(start) for *_, start in elements]
+        assert starts == list(itertools.accumulate(sizes[:-1], initial=0))
 
 
 def test_a_process_of_a_mesh_reads_the_rows_that_it_needs() -> None:

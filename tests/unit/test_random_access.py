@@ -61,7 +61,7 @@ def whole(source: Any, replicas: int = 1) -> list[Any]:
         if elements[0][2] == 0:
             return steps
         steps.append([tf.nest.map_structure(lambda leaf, n=int(rows): leaf[:n].numpy(), batch)
-                      for batch, rows, _ in elements])  # fmt: skip
+                      for batch, rows, *_ in elements])  # fmt: skip
 
 
 leaves = st.one_of(

@@ -62,12 +62,12 @@ def test_the_end_is_remembered() -> None:
     assert len(opened) == 1
 
 
-def job(**strategy: Any) -> RunConfig:
+def job(**data: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
             "model": {"function": "unused:unused"},
-            "data": {"function": "unused:unused", "global_batch": BATCH},
-            "strategy": {"kind": "parameter_server", **strategy},
+            "data": {"function": "unused:unused", "global_batch": BATCH, **data},
+            "strategy": {"kind": "parameter_server"},
             "cluster": {"workers": 2, "ps": 1},
         }
     )
@@ -75,8 +75,8 @@ def job(**strategy: Any) -> RunConfig:
 
 @pytest.mark.parametrize("make", [as_arrays, as_dataset], ids=["arrays", "dataset"])
 def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
-    def passes(per_worker_data: str) -> list[list[int]]:
-        run = job(per_worker_data=per_worker_data)
+    def passes(sharding: str) -> list[list[int]]:
+        run = job(sharding=sharding)
         train = make_split(make(), run.data, seed=0, training=True)
         offer_splits(run, Splits(make(), None, ""), train, None)
         offered = worker_batches._readers["train"]
@@ -84,7 +84,7 @@ def test_workers_share_an_order_or_have_their_own(make: Any) -> None:
         assert num_batches == PER_PASS
         return [joined([rows(read(worker, number)) for number in range(PER_PASS)]) for worker in (0, 1)]
 
-    first, second = passes("sharded")
+    first, second = passes("rows")
     assert first == second
     first, second = passes("shuffled")
     assert first != second

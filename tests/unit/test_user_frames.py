@@ -58,7 +58,10 @@ def test_a_crash_shows_the_thread_that_it_hit() -> None:
 
 
 def test_the_place_that_made_an_operation() -> None:
-    node, library = "Detected at node Mul defined at (most recent call last):", f'  File "{json.__file__}", line 1, in f'
+    node, library = (
+        "Detected at node Mul defined at (most recent call last):",
+        f'  File "{json.__file__}", line 1, in f',
+    )
     mine = ['  File "/home/me/mine.py", line 7, in step', "    return a * b"]
     again = ['  File "/home/me/mine.py", line 8, in step', "    return c"]
     assert place_of_node([node, library, "    f()", *mine, *again, library, "    f()", "", "Node: Mul"]) == again

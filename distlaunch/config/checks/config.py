@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.checks import strategy
+from distlaunch.config.checks.sharing import sharing_fits
 from distlaunch.config.read.scalars import resolve
 from distlaunch.config.read.words import listed, show
 from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
@@ -168,6 +169,7 @@ CHECKS = (
     Check(strategy.variables_can_compile, frozenset({"strategy", "compile"})),
     Check(strategy.scale_is_kept, frozenset({"strategy", "cluster", "precision"})),
     Check(data_fits, frozenset({"data"})),
+    Check(sharing_fits, frozenset({"data", "strategy", "cluster", "train"})),
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
     Check(best_can_be_told, frozenset({"checkpoint", "validation"})),

@@ -17,6 +17,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
+from distlaunch.config.read.renamed import rename
 from distlaunch.config.read.schema_errors import problems_of
 from distlaunch.config.read.text import read_text
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
@@ -101,6 +102,7 @@ def _checked(
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
+    rename(root)
     _name(root, path)
     data: Any = root.plain()
     config, wrong = _validate(data)
@@ -126,6 +128,7 @@ def load_resolved(path: Path | str) -> RunConfig:
     path = Path(path)
     builder = TreeBuilder(str(path), {})
     root = builder.build(parse(read_text(path), str(path)))
+    rename(root)
     config, wrong = _validate(root.plain())
     if builder.problems or config is None:
         raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])

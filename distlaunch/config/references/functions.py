@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.read.words import did_you_mean, listed, show
 from distlaunch.config.references.modules import ModuleMissingError, find_source
-from distlaunch.config.references.signatures import Function, argument_problems, position_problem
+from distlaunch.config.references.signatures import (
+    Function,
+    argument_problems,
+    context_problem,
+    position_problem,
+)
 from distlaunch.config.references.sites import Site, sites
 from distlaunch.config.references.source_names import ModuleNames, SourceError, read_module
 from distlaunch.config.run import RunConfig
@@ -27,14 +33,23 @@ Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 """Names of the values that a function is called with by position, by role; more than one where it may choose."""
 
 
+@dataclass(frozen=True)
+class Calls:
+    """How a run calls the functions of its config. `gives_context`: to the data function."""
+
+    forms: Forms
+    gives_context: bool
+
+
 def reference_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
     forms = {"map": _MAP_FORMS, "step": config.strategy.step_forms}
-    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, forms)]
+    called = Calls(forms, gives_context=config.data.gives_context)
+    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called)]
 
 
-def _check(site: Site, known: dict[Path, ModuleNames], forms: Forms) -> Iterator[Problem]:
+def _check(site: Site, known: dict[Path, ModuleNames], called: Calls) -> Iterator[Problem]:
     module, _, name = site.name.rpartition(":")
     if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
         yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
@@ -48,7 +63,7 @@ def _check(site: Site, known: dict[Path, ModuleNames], forms: Forms) -> Iterator
     except (ModuleMissingError, SourceError) as error:
         yield Problem(site.key, str(error))
         return
-    yield from _check_name(site, name, module, known[path], forms)
+    yield from _check_name(site, name, module, known[path], called)
 
 
 def _file(path: Path) -> Path:
@@ -62,7 +77,7 @@ def _file(path: Path) -> Path:
     )
 
 
-def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: Forms) -> Iterator[Problem]:
+def _check_name(site: Site, name: str, module: str, names: ModuleNames, called: Calls) -> Iterator[Problem]:
     where = Path(module).name if module.endswith(".py") else module
     if name not in names.bound:
         if not names.is_open:
@@ -78,18 +93,22 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: F
     elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
         yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
     elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
-        yield from _check_call(site, Function(name, node), forms)
+        yield from _check_call(site, Function(name, node), called)
 
 
-def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Problem]:
-    if site.role in forms:
-        messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms[site.role]]
+def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Problem]:
+    if site.role in called.forms:
+        forms = called.forms[site.role]
+        messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms]
         if all(messages):
             yield Problem(site.key, str(messages[0]))
+    elif site.role == "data" and (message := context_problem(function, given=called.gives_context)):
+        yield Problem(site.key, message)
     elif site.args is not None:
         # of a loss or metric function (y_true, y_pred) itself two are given by the training step
         complete = site.role not in ("losses", "metrics")
         given = _GIVEN.get(site.role, 0)
-        for argument, message in argument_problems(function, site.args, complete=complete, by_position=given):
+        args = [*site.args, *["context"] * (site.role == "data" and called.gives_context)]
+        for argument, message in argument_problems(function, args, complete=complete, by_position=given):
             key = (*site.args_key, argument) if argument else site.args_key if site.args else site.key
             yield Problem(key, message)

@@ -72,3 +72,13 @@ def position_problem(function: Function, values: Sequence[str], by_name: Sequenc
     if least > number or (most is not None and most < number):
         return f"it is called with ({names}), which {function} does not take; write `def {function.name}({names})`"
     return None
+
+
+def context_problem(function: Function, *, given: bool) -> str | None:
+    """What is wrong if a data function is called with `context`, or without it."""
+    if given and "context" not in function.by_name and function.node.args.kwarg is None:
+        wanted = f"def {function.name}({', '.join([*function.by_name, 'context'])})"
+        return f"it is called with `context`, which {function} does not take; write `{wanted}`"
+    if not given and "context" in function.required:
+        return f"{function} gets `context` only with `data.sharding: function` or `data.streams`; add one of them"
+    return None

@@ -79,10 +79,6 @@ class StrategySection(Section):
         """Whether several workers update the variables without waiting for each other."""
         return False
 
-    def draws_per_worker(self) -> bool:
-        """Whether each worker draws from all of the training data, in an order of its own."""
-        return False
-
     def num_devices(self, cluster: Cluster) -> int | None:
         """Devices that each process takes; None: its share of those there are."""
         return None

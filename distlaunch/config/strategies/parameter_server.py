@@ -46,9 +46,6 @@ class ParameterServer(StrategySection):
     kind: Literal["parameter_server"]
     partitioner: Partitioner | None = None
     """None: each variable lies on one server whole."""
-    per_worker_data: Literal["sharded", "shuffled"] = "sharded"
-    """`sharded`: each batch of an epoch goes to one worker. `shuffled`: each worker draws from all of the training
-    data, in an order of its own."""
 
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ps", "hosting", "ports"})
     has_coordinator: ClassVar[bool] = True
@@ -63,9 +60,6 @@ class ParameterServer(StrategySection):
 
     def is_asynchronous(self, cluster: Cluster) -> bool:
         return cluster.num_workers > 1
-
-    def draws_per_worker(self) -> bool:
-        return self.per_worker_data == "shuffled"
 
     def problems(self, num_gpus: int | None) -> Iterator[Problem]:
         if self.partitioner is not None:

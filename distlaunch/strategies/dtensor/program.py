@@ -29,6 +29,7 @@ from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch, slot_layout
+from distlaunch.strategies.mesh.own_rows import RowCounts
 from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.patches.keras_private import put_value, value_of
@@ -91,7 +92,7 @@ class DTensorProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches, self._ends = self._feed(source), source.ends
+        self._batches, self._ends = self._feed(source), source.ends and not source.own
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
@@ -131,7 +132,7 @@ class DTensorProgram:
             if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=done):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends and not source.own, steps=done):
                 break
             if hooks is not None:
                 hooks.begin(done)
@@ -145,7 +146,7 @@ class DTensorProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
         for batch in self._feed(source):
-            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=len(batches)):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends and not source.own, steps=len(batches)):
                 break
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -219,8 +220,28 @@ class DTensorProgram:
         first, number = parts_of_process(self._mesh, axis)
         parts = 1 if axis is None else self._sizes[axis]
         for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+            if source.own:
+                counts = RowCounts.agreed(self._peers, int(total), number)
+                self._rows += counts.total
+                yield self._pack_own(batch, counts) if counts.total else None
+                continue
             self._rows += int(total)
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
+
+    def _pack_own(self, batch: Batch, counts: RowCounts) -> Batch:
+        """As `_pack`, of the rows that each process has for itself."""
+        if counts.even:
+            return self._pack(batch, counts.start, counts.total)
+        # rows of one process on devices of another: near the end of a pass only
+        padded = tf.nest.map_structure(lambda leaf: tf.constant(counts.pad(leaf.numpy())), batch)
+        split = self._pack(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
+        whole = tf.nest.map_structure(lambda leaf: tf.constant(counts.select(self._on_host(leaf))), split)
+        return self._pack(whole, 0, counts.total)
+
+    def _on_host(self, leaf: Any) -> np.ndarray:
+        """A tensor of the mesh, whole."""
+        whole = dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank))
+        return dtensor.unpack(whole)[0].numpy()
 
     def _pack(self, batch: Batch, start: int, total: int) -> Batch:
         """A batch on the mesh, of whose rows these are what the devices here need."""

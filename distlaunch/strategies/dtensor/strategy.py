@@ -49,8 +49,11 @@ class DTensor(MeshStrategy):
             yield
 
     def program(self, steps: Steps) -> DTensorProgram:
-        layouts, inputs = self.lay_out(steps.model, self._sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        layouts, inputs = self.lay_out(steps.model, self._sizes)
         return DTensorProgram(steps, self.mesh, layouts, inputs, self._peers)
+
+    def _parts_here(self, axis: str | None) -> tuple[int, int]:
+        return parts_of_process(self.mesh, axis)
 
 
 @functools.cache

@@ -11,7 +11,9 @@ import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
+from distlaunch.strategies.mesh.own_rows import RowCounts
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import own_rows
 
@@ -21,12 +23,14 @@ class Placement:
 
     def __init__(self, mesh: Mesh, axes: Axes) -> None:
         self._mesh, self.axes = mesh, axes
+        self._gather = jax.jit(lambda value: value, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        axis = axes[0] if axes else None
+        self._first, self.parts_here = parts_of_process(mesh, axis)
+        self._parts = mesh.shape[axis] if axis is not None else 1
 
     def own_rows(self, source: Source) -> tf.data.Dataset:
         """What this process has to read of each batch; see there."""
-        axis = self.axes[0] if self.axes else None
-        first, number = parts_of_process(self._mesh, axis)
-        return own_rows(source, first=first, number=number, of=self._mesh.shape[axis] if axis is not None else 1)
+        return own_rows(source, first=self._first, number=self.parts_here, of=self._parts)
 
     def put(self, batch: Batch, start: int, total: int) -> Batch:
         """Host arrays on the devices; a dimension of the batch that its axis does not divide stays whole.
@@ -40,6 +44,16 @@ class Placement:
             return _from_parts(leaf, start, shape, self._sharding(shape, axes, whole_rows=True))
 
         return self._map(put_leaf, batch)
+
+    def put_own(self, batch: Batch, counts: RowCounts) -> Batch:
+        """As `put`, of the rows that each process has for itself."""
+        if counts.even:
+            return self.put(batch, counts.start, counts.total)
+        # rows of one process on devices of another: near the end of a pass only
+        padded = tf.nest.map_structure(counts.pad, batch)
+        split = self.put(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
+        whole = tf.nest.map_structure(lambda leaf: counts.select(np.asarray(self._gather(leaf))), split)
+        return self.put(whole, 0, counts.total)
 
     def constrain(self, batch: Batch) -> Batch:
         """In a traced function: rows are split also where they do not divide, as far as XLA does it exactly.
@@ -98,9 +112,9 @@ class Feed:
         rows: examples of all global batches that were taken.
     """
 
-    def __init__(self, source: Source, placement: Placement) -> None:
+    def __init__(self, source: Source, placement: Placement, peers: Peers) -> None:
         self._parts = iter(placement.own_rows(source))
-        self._placement = placement
+        self._placement, self._peers, self._own = placement, peers, source.own
         self._ahead: list[tuple[Batch | None, int]] = []
         self.waited_s = 0.0
         self.rows = 0
@@ -118,6 +132,11 @@ class Feed:
             began = time.perf_counter()
             batch, start, total = next(self._parts)
             self.waited_s += time.perf_counter() - began
+            if self._own:
+                counts = RowCounts.agreed(self._peers, int(total), self._placement.parts_here)
+                put = self._placement.put_own(on_host(batch), counts) if counts.total else None
+                self._ahead.append((put, counts.total))
+                return
             rows = int(total)
             self._ahead.append((self._placement.put(on_host(batch), int(start), rows) if rows else None, rows))
 

@@ -76,7 +76,7 @@ class JaxProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._feed, self._ends = Feed(source, self._placement), source.ends
+        self._feed, self._ends = Feed(source, self._placement, self._peers), source.ends and not source.own
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed = self._feed
@@ -114,12 +114,14 @@ class JaxProgram:
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
         self._model.reset_metrics()
-        feed = Feed(source, self._placement)
+        feed = Feed(source, self._placement, self._peers)
         trainable, others, slots, metrics = self._read()
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=done):
+            if stopped or self._peers.is_over(
+                ended=(batch := feed.take()) is None, unknown=source.ends and not source.own, steps=done
+            ):
                 break
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
@@ -138,14 +140,16 @@ class JaxProgram:
         return None if stopped else plain_logs(self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        feed, state = Feed(source, self._placement), self._read()[:2]
+        feed, state = Feed(source, self._placement, self._peers), self._read()[:2]
 
         def step(state: Any, batch: Any) -> Any:
             trainable, others = state
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
-        while not self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=len(batches)):
+        while not self._peers.is_over(
+            ended=(batch := feed.take()) is None, unknown=source.ends and not source.own, steps=len(batches)
+        ):
             if not batches:
                 self._check_convolutions(step, state, batch)
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:

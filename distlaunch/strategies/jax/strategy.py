@@ -59,8 +59,11 @@ class Jax(MeshStrategy):
 
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
-        layouts, inputs = self.lay_out(steps.model, sizes, lambda axis: parts_of_process(self.mesh, axis)[1])
+        layouts, inputs = self.lay_out(steps.model, sizes)
         return JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
+
+    def _parts_here(self, axis: str | None) -> tuple[int, int]:
+        return parts_of_process(self.mesh, axis)
 
 
 def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:

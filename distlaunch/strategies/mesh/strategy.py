@@ -2,42 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import keras
 
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import Mesh as MeshConfig
 from distlaunch.strategies.coordination import AmongPeers
 from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
+from distlaunch.strategies.protocol import Share
 
 
 class MeshStrategy(AmongPeers):
-    """Base of both.
+    """Base of both. A subclass sets `num_replicas`, the size of the axis that splits examples.
 
     Args:
         whole: kinds of layers that `layout: auto` leaves whole.
     """
 
+    num_replicas: int
+
     def __init__(self, config: MeshConfig, whole: tuple[type, ...] = ()) -> None:
         self._config, self._whole = config, whole
         self._notes: list[str] = []
 
-    def lay_out(self, model: keras.Model, sizes: Mesh, num_here: Callable[[str], int]) -> tuple[dict[str, Axes], Axes]:
+    def lay_out(self, model: keras.Model, sizes: Mesh) -> tuple[dict[str, Axes], Axes]:
         """Layouts of the weights that are split, by path, and the mesh axis of each dimension of the inputs.
 
         Args:
             sizes: of the mesh's axes.
-            num_here: along how many places of an axis this process has devices.
 
         Raises:
             ConfigError: a rule matches no weight, or one that it does not fit.
         """
         layouts, notes = chosen_layouts(self._config.layout, model, sizes, self._whole)
         axis = self._config.batch_axis
-        apart = notes_of_processes(layouts, lambda name: num_here(name) == sizes[name])
+        apart = notes_of_processes(layouts, lambda name: self._parts_here(name)[1] == sizes[name])
         self._notes = [*notes, *apart, *whole_batch_notes(axis, sizes)]
         inputs = self._config.input_layout
         return layouts, (axis,) if inputs is None else tuple(inputs)
+
+    def share(self) -> Share:
+        axis, number = self._config.batch_axis, self._peers.number
+        if number == 1:
+            return Share()
+        first, here = self._parts_here(axis)
+        if axis is None or here * number != self.num_replicas:
+            message = f"got {'no axis' if axis is None else repr(axis)} for the batch"
+            why = f"so that several of the {number} processes need the same rows, and each must read the same data"
+            hint = "use `data.sharding: rows` without `data.streams`, or a mesh whose first axis splits the batch"
+            raise ConfigError(Problem(("strategy", "mesh"), f"{message}, {why}; {hint}"))
+        return Share(first // here, number)
+
+    def _parts_here(self, axis: str | None) -> tuple[int, int]:
+        """The first of the parts along an axis that devices of this process hold, and how many up to the last."""
+        raise NotImplementedError
 
     def notes(self) -> list[str]:
         return self._notes

@@ -14,20 +14,25 @@ from distlaunch.strategies.protocol import Source
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
-    """One element a local replica and step, in turn: `(batch, rows, total)`.
+    """One element a local replica and step, in turn: `(batch, rows, total, start)`.
 
-    `rows` and `total` are float32 scalars: examples of this replica and of the global batch. A replica without rows (a
-    last batch smaller than the number of replicas) gets the first row as a stand-in, with `rows` 0. `total` is 0 at the
-    end of an epoch.
+    The latter are scalars: `rows` and `total`, float32, examples of this replica and of the global batch; `start`,
+    int64, the place of the first in it. A replica without rows (a last batch smaller than the number of replicas) gets
+    the first row as a stand-in, with `rows` 0. `total` is 0 at the end of an epoch.
+
+    Of a source whose elements are this process's `own`, `total` and `start` count what is in this process.
     """
+    if source.own:
+        # the others' replicas have rows of their own
+        first_replica, num_replicas = 0, num_local
 
     def part(element: Any, replica: tf.Tensor) -> Any:
-        total = num_rows(element)
+        element, total = element if source.own else (element, num_rows(element))
         start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
-        stand_in = tf.logical_and(start == stop, total > 0)
-        start, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
-        rows = tf.where(stand_in, tf.zeros_like(stop), stop - start)
-        return slice_rows(element, start, end), tf.cast(rows, tf.float32), tf.cast(total, tf.float32)
+        stand_in = tf.logical_and(start == stop, num_rows(element) > 0)
+        first, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
+        counts = tf.cast(stop - start, tf.float32), tf.cast(total, tf.float32), start
+        return slice_rows(element, first, end), *counts
 
     if num_replicas == 1:
         parts = source.elements.map(lambda *element: part(pack(element), tf.constant(0, tf.int64)))
@@ -48,7 +53,8 @@ def first_row(total: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Ten
 def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dataset:
     """The rows of each global batch that a process needs whose devices hold some of `of` equal parts of it.
 
-    A batch that does not divide into them is needed whole.
+    A batch that does not divide into them is needed whole. A source of this process's `own` rows gives all of them;
+    `start` is 0, `total` counts them, and a stand-in is not counted.
 
     Args:
         first, number: which of the parts.
@@ -59,6 +65,9 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
     """
 
     def part(element: Any) -> Any:
+        if source.own:
+            rows, total = element
+            return rows, tf.zeros_like(total), total
         total = num_rows(element)
         divides = tf.equal(tf.math.floormod(total, of), 0)
         start = tf.where(divides, total // of * first, tf.zeros_like(total))
@@ -70,10 +79,10 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
 
 
 def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
-    """Turns the row sources in `(row source, scalar, scalar)` into batches."""
+    """Turns the row sources in `(row source, scalars)` into batches."""
 
-    def load(element: Any, first: tf.Tensor, second: tf.Tensor) -> Any:
-        return source.load(element), first, second
+    def load(element: Any, *counts: tf.Tensor) -> Any:
+        return source.load(element), *counts
 
     threads = None if source.in_parallel else tf.data.AUTOTUNE
     loaded = parts.map(load, num_parallel_calls=threads, deterministic=None if threads is None else True)

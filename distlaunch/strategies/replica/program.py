@@ -49,7 +49,7 @@ class ReplicaProgram:
         self._ballots = Ballots(replicas.peers)
         self._sums = Sums(strategy, steps, replicas, self._ballots)
         self._iterator: Any = None
-        self._ends = False
+        self._ends = self._own = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._optimizers = optimizers_of(self._model)
@@ -68,11 +68,11 @@ class ReplicaProgram:
 
     def set_train_data(self, source: Source) -> None:
         self._iterator = iter(self._distribute(source))
-        self._ends = self._may_differ(source)
+        self._ends, self._own = self._may_differ(source), source.own
 
     def _may_differ(self, source: Source) -> bool:
         """Whether other processes may come to the end of their data at another step."""
-        return source.ends and self._replicas.peers.number > 1
+        return source.ends and self._replicas.peers.number > 1 and not source.own
 
     def _distribute(self, source: Source) -> Any:
         replicas = self._replicas
@@ -90,7 +90,7 @@ class ReplicaProgram:
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
             made, votes, logs, extras, rows = self._train_call(
-                self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends
+                self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends, self._own
             )
             self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
@@ -126,7 +126,8 @@ class ReplicaProgram:
             if hooks is not None:
                 hooks.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
-            done, votes, logs, *_ = self._test_call(iterator, np.int32(wanted), ballot, self._may_differ(source))
+            how = self._may_differ(source), source.own
+            done, votes, logs, *_ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
                 return None
             self._ballots.check_ends(votes, at + int(done))
@@ -139,9 +140,10 @@ class ReplicaProgram:
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
-        call = make_predict_call(strategy, self._model, replicas.total, replicas.peers.number)
+        call = make_predict_call(strategy, self._model, replicas.peers.number)
+        counted = tf.function(self._counted) if source.own else lambda element: element
         batches: list[Any] = []
-        for element in self._distribute(source):
+        for element in map(counted, self._distribute(source)):
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0
             if replicas.peers.is_over(ended=ended, unknown=self._may_differ(source), steps=len(batches)):
                 break
@@ -184,11 +186,13 @@ class ReplicaProgram:
         alone = self._replicas.peers.number == 1
 
         @tf.function(reduce_retracing=True)
-        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool) -> Any:
+        def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool, own: bool) -> Any:
             done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
             at, times = now(ballot), time_rows(num_steps)
             while done < num_steps:
                 element, waited = read_timed(lambda: next(iterator), at, totals)
+                if own:
+                    element = self._counted(element)
                 ended = totals(element)[0] == 0
                 if self._ended_anywhere(ended) if may_differ else ended:
                     break
@@ -216,15 +220,30 @@ class ReplicaProgram:
 
         return self._strategy.experimental_local_results(self._strategy.run(local))[0] > 0
 
+    @tf.autograph.experimental.do_not_convert
+    def _counted(self, element: Any) -> Any:
+        """An element of this process's own rows, with `total` and `start` as of the global batch of all processes."""
+
+        def local(rows: tf.Tensor) -> Any:
+            context = tf.distribute.get_replica_context()
+            replica, number = context.replica_id_in_sync_group, context.num_replicas_in_sync
+            mine = tf.one_hot(replica, number) * rows
+            counts = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+            before = tf.cumsum(counts, exclusive=True)[replica]
+            return tf.reduce_sum(counts), tf.cast(before, tf.int64)
+
+        return (*element[:2], *self._strategy.run(local, args=(element[1],)))
+
     def _make_extras(self) -> None:
         def trace(iterator: Any) -> Any:
             step = self._steps.train
-            return self._strategy.run(lambda *element: self._with_share(step, *element), args=next(iterator))
+            element = next(iterator)  # of its own rows, if it has them: this is for shapes alone
+            return self._strategy.run(lambda *element: self._with_share(step, *element), args=element)
 
         self._sums.make_extras(trace, self._iterator)
 
-    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
-        returned = self._with_share(self._steps.train, batch, rows, total)
+    def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+        returned = self._with_share(self._steps.train, batch, rows, total, start)
         for name, variable in self._sums.extras.items():
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
             if self._steps.logs == "last":
@@ -233,16 +252,18 @@ class ReplicaProgram:
                 variable.assign_add(value)
         return losses_are_finite(returned) | (rows == 0)
 
-    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+    def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        self._with_share(self._steps.test, batch, rows, total)
+        self._with_share(self._steps.test, batch, rows, total, start)
         return tf.constant(True)
 
-    def _with_share(self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor) -> Any:
+    def _with_share(
+        self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor
+    ) -> Any:
         if self._replicas.total == 1:
             return step(batch)
         before = [tf.identity(variable.value) for variable in self._of_rows]
-        with replica_share(rows, total):
+        with replica_share(rows, total, start):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
             # a stand-in row (see replica_input) must leave no trace; losses of single outputs count replicas, not rows

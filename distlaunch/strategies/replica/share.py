@@ -16,34 +16,26 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from distlaunch.strategies.replica.input import first_row
 from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 
 _local = threading.local()  # replicas are traced in threads of their own
 
 
 @contextlib.contextmanager
-def replica_share(rows: tf.Tensor, total: tf.Tensor) -> Iterator[None]:
+def replica_share(rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Iterator[None]:
     """Within it, Keras losses of this replica count as `rows` of `total` examples.
 
     Args:
         rows: scalar float32, examples of this replica; 0 for a replica that has none (its row is a stand-in).
         total: scalar float32, examples of the global batch.
+        start: scalar int64, the place of the replica's first example in it.
     """
     _local.share, _local.rows, _local.total = rows / total, rows, total
     try:
-        with numbers_for(_place(rows, total)):
+        with numbers_for(RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))):
             yield
     finally:
         del _local.share, _local.rows, _local.total
-
-
-def _place(rows: tf.Tensor, total: tf.Tensor) -> RowPlace:
-    context = tf.distribute.get_replica_context()
-    index = tf.cast(context.replica_id_in_sync_group, tf.int64)
-    whole = tf.cast(total, tf.int64)
-    start = first_row(whole, index, context.num_replicas_in_sync)
-    return RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), whole)
 
 
 def current_share() -> tf.Tensor | None:

@@ -109,7 +109,8 @@ class Trial:
                 series,
                 shards=takes_shards(source),
                 dense=dense,
-                examples=checksum(source, _BATCHES_COMPARED),
+                # of rows of one's own there is nothing to compare with the reference's whole batches
+                examples="" if source.own else checksum(source, _BATCHES_COMPARED),
             )
         record.write(path)
 

@@ -1,0 +1,90 @@
+"""What the processes of a run tell each other about their data before the first step.
+
+Processes that see different data would train on some examples twice and on others never, or come to their end at
+different steps, and wait for each other for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.events import Event, Notice
+from distlaunch.config.run import RunConfig
+from distlaunch.data.split import Split
+from distlaunch.strategies.data_ends import different_data, different_lengths, not_own_data
+from distlaunch.strategies.protocol import Strategy
+
+
+def compared(
+    config: RunConfig, strategy: Strategy, train: Split, validation: Split | None, emit: Callable[[Event], None]
+) -> tuple[Split, Split | None]:
+    """The splits, once all processes are known to see the same; each of one's own with the length that all agree upon.
+
+    Raises:
+        ConfigError: they see different data, or the same where each should have its own.
+    """
+    splits = {"training": train, "validation": validation}
+    read = {name: split for name, split in splits.items() if split is not None}
+    told = strategy.gather(json.dumps({name: _told(split) for name, split in read.items()}))
+    seen = {task: json.loads(text) for task, text in told.items()}
+    names = {name for facts in seen.values() for name in facts}
+    own = {name for name, split in read.items() if split.own or config.data.streams is not None}
+    shared = {task: {name: facts[name] for name in facts if name not in own} for task, facts in seen.items()}
+    wrong = different_lengths({task: _lengths(facts) for task, facts in shared.items()})
+    wrong = wrong or different_data(
+        {task: {name: facts[name]["data"] for name in facts} for task, facts in shared.items()}
+    )
+    for name in sorted(names & own):
+        lacking = [task for task, facts in seen.items() if name not in facts]
+        wrong = wrong or (f"{', '.join(lacking)} got no data for {name}" if lacking else _not_own(name, seen))
+    if wrong:
+        raise ConfigError(Problem(("data",), wrong))
+    if config.data.sharding == "function":
+        if strategy.is_chief:
+            message = "each worker trains on its own examples, so the numbers are not those of one device"
+            emit(Notice(level="info", message=f"data.sharding: function: {message}"))
+        if config.strategy.has_coordinator:
+            train = replace(train, num_batches=None, num_examples=None, describe=types_only(train))
+    agreed = {name: _agreed(split, name, seen) for name, split in {"training": train, "validation": validation}.items()}
+    return agreed["training"] or train, agreed["validation"]
+
+
+def types_only(split: Split) -> Callable[[], str]:
+    """What is said of data that may differ from process to process."""
+    return lambda: json.dumps({"types": json.loads(split.describe())["types"]})
+
+
+def _told(split: Split) -> dict[str, Any]:
+    length, data = _length_of(split), split.describe()
+    return {"length": length, "batches": split.num_batches, "examples": split.num_examples, "data": data}
+
+
+def _lengths(facts: Mapping[str, Any]) -> str:
+    return " and ".join(f"{fact['length']} for {name}" for name, fact in facts.items())
+
+
+def _length_of(split: Split) -> str:
+    if split.num_examples is not None:
+        return f"{split.num_examples:,} examples"
+    return "examples of unknown number" if split.num_batches is None else f"{split.num_batches:,} global batches"
+
+
+def _not_own(name: str, seen: Mapping[str, Any]) -> str:
+    wrong = not_own_data({task: json.loads(facts[name]["data"]) for task, facts in seen.items()})
+    return f"{name}: {wrong}" if wrong else ""
+
+
+def _agreed(split: Split | None, name: str, seen: Mapping[str, Any]) -> Split | None:
+    """A pass of one's own data is as long as the longest of all, and has what all have; unknown if one of them is."""
+    if split is None or not split.own:
+        return split
+    batches, examples = ([facts[name][what] for facts in seen.values()] for what in ("batches", "examples"))
+    return replace(
+        split,
+        num_batches=None if None in batches else max(batches),
+        num_examples=None if None in examples else sum(examples),
+    )

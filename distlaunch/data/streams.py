@@ -1,0 +1,120 @@
+"""A split in streams: each gives an equal part of every global batch, in the order of their numbers.
+
+A batch so depends on the number of streams alone: workers that each read some of them see the same batches as one
+process that reads all. A batch near the end of a pass, when some streams have ended, is smaller.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.context import StreamContext
+from distlaunch.data.each_example import ExampleMap, packed
+from distlaunch.data.pipelines import Pipeline
+from distlaunch.data.split import Split
+from distlaunch.data.splits import StreamData
+from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.replica.input import num_rows, pack
+
+_ZERO = np.int64(0)
+
+
+class Streams:
+    """Some of the streams of a split, neighbours, as one.
+
+    Args:
+        seed: order of the passes; None: the streams' own.
+    """
+
+    def __init__(self, data: StreamData, config: DataConfig, example_map: ExampleMap | None, seed: int | None) -> None:
+        part = config.model_copy(update={"global_batch": config.global_batch // data.number})
+        self._pipelines = {
+            stream: Pipeline(dataset, part, None, example_map, seed, drop=False,
+                             stream=StreamContext(data.number, stream))
+            for stream, dataset in data.streams.items()
+        }  # fmt: skip
+        if not any(pipeline.head for pipeline in self._pipelines.values()):
+            names = ", ".join(map(str, data.streams))
+            raise ConfigError(Problem(("data",), f"no examples in the streams of this process ({names})"))
+        self._splits = {stream: pipeline.split() for stream, pipeline in self._pipelines.items() if pipeline.head}
+
+    def split(self) -> Split:
+        parts = list(self._splits.values())
+        lengths = [part.num_batches for part in parts]
+        examples = [part.num_examples for part in parts]
+        known = None not in lengths
+        return Split(
+            sum(number or 0 for number in examples) if known else None,
+            max(number or 0 for number in lengths) if known else None,
+            self._batches,
+            self._load,
+            parts[0].empty,
+            parts[0].sample,
+            endless=any(part.endless for part in parts),
+            describe=functools.cache(self._describe),
+            in_parallel=parts[0].in_parallel,
+            work=parts[0].work,
+            forever=self._forever,
+        )
+
+    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        def until_all_end(part: Split) -> tf.data.Dataset:
+            ends = tf.data.Dataset.from_tensors(part.empty).repeat()
+            return part.batches(number_of_pass, start).concatenate(ends)
+
+        joined = self._joined([until_all_end(part) for part in self._splits.values()])
+        return joined.take_while(packed(lambda rows: num_rows(rows) > 0))
+
+    def _forever(self) -> tf.data.Dataset:
+        """Each begins its next pass by itself: when the others end theirs, only their processes know."""
+
+        def passes(part: Split) -> tf.data.Dataset:
+            return tf.data.Dataset.range(np.iinfo(np.int64).max).flat_map(lambda number: part.batches(number, _ZERO))
+
+        return self._joined([passes(part) for part in self._splits.values()])
+
+    @staticmethod
+    def _joined(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
+        def join(*elements: Any) -> Any:
+            return tf.nest.map_structure(_concatenated, *map(_packed_once, elements))
+
+        return tf.data.Dataset.zip(tuple(part.map(lambda *rows: (pack(rows),)) for part in parts)).map(join)
+
+    def _load(self, rows: Any) -> Batch:
+        return next(iter(self._pipelines.values())).load(rows, self._first_failure)
+
+    def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
+        found = (pipeline.first_failure(keys) for pipeline in self._pipelines.values())
+        return next((failure for failure in found if failure is not None), None)
+
+    def _describe(self) -> str:
+        told = {stream: json.loads(part.describe()) for stream, part in self._splits.items()}
+        first = next(iter(told.values()))
+        parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in told.items()}
+        return json.dumps({"types": first["types"], "shuffle": first["shuffle"], "parts": parts})
+
+
+def _packed_once(element: Any) -> Any:
+    return element[0] if isinstance(element, tuple) and len(element) == 1 else element
+
+
+def _concatenated(*leaves: Any) -> Any:
+    if isinstance(leaves[0], tf.SparseTensor):
+        return tf.sparse.concat(0, leaves)
+    if leaves[0].dtype != tf.variant:
+        return tf.concat(leaves, 0)
+    # TensorFlow has no operation for it, but its datasets can
+    slices = [tf.data.Dataset.from_tensor_slices(leaf) for leaf in leaves]
+    rows = functools.reduce(lambda one, other: one.concatenate(other), slices)
+    total = tf.add_n([num_rows(leaf) for leaf in leaves])
+    none = tf.data.Dataset.from_tensors(leaves[0][:0])
+    return rows.batch(tf.maximum(total, 1)).concatenate(none).take(1).get_single_element()
