@@ -76,6 +76,7 @@ def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: dict[str, int] = {}
     for path, variable in joined(list(variables)):
         name = f"{prefix}/{path}"
+        # paths may repeat: layers made by hand can share a name
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), variable
 

@@ -43,6 +43,7 @@ def _place(rows: tf.Tensor, total: tf.Tensor) -> RowPlace:
     index = tf.cast(context.replica_id_in_sync_group, tf.int64)
     whole = tf.cast(total, tf.int64)
     start = first_row(whole, index, context.num_replicas_in_sync)
+    # 1: a stand-in row is there, and it is divided by
     return RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), whole)
 
 
