@@ -31,7 +31,7 @@ from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.step_timer import StepTimer
 from distlaunch.training.surroundings import Surroundings
 
-REPORT_INTERVAL_S = 0.5
+REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says after how many steps
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class TrainingLoop:
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
         self._report = Every(config.train.log_every_steps, None)
+        # no progress bar: the launcher shows one, from events
         self._hooks = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
         )
@@ -77,12 +78,14 @@ class TrainingLoop:
         """
         with self._saver:
             end = self._run(start, take_state)
+        # after the last step nothing else would report what came since the last interval
         self._timer.report()
         return end
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._saver.best.check(has_validation=self._validation is not None)
+        # from here on an error has a step, and may be worth a restart; see `may_pass`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
@@ -93,10 +96,12 @@ class TrainingLoop:
         self._hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)
+        # a finished run that is resumed ends with the values it had
         logs = {name: values[-1] for name, values in start.history.items() if values}
         while self._progress.epoch < self._epochs and not self._progress.finished:
             ended = self._epoch()
             if ended is None:
+                # waits: nothing of this process is left afterwards that could finish it
                 self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
@@ -116,6 +121,7 @@ class TrainingLoop:
     def _source(self, start: Progress) -> Any:
         # where only the validation of an epoch is left, nobody reads the end of its pass any more
         at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
+        # a config with fewer epochs than were done
         passes = max(self._epochs - at[0], 0)
         if self._epoch_steps is None:
             return self._train.training_source(*at, ends_visible=True, passes=passes)
@@ -124,6 +130,7 @@ class TrainingLoop:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         left = max(self._epochs * self._epoch_steps - start.step, 0)
         if self._train.num_batches:
+            # an epoch of `steps_per_epoch` is no pass over the data: passes follow each other within epochs
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
@@ -132,6 +139,7 @@ class TrainingLoop:
         at = self._progress
         if not self._around.is_chief or at.epoch >= self._epochs or not at.finished:
             return
+        # EarlyStopping sets it when it stops, and to 0 when training begins
         who = next((callback for callback in self._callbacks if getattr(callback, "stopped_epoch", 0)), None)
         name = "a callback" if who is None else type(who).__name__
         best = getattr(who, "best_epoch", None) if getattr(who, "restore_best_weights", False) else None
@@ -141,6 +149,7 @@ class TrainingLoop:
 
     def _hook(self, name: str, *arguments: Any) -> None:
         """Calls the callbacks, which may write what they keep."""
+        # `ModelCheckpoint` may write for minutes: a task that does is given time to finish
         with self._around.saving():
             getattr(self._hooks, f"on_{name}")(*arguments)
 
@@ -159,6 +168,7 @@ class TrainingLoop:
                 return None
         validation_logs = self._validate(epoch)
         if validation_logs is None:
+            # the steps are done: whoever goes on from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
@@ -176,13 +186,16 @@ class TrainingLoop:
             first = self._progress.step_in_epoch
             self._hook("train_batch_begin", first)
             began = self._around.clock()
+            # asked before the call, so that it can travel with the vote: all must save after the same step
             due = self._saver.is_due
             vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, due)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
+            # what the writing thread has raised ends training here, and not an epoch later
             self._saver.check()
             if result.nonfinite is not None:
+                # the step of the failure, which `error.json` tells
                 self._around.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress)
             if result.steps:
@@ -208,6 +221,7 @@ class TrainingLoop:
 
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
+        # a call must not run over a step at which something is due
         limits = [self._call.length, self._save.steps_until_due(step), self._report.steps_until_due(step)]
         limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
         return min(limit for limit in limits if limit is not None)
@@ -265,6 +279,7 @@ class TrainingLoop:
             return {}
         self._hook("test_begin")
         source, should_stop = self._validation.evaluation_source(), self._around.should_stop
+        # reading the validation data must not count among the times of the training data's examples
         with left_out():
             logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
         if logs is not None:
@@ -273,9 +288,11 @@ class TrainingLoop:
 
     def _test_hooks(self) -> BatchHooks | None:
         """For callbacks of any task that want to be called around the batches of validation."""
+        # of all tasks alike, so none of them waits in `agree`
         if not self._config.train.callbacks:
             return None
         mine = watch_test_batches(self._callbacks)
+        # with hooks each batch is a call of its own, which all tasks must make
         if not self._program.agree(Vote(finish=mine)).finish:
             return None
         return BatchHooks(
@@ -284,6 +301,7 @@ class TrainingLoop:
         )
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
+        # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
         self._around.on_meeting()
         # a callback may have stopped training in one process alone
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))

@@ -76,6 +76,7 @@ class Session:
                  writing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         self._on_step, self._on_meeting, self._saving, self._writing = on_step, on_meeting, saving, writing
+        # first: everything below may draw
         seed_process(config)
         grow_gpu_memory()
         # before anything computes: it splits the CPU into devices, and joins the cluster
@@ -92,6 +93,7 @@ class Session:
         self.model = build_model(config, self.strategy, self._rows, findings)
         self._heed(findings)
         with self.strategy.scope():
+            # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
         self.program = self.strategy.program(make_steps(config, self.model))
         for note in self.strategy.notes():
