@@ -110,6 +110,7 @@ class RunState:
                 self.heard[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
+            # `setdefault` here and below: the first time counts, whatever is told again
             case Finished(at, task):
                 self.finished.setdefault(task, at)
                 self.closed.setdefault(task, at)
@@ -172,6 +173,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     """Whether this end of a task, taken alone, is one that should not be."""
     if end.task in rules.optional:
         return False
+    # what others do after the run's end is no failure of the run
     chief_done = state.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
@@ -179,6 +181,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     if told_at <= end.at:
         had_raised = end.task in state.errors and state.errors[end.task].at <= told_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
+        # it was asked to end, and did
         if end.task in rules.servers or by_signal:
             return False
     if rules.scripts and end.code == ExitCode.DONE:
@@ -211,6 +214,7 @@ def reasons(state: RunState, rules: Rules) -> list[Reason]:
         deadline = min(state.spawned.values()) + rules.start_timeout_s
         if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
             found.append((deadline, Why.OVERDUE))
+    # by time alone: kinds cannot be compared, and at the same time the order above counts
     return sorted(found, key=lambda reason: reason[0])
 
 
