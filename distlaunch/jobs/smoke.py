@@ -16,7 +16,7 @@ from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
-STEPS = 4
+STEPS = 4  # with a checkpoint after two
 
 
 @dataclass(frozen=True)

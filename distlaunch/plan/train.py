@@ -25,7 +25,7 @@ from distlaunch.plan.preload import preload_for
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which tells nothing about steps."""
 
-NO_GPU = ("-1",)
+NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
 """For a server that its own launcher starts: it serves on after SIGTERM until the chief, started elsewhere, is gone."""
 
@@ -183,7 +183,7 @@ def plan_launch(
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places)
     shares = _gpu_shares(config, place_of)
-    ports_are_held = here is None and bool(cluster.tasks)
+    ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     tasks = tuple(
         TaskPlan(

@@ -139,7 +139,9 @@ def _plain(array: np.ndarray) -> list[Any]:
     if array.dtype.kind in "OS":
         flat: list[Any] = [value.decode(errors="replace") for value in array.reshape(-1)]
     else:
+        # through its text: float32 0.1 becomes 0.1, not 0.10000000149011612
         flat = [float(str(value)) if np.isfinite(value) else None for value in array.reshape(-1)]
+    # filled in afterwards: `np.array` of texts would make another type
     values = np.empty(len(flat), object)
     values[:] = flat
     return values.reshape(array.shape).tolist()
