@@ -79,6 +79,7 @@ class Expected:
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not isinstance(value, dict):
             return models[0] if models else None
+        # a union of strategies: the kind decides which
         if models[0] in MODELS.values():
             kind = value.get("kind")
             return MODELS.get(kind) if isinstance(kind, str) else None

@@ -101,12 +101,15 @@ def _checked(
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
+    # before validation: the name becomes a value of the config
     _name(root, path)
     data: Any = root.plain()
     config, wrong = _validate(data)
     wrong = [problem for problem in wrong if not _covered(problem, early)]
+    # all mistakes at once: what is right so far is checked further
     partial = config or _without_wrong_keys(data, [*early, *wrong])
     if partial is not None:
+        # before references are checked, and before tasks with other working directories read them
         partial = with_absolute_files(partial, path.parent)
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_workers(partial, environ))
@@ -124,6 +127,7 @@ def load_resolved(path: Path | str) -> RunConfig:
         ConfigError: the file was changed, or is from another version.
     """
     path = Path(path)
+    # no variables: `dump_config` has escaped what looks like one
     builder = TreeBuilder(str(path), {})
     root = builder.build(parse(read_text(path), str(path)))
     config, wrong = _validate(root.plain())
@@ -197,4 +201,5 @@ def _at(root: Node, problem: Problem) -> Problem:
 
 def _position(problem: Problem) -> tuple[str, int]:
     name, _, line = (problem.source or "").rpartition(":")
+    # line 9 before line 10
     return (name, int(line)) if line.isdigit() else (problem.source or "", 0)

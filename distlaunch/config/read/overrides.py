@@ -32,6 +32,7 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
             _assign(root, key, value, source)
         except ConfigError as error:
             problems += error.problems
+    # after all overrides: those that belong to the new kind must stay
     if kind_written(root) != written_kind:
         drop_foreign_keys(root)
     return problems
@@ -67,6 +68,7 @@ def _parse(text: str, source: str, environ: Mapping[str, str]) -> tuple[Key, Nod
         key, value = split(text)
     except ValueError as error:
         raise ConfigError(Problem((), str(error), "--set")) from None
+    # `--set key=` means null, as in YAML
     if not value.strip():
         return key, Node(None, source)
     try:
@@ -88,6 +90,7 @@ def _assign(root: Node, key: Key, value: Node, source: str) -> None:
     if isinstance(node.value, dict):
         node.value[part] = value
     elif isinstance(node.value, list) and isinstance(part, int):
+        # an index one past the end appends
         node.value[part : part + 1] = [value]
 
 

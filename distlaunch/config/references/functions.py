@@ -77,6 +77,7 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: F
         yield Problem(site.key, f"'{name}' is an `async def`; expected a plain function; remove `async`")
     elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
         yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
+    # a decorator may change what it takes
     elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
         yield from _check_call(site, Function(name, node), forms)
 
@@ -84,6 +85,7 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, forms: F
 def _check_call(site: Site, function: Function, forms: Forms) -> Iterator[Problem]:
     if site.role in forms:
         messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms[site.role]]
+        # one form that fits is enough
         if all(messages):
             yield Problem(site.key, str(messages[0]))
     elif site.args is not None:
