@@ -18,7 +18,7 @@ from distlaunch.data.files.rows import Rows, scan_rows
 from distlaunch.data.files.tables import Kind, Table, encode, kinds_from_facts
 
 _BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
-_LARGEST_FIELD = 64 << 20
+_LARGEST_FIELD = 64 << 20  # characters; as long as a row may be
 
 
 def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:
@@ -57,6 +57,7 @@ class CSVFiles(Table, FilesOfSpans):
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:
             return self._parse_rows(spans)
+        # all rows at once is fast; one by one tells which it was
         except (csv_module.Error, ValueError, OverflowError):
             for position, span in enumerate(spans):
                 try:
@@ -104,6 +105,7 @@ def _scan(descriptor: int, size: int) -> Scanned:
         kept = [parsed[place] for place in filled]
         if set(map(len, kept)) != {len(header)}:
             _refuse_lengths(kept, starts[filled], len(header))
+        # empty lines are parsed as rows without fields
         parts.append(starts[filled])
         for guess, texts in zip(guesses, zip(*kept, strict=True), strict=True):
             guess.add(texts)
