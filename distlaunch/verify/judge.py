@@ -143,6 +143,7 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
         grown = max(grown, own_noise)
         if NOISE_FACTOR * grown <= SHARP:
             sharp_to = step
+        # `not <=` here and below: NaN must not pass
         if first is None and not deviation <= max(TOLERANCE, NOISE_FACTOR * grown):
             first = step
     return _Compared(deviations, first, sharp_to)
@@ -187,6 +188,7 @@ def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared
         return False
     allowed = max(TOLERANCE, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
     off = [step for step, deviation in enumerate(compared.deviations) if not deviation <= allowed]
+    # one example more or less, as the mean of a step says it
     single = all(abs(abs(own[step] - expected[step]) * rows[step] - 1) < 0.01 for step in off)
     return single and len(off) <= max(1, len(expected) // _FLIPS)
 

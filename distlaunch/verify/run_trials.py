@@ -68,6 +68,7 @@ class Bench:
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):
+            # mistakes of the config are raised with their lines
             checked(found, choice.locate)
             raise Ended(found, None)
         self.reference = found.record
@@ -113,6 +114,7 @@ class Bench:
         return result
 
     def _stop_if_asked(self) -> None:
+        # SIGCHLD is for the supervisor; between attempts it means nothing
         asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
         if asked:
             raise Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)
