@@ -25,7 +25,7 @@ import numpy as np
 ORDER = ("tflite", "saved_model", "keras", "weights")
 """Those that need nothing of the user's come before those that may import the user's code."""
 
-_HOOKS_S = 3.0
+_HOOKS_S = 3.0  # for all exit hooks together
 
 
 def main() -> None:
@@ -34,6 +34,7 @@ def main() -> None:
     exported = _sibling("exported")
     findings = {name: _check(name, parcel, exported) for name in ORDER if name in parcel["files"]}
     findings_path.write_text(json.dumps(findings))
+    # `os._exit` flushes nothing
     sys.stdout.flush()
     sys.stderr.flush()
     # interpreters of TFLite and compiled functions take their time to be destroyed; exit hooks get some
@@ -125,6 +126,7 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
 
 def _user_module(parcel: Mapping[str, Any]) -> Any:
     """The module of the model's function; with it the user's paths come in."""
+    # now and not earlier: until here nothing of the user's could hide a library
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
     source = parcel["function"].rpartition(":")[0]
     if not source.endswith(".py"):
@@ -158,6 +160,7 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
             content = convert(select=True)
         except Exception as error:
             raise Unusable(_inconvertible(str(error))) from error
+        # the file names them as `FlexErf`; `FlexDelegate` is no operation
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
         told = ", ".join(operations) or "some"
         notes.append(
@@ -190,12 +193,14 @@ def difference(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]
         value = np.asarray(got[name])
         if value.shape != wanted.shape:
             return f"{name} has the shape {list(value.shape)}; the model's has {list(wanted.shape)}"
+        # V: bfloat16 and the like, which NumPy does not know
         if wanted.dtype.kind not in "fcV":
             if not np.array_equal(wanted, value):
                 return f"{name} differs from the model's: {_sample(wanted != value, value, wanted)}"
             continue
         ours, theirs = wanted.astype(np.float64), value.astype(np.float64)
         scale = np.abs(ours[np.isfinite(ours)]).max(initial=0.0)
+        # relative to the largest value: small ones beside it carry its rounding
         close = np.isclose(theirs, ours, rtol=0.0, atol=tolerance * scale + 1e-6, equal_nan=True)
         if not close.all():
             return f"{name} differs from the model's: {_sample(~close, theirs, ours)}; allowed: {tolerance:g} of the " \
@@ -220,6 +225,7 @@ def _load(name: str, path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # before it runs: dataclasses look their module up there
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

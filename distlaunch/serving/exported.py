@@ -20,7 +20,7 @@ import numpy as np
 ENDPOINT = "serve"
 ANY = "any"
 """The type of inputs of subclassed Keras models, whose files do not tell it."""
-_LINE = 240
+_LINE = 240  # characters of an error
 _FREE = "export it as saved_model, which needs no code"
 
 
@@ -89,6 +89,7 @@ def format_of(path: Path) -> str | None:
     """The format of an export by its looks; None if it is none."""
     if (path / "saved_model.pb").is_file():
         return "saved_model"
+    # before the suffix, which is .h5 alone
     if path.name.endswith(".weights.h5"):
         return "weights"
     return {".keras": "keras", ".tflite": "tflite"}.get(path.suffix) if path.is_file() else None
@@ -120,6 +121,7 @@ def open_saved_model(path: Path) -> ExportedModel:
 
     loaded: Any = tf.saved_model.load(str(path))
     signatures = dict(loaded.signatures)
+    # Keras calls it `serve`, older exports `serving_default`
     name = next((name for name in (ENDPOINT, "serving_default", *signatures) if name in signatures), None)
     if name is None:
         raise NotAnExportError("the SavedModel has no signature that could be called")
@@ -129,6 +131,7 @@ def open_saved_model(path: Path) -> ExportedModel:
 
     def call(values: Any) -> dict[str, np.ndarray]:
         assert loaded is not None  # it owns the variables, and must live as long as this function
+        # signatures take keyword arguments of exact types
         tensors = {name: tf.constant(values[name], spec.dtype) for name, spec in specs.items()}
         return {name: value.numpy() for name, value in sorted(served(**tensors).items())}
 
@@ -144,6 +147,7 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
     try:
         model = keras.saving.load_model(path, compile=False, **options)
     except ValueError as error:
+        # Keras's words: "... by passing `safe_mode=False` to the loading function"
         if "safe_mode" in str(error) and "safe_mode" not in options:
             message = f"holds Python code (a Lambda layer), which is not run from a file; {_FREE}"
             raise NotAnExportError(message) from error
@@ -229,6 +233,7 @@ def adapted(value: Any, spec: Spec) -> np.ndarray:
     """In the type of an input; rows of single values get, or lose, a dimension of size 1."""
     array = np.asarray(value)
     rank = array.ndim if spec.shape is None else len(spec.shape)
+    # a column of a table, [rows], for an input of [rows, 1]
     if array.ndim == 1 and rank == 2:
         array = array[:, None]
     elif array.ndim == 2 and rank == 1 and array.shape[1] == 1:
@@ -269,6 +274,7 @@ def _flex_told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # TFLite has no type of its own for it
         if "Flex delegate" not in str(error):
             raise
         message = "it holds operations of TensorFlow, which need an interpreter with the Flex delegate"
@@ -304,6 +310,7 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
             Spec(name, str(tensor.dtype), tuple(tensor.shape)) for tensor, name in zip(tensors, names, strict=True)
         ]
         return _ordered(specs, structure), structure
+    # what a subclassed model was built with; it has no types
     shapes = getattr(model, "_build_shapes_dict", None) or {}
     if len(shapes) == 1:
         ((_, shape),) = shapes.items()
@@ -323,6 +330,7 @@ def _tensor_spec(name: str, spec: Any) -> Spec:
 
 
 def _lite_spec(name: str, detail: Mapping[str, Any]) -> Spec:
+    # `shape` is that of the last call; the signature has -1 for any size
     shape = detail.get("shape_signature", detail["shape"])
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     dtype = np.dtype(detail["dtype"])

@@ -53,6 +53,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         self._above.append((note_line(text), False))
+        # between attempts nothing draws: the note is printed at once
         if self._live is None:
             self._flush()
         elif text.startswith("stopping"):
@@ -68,6 +69,7 @@ class LiveView:
 
     def ended(self) -> None:
         if self._live is not None:
+            # the bar is gone before what is left is printed
             self._live.update(Text(""))
             self._flush()
             self._live.stop()
