@@ -11,27 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.events import EpochEnded, Notice, StepsDone
+from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.config.run import RunConfig
-from distlaunch.data.example_times import left_out
 from distlaunch.data.source import Split
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks.keras_callbacks import (
-    continue_log,
-    watch_batches,
-    watch_test_batches,
-)
+from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.step_reports import StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
 from distlaunch.training.surroundings import Surroundings
-
-REPORT_INTERVAL_S = 0.5  # between two StepsDone events, unless the config says after how many steps
+from distlaunch.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -49,19 +43,18 @@ class TrainingLoop:
     def __init__(self, config: RunConfig, model: keras.Model, program: Program, train: Split, validation: Split | None,
                  callbacks: list[keras.callbacks.Callback], around: Surroundings) -> None:  # fmt: skip
         self._config, self._model, self._program, self._around = config, model, program, around
-        self._train, self._validation, self._callbacks = train, validation, callbacks
+        self._train, self._callbacks = train, callbacks
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress = Progress()
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
-        self._report = Every(config.train.log_every_steps, None)
+        self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
         # no progress bar: the launcher shows one, from events
         self._hooks = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
         )
-        self._pending_steps, self._pending_seconds = 0, 0.0
-        self._last_report = around.clock()
+        self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
@@ -84,7 +77,7 @@ class TrainingLoop:
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
-        self._saver.best.check(has_validation=self._validation is not None)
+        self._saver.best.check(has_validation=self._validation.has_data)
         # from here on an error has a step, and may be worth a restart; see `may_pass`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
@@ -166,7 +159,7 @@ class TrainingLoop:
             logs = self._train_steps()
             if logs is None:
                 return None
-        validation_logs = self._validate(epoch)
+        validation_logs = self._validation.after_epoch(epoch)
         if validation_logs is None:
             # the steps are done: whoever goes on from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
@@ -222,7 +215,7 @@ class TrainingLoop:
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
         # a call must not run over a step at which something is due
-        limits = [self._call.length, self._save.steps_until_due(step), self._report.steps_until_due(step)]
+        limits = [self._call.length, self._save.steps_until_due(step), self._reports.steps_until_due(step)]
         limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
         return min(limit for limit in limits if limit is not None)
 
@@ -232,31 +225,8 @@ class TrainingLoop:
         self._around.on_step(self._progress.step)
         self._next_steps = self._call.proposal(result, seconds)
         self._call.accept(result.vote.next_steps)
-        self._pending_steps += result.steps
-        self._pending_seconds += seconds
-        every = self._config.train.log_every_steps
         at_end = self._progress.step_in_epoch == self._epoch_steps
-        due = (
-            self._report.due_at_step(self._progress.step)
-            if every
-            else self._around.clock() - self._last_report > REPORT_INTERVAL_S
-        )
-        if due or at_end:
-            self._report_steps(result.logs)
-
-    def _report_steps(self, logs: Logs) -> None:
-        at = self._progress
-        self._around.emit(
-            StepsDone(
-                epoch=at.epoch,
-                step=at.step,
-                step_in_epoch=at.step_in_epoch,
-                steps=self._pending_steps,
-                seconds=self._pending_seconds,
-                logs=scalars(logs),
-            )
-        )
-        self._pending_steps, self._pending_seconds, self._last_report = 0, 0.0, self._around.clock()
+        self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
         """The data came to its end: expected only where its length was not known."""
@@ -266,39 +236,7 @@ class TrainingLoop:
         if self._epoch_steps is not None:
             message = f"the data said it has {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
             raise ConfigError(Problem(("data",), message))
-        if self._pending_steps:
-            self._report_steps(result.logs)
-
-    # between epochs
-
-    def _validate(self, epoch: int) -> Logs | None:
-        """Validation logs, {} if none is due, None if asked to stop."""
-        section = self._config.validation
-        last = epoch + 1 == self._epochs
-        if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
-            return {}
-        self._hook("test_begin")
-        source, should_stop = self._validation.evaluation_source(), self._around.should_stop
-        # reading the validation data must not count among the times of the training data's examples
-        with left_out():
-            logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
-        if logs is not None:
-            self._hook("test_end", logs)
-        return logs
-
-    def _test_hooks(self) -> BatchHooks | None:
-        """For callbacks of any task that want to be called around the batches of validation."""
-        # of all tasks alike, so none of them waits in `agree`
-        if not self._config.train.callbacks:
-            return None
-        mine = watch_test_batches(self._callbacks)
-        # with hooks each batch is a call of its own, which all tasks must make
-        if not self._program.agree(Vote(finish=mine)).finish:
-            return None
-        return BatchHooks(
-            begin=lambda batch: self._hook("test_batch_begin", batch),
-            end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
-        )
+        self._reports.report_rest(result.logs, at)
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
         # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
@@ -323,8 +261,3 @@ class TrainingLoop:
 
     def _save_checkpoint(self, **how: Any) -> None:
         self._saver.save(self._program, self._progress, **how)
-
-
-def scalars(logs: Logs) -> Logs:
-    """The values that are single numbers, as floats that JSON can hold."""
-    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}

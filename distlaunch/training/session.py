@@ -45,8 +45,9 @@ from distlaunch.training.checks.labels import told_plainly, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import LoopEnd, TrainingLoop, scalars
+from distlaunch.training.loop import LoopEnd, TrainingLoop
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
 

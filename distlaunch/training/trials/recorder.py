@@ -28,8 +28,8 @@ from distlaunch.strategies.replica.input import num_rows, pack
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
+from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.trials.gradient_norm import (
     dense_gradients,
