@@ -16,6 +16,7 @@ import pickle
 import re
 import sys
 import threading
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
     model = getattr(module, parcel["function"].rpartition(":")[2])(**parcel["args"])
     rows = parcel["rows"]["weights"]
     if not model.built:
-        model(exported.map_structure(np.asarray, rows), training=False)
+        model(_sibling("exported_model").map_structure(np.asarray, rows), training=False)
     model.load_weights(path)
     return exported.of_keras_model(model, "weights")
 
@@ -214,7 +215,11 @@ def _sample(different: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> str:
 
 
 def _sibling(name: str) -> Any:
-    return _load(f"_distlaunch_{name}", Path(__file__).with_name(f"{name}.py"))
+    """A module beside this file, in a package of another name: that of distlaunch may not be there to be imported."""
+    package = types.ModuleType("_exports")
+    package.__path__ = [str(Path(__file__).parent)]
+    sys.modules.setdefault(package.__name__, package)
+    return importlib.import_module(f"{package.__name__}.{name}")
 
 
 def _load(name: str, path: Path) -> Any:

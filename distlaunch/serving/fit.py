@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import ANY, Spec, adapted, dtype_name
+from distlaunch.serving.exported_model import ANY, Spec, adapted, dtype_name
 
 Arrays = dict[str, np.ndarray]
 

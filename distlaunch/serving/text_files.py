@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import ANY, Spec
+from distlaunch.serving.exported_model import ANY, Spec
 from distlaunch.serving.fit import quoted, takes
 
 _LONGEST = 40  # characters of a value in a message

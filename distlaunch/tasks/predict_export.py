@@ -16,7 +16,8 @@ import numpy as np
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
 from distlaunch.config.backend import choose_backend
-from distlaunch.serving.exported import ExportedModel, NotAnExportError, first_line, open_export
+from distlaunch.serving.exported import NotAnExportError, first_line, open_export
+from distlaunch.serving.exported_model import ExportedModel
 from distlaunch.serving.fit import Arrays, fitted, takes
 from distlaunch.serving.input_files import read_inputs
 from distlaunch.tasks.no_terminal import refuse_input
@@ -180,7 +181,7 @@ def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
 
 def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
     """Arrays by input, from `(x, y)` or the like."""
-    from distlaunch.serving.exported import by_name
+    from distlaunch.serving.exported_model import by_name
 
     x = data[0] if isinstance(data, (tuple, list)) else data
     try:

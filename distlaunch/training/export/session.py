@@ -14,7 +14,7 @@ from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.serving.exported import named_outputs
+from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.training.export.backends import export_backend
