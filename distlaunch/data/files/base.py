@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -112,15 +111,6 @@ class IndexedFiles(ABC):
         except tf.errors.OpError as error:
             raise RecordError(index, self.where(index), _without_operation(error.message)) from error
         return tf.nest.map_structure(_as_numpy, example)
-
-    def find_failure(self, indices: Iterable[int]) -> RecordError | None:
-        """The first of some examples that cannot be read or decoded: what a failed batch is asked for."""
-        for index in indices:
-            try:
-                self[int(index)]
-            except RecordError as error:
-                return error
-        return None
 
 
 class FilesOfRecords(IndexedFiles):
