@@ -63,6 +63,7 @@ class HostTasks:
             if warm.fd not in self._importing:
                 self._importing[warm.fd] = warm, []
                 self._pump.watch(warm.fd)
+            # started by `wait`, when the process has imported
             self._importing[warm.fd][1].append(task)
         self._tasks[spec.name] = task
         return task

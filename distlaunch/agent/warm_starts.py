@@ -123,6 +123,7 @@ class WarmProcess:
             # byte by byte, so that nothing behind the line is taken
             while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
                 line += byte
+        # an end of file in the middle of a line: it has died
         answer = json.loads(line) if line.endswith(b"\n") else {"unfit": "it has ended"}
         self.unfit = answer.get("unfit", "")
         self.was_fit = self.was_fit or not self.unfit

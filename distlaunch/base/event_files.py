@@ -62,6 +62,7 @@ class EventWriter:
             self._torn = written < len(line)
             if written < len(line):
                 return
+            # only what is in the file whole is forgotten
             del self._waiting[0]
 
     def close(self) -> None:

@@ -219,7 +219,7 @@ class RunConfig(Section):
     ) = None
     """Name of the run directory. None: the config file's name."""
     runs_dir: str = "runs"
-    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0  # TensorFlow and NumPy take 32 bits
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     determinism: bool = False
     """Bit-equal results from the same seed on the same machine; some operations become slower."""
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16"] | None = None

@@ -97,6 +97,7 @@ def repeat(
             # a signal that came while the attempt ended
             if asked := _asked_within(signals, 0):
                 return _stopped(result, asked, told)
+            # doubled with each restart that still counts
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
             who = f"{failure.task} " if failure.task else ""

@@ -256,9 +256,11 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
     if not strategy.processes(config.cluster):
         return {} if number is None or number > len(gpus) else {tasks[0]: tuple(gpus[:number])}
     workers = [task for task in tasks if task.job == "worker" or strategy.in_lockstep]
+    # alone on its host, a task may have all that is there
     if len(tasks) == 1 or not workers:
         return {}
     shares = share_gpus(gpus, len(workers), number)
+    # servers and coordinators get none
     return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
 
 

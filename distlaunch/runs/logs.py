@@ -202,4 +202,5 @@ def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
         plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
     tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
+    # without deadlines: nothing is started by it
     return LaunchPlan(run.path, attempt, "train", tasks, 0, 0, chief=Task.parse(chief))

@@ -65,6 +65,7 @@ class StateServer:
             except OSError:  # such as too many open files: the receiver tells
                 self._over.wait(_TURN_S)
                 continue
+            # one for each receiver: a slow one does not hold up the others
             threading.Thread(target=self._serve, args=(connection,), name="state", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

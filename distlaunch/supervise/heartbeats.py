@@ -45,6 +45,7 @@ class Heartbeats:
             heard: whether the run has told something since the last look (a checkpoint, an epoch).
         """
         for task in list(self._lives):
+            # its next process begins with counters of its own
             if task not in signs:
                 del self._lives[task]
         for task, now_shown in signs.items():

@@ -162,6 +162,7 @@ class ThreadedObserver:
             except BaseException as error:
                 # raised in the main thread, by whoever calls next
                 self._observer, self._error = Silent(), error
+            # counted here and not in `line`: each number has one thread that writes it
             if method == "line":
                 self._taken += LINE_ROOM + len(str(arguments[1]))
         self._over.set()

@@ -118,6 +118,7 @@ class RunState:
                 self.closed.setdefault(task, at)
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
+                # counts on while it has not come; `Came` clears it
                 self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
             case ErrorReported(_, task, _):
                 self.errors.setdefault(task, fact)
@@ -208,6 +209,7 @@ def reasons(state: RunState, rules: Rules) -> list[Reason]:
     if has_ended_well(state, rules):
         until = linger_until(state, rules)
         found.append((min(until.values(), default=float("inf")), Why.LINGERING))
+    # a replaceable one is killed and started again instead; see `decide`
     found += [(fact.at, Why.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
     found += [(at, Why.OVERDUE) for at in state.absent.values()]
     if state.spawned:

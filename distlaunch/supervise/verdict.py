@@ -62,6 +62,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
         held_up = next(fact for fact in state.stalled.values() if fact.task not in rules.replaceable)
         return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
     if why is Why.OVERDUE:
+        # who was started again, had come before
         late_comers = state.restarted | rules.optional | state.came
         missing = tuple(state.absent) or tuple(task for task in state.spawned if task not in late_comers)
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)

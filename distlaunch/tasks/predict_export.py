@@ -96,6 +96,7 @@ def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
         raise UsageError(message) from error
     rows = len(next(iter(batch.values())))
     for name, array in outputs.items():
+        # the file of predictions has one row for each row of the input
         if array.shape[:1] != (rows,):
             raise UsageError(
                 f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value a row"

@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(number, lambda *_: end_process(ExitCode.PREEMPTED))
     hold_lifeline()
     refuse_input()
+    # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     end_process(_run(arguments))

@@ -96,6 +96,7 @@ class Bench:
 
     def _reference(self, order: TrialOrder) -> _Reference | AttemptResult:
         order = dataclasses.replace(order, synchronized=False)  # one device has the whole batch
+        # one for each way of making trials: what a trial leaves out, its reference leaves out, too
         if order not in self._references:
             run = RunDir.claim(self._folder, "verify")
             config = reference_config(self._choice.config)

@@ -11,6 +11,7 @@ from distlaunch.config.read.words import show
 from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.strategy_switch import drop_foreign_keys, kind_written
 
+# a part of a key: `[0]`, `["a.b"]`, `name` or `.name`
 _PART = re.compile(
     r"""\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<quoted>.*?)(?P=quote)\]|\.?(?P<name>[^.\[\]=]+)"""
 )

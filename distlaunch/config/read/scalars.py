@@ -17,7 +17,7 @@ _INT = re.compile(r"[-+]?[0-9]{1,400}\Z")  # 400: Python refuses to convert thou
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}\Z|0x[0-9a-fA-F]{1,100}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
-_LARGEST = 2**63  # what arrays and other readers of YAML can hold
+_LARGEST = 2**63
 
 RUN_DIR = "${run_dir}"
 """Stands for the run directory in the arguments of callbacks; filled in when a run builds them."""

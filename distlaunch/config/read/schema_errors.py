@@ -83,6 +83,7 @@ def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: boo
     """Whether a part of a location is the name of a union member instead of a key."""
     if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
         return False
+    # how pydantic names members of a union that are no models
     if not isinstance(data, dict) or any(
         part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")
     ):

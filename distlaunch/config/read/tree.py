@@ -80,6 +80,7 @@ class TreeBuilder:
             raise ConfigError(Problem((), message, self._source(line)))
         if isinstance(raw, yaml.ScalarNode):
             return Node(self._scalar(raw, key, line), self._source(line))
+        # aliases are expanded here, so the parser's own limit does not hold any more
         self._depth += 1
         if self._depth > MAX_DEPTH:
             message = f"aliases nest deeper than {MAX_DEPTH} levels; write out what you need"

@@ -53,6 +53,7 @@ class ByteReader:
         low = high = 0
         for place in order:
             begin, stop = begins[place], stops[place]
+            # one call for spans of a file that touch, or nearly so
             near = group and files[place] == files[group[0]] and begin - high <= _MOST_SKIPPED_BYTES
             if not near or stop - low > _MOST_AT_ONCE_BYTES:
                 self._read_group(group, files, begins, stops, found)

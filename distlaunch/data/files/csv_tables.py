@@ -161,6 +161,7 @@ def _merge(facts: dict[str, Any]) -> dict[str, Any]:
             raise DataError(
                 f"{path} has the columns {', '.join(header)}; expected those of {first}: {', '.join(named[first])}"
             )
+    # an empty file has no columns, and says nothing of theirs
     of_files = [guesses for header, guesses in facts.values() if header is not None]
     kinds = [merge_guesses(guesses).to_plain() for guesses in zip(*of_files, strict=True)]
     return {"columns": dict(zip(named[first], kinds, strict=True))}

@@ -75,6 +75,7 @@ def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Ite
             path, name = os.path.join(folder, entry.name), entry.name.lower()
             if name.startswith(b"."):
                 continue
+            # follows links, as `os.stat` above
             if entry.is_dir():
                 yield from _walk(root, path, (*above, here))
             elif name.endswith(_IMAGES):

@@ -160,6 +160,7 @@ def average(per_example: Any, sample_weight: Any = None) -> Any:
         per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
     if sample_weight is not None:
         per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
+    # on a mesh a step sees all rows, so these are those of the global batch
     return ops.sum(per_example) / per_example.shape[0]
 
 

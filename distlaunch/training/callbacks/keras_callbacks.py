@@ -61,6 +61,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
+    # the chief has callbacks that other tasks have not, so positions in their lists differ
     callback._distlaunch_place = index
     # tells what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)

@@ -153,6 +153,7 @@ class CheckpointStore:
                     whole = meta is not None and hashlib.file_digest(file, "sha256").hexdigest() == meta.sha256
                     file.seek(0)
                     state = read_npz(file) if whole else {}
+                # both files have a checksum: that of the state is in `meta.json`
                 if meta is None or not whole:
                     raise DamagedError(f"{path}: damaged: its content does not match its checksum")
                 copy = FileCopy.of(file, meta.sha256)
@@ -194,6 +195,7 @@ class CheckpointStore:
             except DamagedError as error:
                 damaged.append(f"step-{step:08d}")
                 on_damaged(step, error)
+        # those that earlier attempts have moved away
         damaged += sorted(path.name for path in self.directory.glob("damaged-step-*"))
         if not damaged:
             return None

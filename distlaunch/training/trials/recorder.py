@@ -221,6 +221,7 @@ def permuted(source: Source, seed: int) -> Source:
 
 def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
     """Where each row of a permuted batch was; int64 of shape [rows]."""
+    # by the batch's number: the order is known without reading it, for `_places`
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
 

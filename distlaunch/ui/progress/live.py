@@ -46,7 +46,7 @@ class LiveView:
         self.state.add(event)
         line = event_line(event, self.state.now.training.epochs if self.state.now.training else 1)
         if line is not None:
-            self._above.append((line, False))
+            self._above.append((line, False))  # False: our own line, broken at words
 
     def line(self, task: str, text: str) -> None:
         self._above.append((task_line(task, text, alone=len(self.state.tasks) == 1), True))
