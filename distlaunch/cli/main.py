@@ -84,6 +84,7 @@ def main() -> None:
     except click.ClickException as error:
         (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
         code = error.exit_code
+    # what click makes of Ctrl-C
     except click.Abort:
         code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:

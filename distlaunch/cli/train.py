@@ -62,6 +62,7 @@ def command(
         proven = smoking.smoke(request, view, os.environ)
         view.report(proven.last)
         print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
+        # an attempt may be done, and have shown less than it should
         code = proven.last.outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED)
     else:
         result = job.train(request, view, os.environ)

@@ -14,6 +14,7 @@ def tf_config_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[Cl
     Raises UsageError if TF_CONFIG is malformed.
     """
     text, strategy = environ.get("TF_CONFIG"), config.strategy
+    # a single process has no cluster to join, whatever the environment holds
     can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
     return from_tf_config(text) if text and config.engine.kind == "auto" and can_join else None
 

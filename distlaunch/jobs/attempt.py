@@ -109,6 +109,7 @@ def run_attempt(
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     """Whether an attempt has failed by itself before its first step."""
+    # a killed task says nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):
         return False
     return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))

@@ -42,6 +42,7 @@ class SmokeResult:
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
     batch = config.data.global_batch
+    # batches that the function makes can only be counted
     if config.data.batched:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:

@@ -83,6 +83,7 @@ class Expected:
         if models[0] in MODELS.values():
             kind = value.get("kind")
             return MODELS.get(kind) if isinstance(kind, str) else None
+        # a mapping of outputs to losses or metrics, and no `{name: ..., args: ...}`
         if any(get_origin(part.type) is dict for part in self.alternatives()) and not {"name", "args"} & value.keys():
             return None
         return models[0]

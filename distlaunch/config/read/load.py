@@ -83,6 +83,7 @@ def load_mapping(
     """
     builder = TreeBuilder("config", environ, numbered=False)
     try:
+        # through YAML, so that a config made in Python is read by the rules of one in a file
         text = dump_plain(config)
     except YAMLError as error:
         raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
@@ -111,6 +112,7 @@ def _checked(
     if partial is not None:
         # before references are checked, and before tasks with other working directories read them
         partial = with_absolute_files(partial, path.parent)
+        # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_workers(partial, environ))
         wrong += reference_problems(partial)
@@ -152,6 +154,7 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     pruned: Any = dict(data)
     for key in keys:
         pruned = _pruned(pruned, key)
+    # required keys get stand-ins, of which nothing is said
     pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
     pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
     return _validate(pruned)[0]

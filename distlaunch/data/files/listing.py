@@ -59,6 +59,7 @@ def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSe
     given = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
     if not given:
         raise mistake(f"got an empty list of files; expected at least one path, glob or directory of {kind}")
+    # a set: patterns may overlap, and a file counts once
     found = {path for pattern in given for path in _expand(os.fspath(pattern), suffixes)}
     # by folder, then by name, in bytes: the same on all hosts
     paths = sorted(found, key=lambda path: os.fsencode(path).split(b"/"))

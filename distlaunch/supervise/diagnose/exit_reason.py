@@ -223,6 +223,7 @@ def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
     """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
+    # its message has said all: the log would only repeat it
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
