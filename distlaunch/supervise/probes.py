@@ -113,7 +113,6 @@ class Probes:
 
     def _stalls(self, now: float, state: RunState) -> list[Stalled]:
         """Who shows nothing any more, once for each process."""
-        # who has not come imports still, and does not beat
         alive = state.came - state.exits.keys()
         signs = {
             name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised

@@ -121,7 +121,7 @@ def _scan_file(path: str, size: int, scan: Scan) -> Scanned:
     try:
         opened = Descriptor(path)
         found = scan(opened.number, size)
-        # of the open file, after the scan: one that grew meanwhile has no last record yet
+        # after the scan: whoever wrote to the file meanwhile may have written half a record
         now = os.fstat(opened.number).st_size
     except OSError as error:
         raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error
