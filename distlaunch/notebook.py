@@ -106,6 +106,7 @@ def _check_process(config: RunConfig) -> None:
     if strategy.processes(cluster):
         raise UsageError(_processes_needed(strategy, cluster))
     wanted = strategy.backend
+    # once imported, Keras keeps its backend
     if "keras" not in sys.modules:
         choose_backend(wanted, quiet=strategy.has_coordinator)
     import keras
@@ -207,6 +208,7 @@ class _Teller:
 def _interrupts() -> Iterator[Callable[[], bool]]:
     """Whether an interrupt came. The second ends at once; Python's handlers are for the main thread only."""
     asked = threading.Event()
+    # signals of Python come to the main thread alone, and only it may set handlers
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set
         return
@@ -217,6 +219,7 @@ def _interrupts() -> Iterator[Callable[[], bool]]:
         asked.set()
         print("stopping after the current step; interrupt again to end at once", flush=True)
 
+    # the notebook's own handler comes back below
     before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield asked.is_set

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,30 +84,12 @@ def measure(name: str, megabytes: int, saves: int) -> dict[str, float]:
     from distlaunch.config.backend import choose_backend
 
     choose_backend("jax" if name == "jax" else "tensorflow")
-    import numpy as np
-
     from distlaunch.base.events import CheckpointSaved, Event
     from distlaunch.base.run_dir import RunDir
     from distlaunch.cluster.spec import Task
-    from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.protocol import Vote
-    from distlaunch.training.checkpoints.meta import Progress
-    from distlaunch.training.checkpoints.saver import Saver
-    from distlaunch.training.checks.nonfinite import NonFinite
     from distlaunch.training.session import Session
-    from distlaunch.training.surroundings import Surroundings
 
-    here = Path(__file__).stem
-    sys.path.insert(0, str(Path(__file__).parent))
-    config = RunConfig.model_validate(
-        {
-            "model": {"function": f"{here}:model", "args": {"megabytes": megabytes}},
-            "data": {"function": f"{here}:data", "global_batch": BATCH},
-            "compile": {"optimizer": "adam", "loss": "mse"},
-            "strategy": STRATEGIES[name],
-            "checkpoint": {"keep": 1},
-        }
-    )
+    config = _config(name, megabytes)
     stalls: list[float] = []
 
     def emit(event: Event) -> None:
@@ -115,51 +98,77 @@ def measure(name: str, megabytes: int, saves: int) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=os.environ.get("BENCHMARK_DIR")) as folder:
         session = Session(config, RunDir(folder), Task("worker", 0), emit, lambda: False)
-        program, source = session.program, session.train.training_source(0, 0, ends_visible=False)
-        program.set_train_data(source)
-        session.model.stop_training = False
-        around = Surroundings(emit, lambda: False, session.store, is_chief=True)
-
-        def step() -> float:
-            began = time.perf_counter()
-            program.run_steps(1, Vote())
-            return time.perf_counter() - began
-
-        for _ in range(20):
-            step()
-        ratios: list[float] = []
-        idle: list[float] = []
-        copies: list[float] = []
-
-        def plain_copy(state: dict[str, np.ndarray]) -> float:
-            began = time.perf_counter()
-            copy = [np.copy(value) for value in state.values()]
-            seconds = time.perf_counter() - began
-            del copy
-            return seconds
-
-        state = program.snapshot()
-        size = sum(value.nbytes for value in state.values())
-        with Saver(config, session.model, [], around, NonFinite("fail", emit)) as saver:
-            for number in range(saves):
-                # the first gets memory that the machine may have to find; what follows gets the same again
-                copied = [plain_copy(state) for _ in range(2)]
-                copies.append(copied[-1])
-                saver.save(program, Progress(step=number + 1))
-                writing: list[float] = []
-                while not saver.is_idle:
-                    writing.append(step())
-                saver.check()
-                idle = [step() for _ in writing]  # as many, at once: other work on the machine comes and goes
-                ratios.append(statistics.mean(writing) / statistics.mean(idle))
+        size, copies, steps, ratios = _save_often(session, config, emit, saves)
     return {
         "megabytes": round(size / 1e6),
         "copy_s": statistics.median(copies),
         "stall_s": statistics.median(stalls),
         "stall_ratio": statistics.median(stall / copy for stall, copy in zip(stalls, copies, strict=True)),
-        "step_s": statistics.mean(idle),
+        "step_s": statistics.mean(steps),
         "step_ratio": statistics.median(ratios),
     }
+
+
+def _config(name: str, megabytes: int) -> Any:
+    from distlaunch.config.run import RunConfig
+
+    here = Path(__file__).stem
+    sys.path.insert(0, str(Path(__file__).parent))
+    return RunConfig.model_validate(
+        {
+            "model": {"function": f"{here}:model", "args": {"megabytes": megabytes}},
+            "data": {"function": f"{here}:data", "global_batch": BATCH},
+            "compile": {"optimizer": "adam", "loss": "mse"},
+            "strategy": STRATEGIES[name],
+            "checkpoint": {"keep": 1},
+        }
+    )
+
+
+def _save_often(
+    session: Any, config: Any, emit: Callable[[Any], None], saves: int
+) -> tuple[int, list[float], list[float], list[float]]:
+    """Bytes of the state; seconds of a plain copy for each save, and of the last idle steps; the ratios of steps."""
+    from distlaunch.strategies.protocol import Vote
+    from distlaunch.training.checkpoints.meta import Progress
+    from distlaunch.training.checkpoints.saver import Saver
+    from distlaunch.training.checks.nonfinite import NonFinite
+    from distlaunch.training.surroundings import Surroundings
+
+    program, source = session.program, session.train.training_source(0, 0, ends_visible=False)
+    program.set_train_data(source)
+    session.model.stop_training = False
+    around = Surroundings(emit, lambda: False, session.store, is_chief=True)
+
+    def step() -> float:
+        began = time.perf_counter()
+        program.run_steps(1, Vote())
+        return time.perf_counter() - began
+
+    for _ in range(20):
+        step()
+    ratios, idle, copies = [], [], []
+    state = program.snapshot()
+    with Saver(config, session.model, [], around, NonFinite("fail", emit)) as saver:
+        for number in range(saves):
+            # the first gets memory that the machine may have to find; what follows gets the same again
+            copies.append([_seconds_of_copy(state) for _ in range(2)][-1])
+            saver.save(program, Progress(step=number + 1))
+            writing: list[float] = []
+            while not saver.is_idle:
+                writing.append(step())
+            saver.check()
+            idle = [step() for _ in writing]  # as many, at once: other work on the machine comes and goes
+            ratios.append(statistics.mean(writing) / statistics.mean(idle))
+    return sum(value.nbytes for value in state.values()), copies, idle, ratios
+
+
+def _seconds_of_copy(state: dict[str, Any]) -> float:
+    began = time.perf_counter()
+    copy = [value.copy() for value in state.values()]
+    seconds = time.perf_counter() - began
+    del copy
+    return seconds
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,25 +100,50 @@ def _dtensor_loop(session: Any, steps: int) -> Epoch:
     first, second = rules.get("dense1/weight", [None, None]), rules.get("dense2/weight", [None, None])
 
     def variable(value: Any, *axes: str | None) -> Any:
-        return dtensor.DVariable(cut(tf.constant(value), layout(*axes)))
+        return dtensor.DVariable(_cut(tf.constant(value), layout(*axes)))
 
-    def cut(x: Any, where: Any) -> Any:
-        """Parts of a host tensor for each device, by nested splits."""
-        parts, axes = x, []
-        for dimension, axis in enumerate(where.sharding_specs):
-            if axis != dtensor.UNSHARDED:
-                split = functools.partial(tf.split, num_or_size_splits=mesh.dim_size(axis), axis=dimension)
-                parts = tf.nest.map_structure(split, parts)
-                axes.append(axis)
-        components = []
-        for place in mesh.local_device_locations():
-            part = parts
-            for axis in axes:
-                part = part[place[axis]]
-            components.append(part)
-        return dtensor.pack(components, where)
+    train_step = _dtensor_step([variable(v.numpy(), *a) for v, a in _weights_and_axes(first, second)])
+    batches = _batches(session)
+    inputs, labels = layout(*(config.input_layout or ["batch", None])), layout("batch")
 
-    w = [variable(v.numpy(), *a) for v, a in _weights_and_axes(first, second)]
+    def epoch() -> None:
+        progress = keras.utils.Progbar(steps, verbose=1)
+        with open(os.devnull, "w") as nowhere:
+            sys.stdout, before = nowhere, sys.stdout
+            try:
+                for number in range(steps):
+                    x, y = next(batches)
+                    metrics = train_step(_cut(x, inputs), _cut(y, labels), 1e-4)
+                    progress.update(number, values=metrics.items(), finalize=False)
+            finally:
+                sys.stdout = before
+
+    return epoch
+
+
+def _cut(x: Any, where: Any) -> Any:
+    """Parts of a host tensor for each device of a layout, by nested splits."""
+    import tensorflow as tf
+    from tensorflow.experimental import dtensor
+
+    parts, axes = x, []
+    for dimension, axis in enumerate(where.sharding_specs):
+        if axis != dtensor.UNSHARDED:
+            split = functools.partial(tf.split, num_or_size_splits=where.mesh.dim_size(axis), axis=dimension)
+            parts = tf.nest.map_structure(split, parts)
+            axes.append(axis)
+    components = []
+    for place in where.mesh.local_device_locations():
+        part = parts
+        for axis in axes:
+            part = part[place[axis]]
+        components.append(part)
+    return dtensor.pack(components, where)
+
+
+def _dtensor_step(w: Sequence[Any]) -> Any:
+    """The tutorial's training step, on the weights and biases of both layers."""
+    import tensorflow as tf
 
     @tf.function
     def train_step(x: Any, y: Any, rate: Any) -> dict[str, Any]:
@@ -133,22 +158,7 @@ def _dtensor_loop(session: Any, steps: int) -> Epoch:
         right = tf.cast(tf.argmax(logits, axis=-1, output_type=tf.int64) == y, tf.float32)
         return {"loss": loss / x.shape[0], "accuracy": tf.reduce_sum(right) / x.shape[0]}
 
-    batches = _batches(session)
-    inputs, labels = layout(*(config.input_layout or ["batch", None])), layout("batch")
-
-    def epoch() -> None:
-        progress = keras.utils.Progbar(steps, verbose=1)
-        with open(os.devnull, "w") as nowhere:
-            sys.stdout, before = nowhere, sys.stdout
-            try:
-                for number in range(steps):
-                    x, y = next(batches)
-                    metrics = train_step(cut(x, inputs), cut(y, labels), 1e-4)
-                    progress.update(number, values=metrics.items(), finalize=False)
-            finally:
-                sys.stdout = before
-
-    return epoch
+    return train_step
 
 
 def _weights_and_axes(first: Any, second: Any) -> list[tuple[Any, Any]]:

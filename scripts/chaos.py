@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from chaos_faults import Disturbance
 from chaos_runs import STRATEGIES, undisturbed
-from chaos_trial import FAULTS, Disturbance, Result, Trial
+from chaos_trial import FAULTS, Result, Trial
 
 ASYNCHRONOUS = ("parameter_server",)
 

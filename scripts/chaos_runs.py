@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
 from distlaunch.strategies.state_files import read_state
 
@@ -145,3 +147,8 @@ def processes_of(work: Path) -> list[int]:
 def crowd() -> float:
     """How many processes wait for each core: on a busy machine everything takes longer."""
     return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def events_of(run: RunDir, kind: type[Event]) -> list:
+    """The run's own events of a kind."""
+    return [event for event in read_events(run.events) if isinstance(event, kind)]

@@ -44,6 +44,7 @@ class HostTasks:
 
     def __exit__(self, *error: object) -> None:
         assert self._lifeline is not None
+        # before the pump is closed, which still takes what they print
         for task in self._tasks.values():
             task.kill()
         self._pump.close()
@@ -55,12 +56,14 @@ class HostTasks:
         assert self._lifeline is not None
         task = HostTask(spec, self._pump, self.out_of_memory)
         warm = self._warm.process_for(spec)
+        # nothing to wait for: forked at once, or started as a fresh process
         if warm is None or warm.hear():
             task.begin(_start(spec, warm, self._lifeline))
         else:
             if warm.fd not in self._importing:
                 self._importing[warm.fd] = warm, []
                 self._pump.watch(warm.fd)
+            # started by `wait`, when the process has imported
             self._importing[warm.fd][1].append(task)
         self._tasks[spec.name] = task
         return task
@@ -75,6 +78,7 @@ class HostTasks:
         imported = ready & self._importing.keys()
         for fd in imported:
             warm, tasks = self._importing.pop(fd)
+            # one answer tells all tasks that wait for it
             self._pump.unwatch(fd)
             warm.hear()
             for task in tasks:
@@ -88,11 +92,13 @@ class HostTasks:
         try:
             task.begin(_start(task.spec, warm, self._lifeline))
         except OSError:
+            # nobody is left to raise to: `start` has returned long ago
             task.give_up(_NO_PROGRAM)
 
     def out_of_memory(self) -> bool | None:
         """Whether the kernel has killed for memory since this was made; None: not known."""
         now = oom_kills()
+        # the counter is of the whole cgroup and never falls: only its growth says something
         return None if self._oom_before is None or now is None else now > self._oom_before
 
 
@@ -102,6 +108,7 @@ def _start(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Chil
         try:
             return warm.fork(spec, lifeline)
         except WarmStartError:
+            # a fresh process takes its place, which costs the time of the imports and nothing else
             pass
     return Child.spawn(spec.argv, spec.env, lifeline)
 
@@ -155,6 +162,7 @@ class HostTask:
         """
         if self._child is None:
             if order is not Order.DUMP:
+                # it ends as if the signal had reached a process
                 self.give_up(-(signal.SIGKILL if order is Order.KILL else signal.SIGTERM))
         elif order is Order.DUMP:
             self._child.dump_stacks()

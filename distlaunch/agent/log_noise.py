@@ -43,7 +43,8 @@ _HARMLESS_ERRORS = (
     r"(?:CollectiveGather|RingGather|RingReduce) .*abort",
     r"TF-TRT Warning: Could not find TensorRT",
 )
-_NOISE = re.compile("|".join(_PATTERNS))
+_NOISE = re.compile("|".join(_PATTERNS))  # matched at the beginning of a line
+# a line of TensorFlow's C++ code, errors included; those are searched for `_HARMLESS_ERRORS`
 _NATIVE = re.compile(r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IWE] ")
 _HARMLESS = re.compile("|".join(_HARMLESS_ERRORS))
 

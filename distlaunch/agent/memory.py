@@ -13,5 +13,6 @@ def oom_kills() -> int | None:
         text = read_cgroup("memory.events")
     except OSError:
         return None
+    # not `oom`, which also counts when a limit was met and nobody killed
     match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     return int(match[1]) if match else None

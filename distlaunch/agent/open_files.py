@@ -8,7 +8,7 @@ from distlaunch.base.errors import UsageError
 
 _FILES_PER_TASK = 5
 """Two pipes, two logs and a port."""
-_OTHER_FILES = 100
+_OTHER_FILES = 100  # of the launcher itself: libraries, events, sockets
 
 
 def allow_open_files(num_tasks: int) -> None:
@@ -19,4 +19,5 @@ def allow_open_files(num_tasks: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise UsageError(f"{num_tasks:,} tasks need {needed:,} open files, and `ulimit -Hn` allows {hard:,}")
+    # only as many as needed: children inherit the limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -11,6 +11,7 @@ import sys
 
 def main() -> None:
     """Follows the launcher until it is gone."""
+    # what ends the launcher must not end what is to outlast it
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
@@ -23,6 +24,7 @@ def main() -> None:
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
+        # the group has ended, or its number belongs to another user by now
         except (ProcessLookupError, PermissionError):
             continue
 

@@ -13,10 +13,10 @@ from typing import IO
 from distlaunch.agent.log_noise import is_noise
 
 READ_BYTES = 64 * 1024  # what a pipe of Linux holds
-MAX_LINE_BYTES = 4000
+MAX_LINE_BYTES = 4000  # the screen's; logs have all of it
 DRAIN_BYTES = 4 * 1024 * 1024  # of a task that has ended: a stray process may write to its pipe for ever
-LINES_PER_S = 100.0
-LINES_AT_ONCE = 400.0
+LINES_PER_S = 100.0  # after `LINES_AT_ONCE`
+LINES_AT_ONCE = 400.0  # of one task
 LAST_LINES = 3
 """So many of the lines that the screen did not take are shown when no more come: often they are the result."""
 PAUSE_S = 0.5
@@ -44,8 +44,10 @@ class LineSplitter:
         """Takes data without making lines of it; returns how many lines ended, and the last few of them."""
         number, end = data.count(b"\n"), data.rfind(b"\n")
         if not number:
+            # a line without end must not grow in memory
             self._tail = self._shorten(self._tail + data)
             return 0, []
+        # the tail begins the first line, which matters only if that is among the last
         whole = (self._tail if number <= _SEARCHED_LINES else b"") + data[:end]
         self._tail = self._shorten(data[end + 1 :])
         return number, [self._text(line) for line in whole.rsplit(b"\n", _SEARCHED_LINES)[-_SEARCHED_LINES:]]
@@ -59,6 +61,7 @@ class LineSplitter:
     def _shorten(self, tail: bytes) -> bytes:
         if len(tail) <= self._max_bytes:
             return tail
+        # a progress bar: only what follows the last \r is seen
         body, _, last = tail.rpartition(b"\r")
         if not last:  # ends with \r: the line before it may still be completed by \n
             last = body.rpartition(b"\r")[2] + b"\r"
@@ -147,6 +150,7 @@ class Pump:
         """The task has ended: takes what its pipes hold and closes them, even if a stray process has them open."""
         for stream in [stream for stream in self._streams.values() if stream.task == task]:
             left = DRAIN_BYTES
+            # `_read` closes it at the end of file
             while stream.pipe.fileno() in self._streams and (taken := self._read(stream)) and left > 0:
                 left -= taken
             self._close(stream)
@@ -158,9 +162,11 @@ class Pump:
 
     def _read(self, stream: _Stream) -> int:
         try:
+            # once and not until it is empty: other tasks have their turn
             data = os.read(stream.pipe.fileno(), READ_BYTES)
         except BlockingIOError:
             return 0
+        # all writers have closed their end
         if not data:
             self._close(stream)
             return 0
@@ -176,6 +182,7 @@ class Pump:
                 os.write(stream.log_fd, f"\n[distlaunch: {stream.num_lost:,} bytes could not be written]\n".encode())
                 stream.num_lost = 0
             while view:
+                # a write may take a part, as when the disk is nearly full
                 view = view[os.write(stream.log_fd, view) :]
         except OSError as error:
             if not stream.num_lost:
@@ -233,6 +240,7 @@ class Pump:
         for line in stream.splitter.flush():
             if not is_noise(line):
                 self._show(stream.task, line)
+        # before it is closed: the selector wants its number
         self._selector.unregister(stream.pipe)
         stream.pipe.close()
         os.close(stream.log_fd)

@@ -23,7 +23,7 @@ import psutil
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 
 _GUARD = Path(__file__).with_name("orphan_guard.py")
-_GUARD_S = 5.0
+_GUARD_S = 5.0  # for the guard to end by itself, which takes it milliseconds
 
 
 class Lifeline:
@@ -32,11 +32,13 @@ class Lifeline:
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()
         self._guard = subprocess.Popen(
+            # isolated and without site: it starts fast, and nothing of the user's is imported
             [sys.executable, "-I", "-S", str(_GUARD)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            # out of the terminal's group, whose Ctrl-C is not meant for it
             start_new_session=True,
         )
 
@@ -52,6 +54,7 @@ class Lifeline:
         os.close(self.read_fd)
         os.close(self._write_fd)
         assert self._guard.stdin is not None
+        # its end of file: it kills the groups that are still on its list, and none is
         self._guard.stdin.close()
         try:
             self._guard.wait(_GUARD_S)
@@ -99,8 +102,11 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # unbuffered: the descriptors are polled, and what lies in a buffer does not show there
             bufsize=0,
+            # its group has its own number, and Ctrl-C in the terminal reaches the launcher alone
             start_new_session=True,
+            # the reading end only: with the writing end a child would keep the others alive
             pass_fds=(lifeline.read_fd,),
         )
         assert process.stdout is not None
@@ -116,6 +122,7 @@ class Child:
 
     def poll(self) -> int | None:
         """The exit code once the leader has ended; what is left of its group is killed first. Does not wait."""
+        # WNOWAIT: it stays a zombie, which keeps its number until its group is killed
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self._bury()
         return self.code
@@ -147,5 +154,6 @@ class Child:
         self.code = self._reap()
 
     def _signal_group(self, number: signal.Signals) -> None:
+        # no such group any more, or only processes of another user (setuid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)

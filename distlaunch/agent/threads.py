@@ -19,11 +19,13 @@ def pool_sizes(num_tasks: int) -> dict[str, str]:
     """Variables for each of so many tasks; empty if one may have all the cores that its libraries see."""
     seen = num_visible_cores()
     share = max(1, min(seen, _quota() or seen) // max(1, num_tasks))
+    # with no variables a task behaves as it does without the launcher
     return {} if share == seen else dict.fromkeys(POOL_SIZES, str(share))
 
 
 def num_visible_cores() -> int:
     """Those that this process may use, as a scheduler or `taskset` has bound it."""
+    # Linux; macOS has no such call
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -31,7 +31,7 @@ NUM_FDS = 4
 PADDING = " " * 3000
 """The last argument. Its place takes the command line of a task, which `ps` shows."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
@@ -50,6 +50,7 @@ def main() -> None:
 
 def serve(connection: socket.socket) -> None:
     """Forks until the other end of the socket is closed; in a forked task, runs it and returns at its end."""
+    # what is there now is what was imported
     stamps = _stamps()
     # what is here stays for good; a collection in a task must not touch, and so copy, its pages
     gc.collect()
@@ -61,9 +62,11 @@ def serve(connection: socket.socket) -> None:
             return
         task = _fork()
         if task is None:
+            # else the launcher would see no end of file when this process ends
             connection.close()
             _become(asked, fds)
             return
+        # the task's pipes must have no other writer, or their end of file never comes
         for fd in fds:
             os.close(fd)
         _answer(connection, {"pid": task})
@@ -75,6 +78,7 @@ def _answer(connection: socket.socket, told: dict[str, Any]) -> None:
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """The next request with its descriptors; None at the end."""
+    # descriptors come with the first bytes of a message, so with the length
     head, fds, _, _ = socket.recv_fds(connection, LENGTH.size, NUM_FDS)
     if len(head) < LENGTH.size:
         return None
@@ -110,6 +114,7 @@ def _fork() -> int | None:
         try:
             task = os.fork()
         finally:
+            # also if the fork failed (-1): the one in between must never go on
             if task:
                 os._exit(0)
         os.close(read)
@@ -119,6 +124,7 @@ def _fork() -> int | None:
         return None
     os.close(write)
     os.waitpid(between, 0)  # from here on the task is the asking process's child
+    # a process number has at most 7 digits; nothing comes if the fork failed
     told = os.read(read, 32)
     os.close(read)
     return int(told or b"0")
@@ -136,15 +142,18 @@ def _become(asked: dict[str, Any], fds: list[int]) -> None:
         os.close(fd)
     sys.stdout = sys.__stdout__ = _opened_anew(sys.stdout)
     sys.stderr = sys.__stderr__ = _opened_anew(sys.stderr)
+    # `os.environ` and not a new dict: C code reads the environment of the process
     os.environ.clear()
     os.environ.update(asked["env"], **{asked["lifeline"]: str(lifeline)})
     os.chdir(asked["cwd"])
     if not sys.flags.safe_path:  # else no folder of the user's is there
         sys.path[0] = asked["cwd"]
+    # found anew: it follows TMPDIR, which may be another one in the task
     tempfile.tempdir = None
     argv = asked["argv"]
     _show_as(argv)
     sys.orig_argv[:] = argv
+    # `runpy` puts the module's file in the first place
     sys.argv = argv[2:]
     runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
 

@@ -22,9 +22,9 @@ from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_process import LENGTH, PADDING
 from distlaunch.base.protocol import LIFELINE_FD
 
-_FORK_S = 15.0
-_END_S = 2.0
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_FORK_S = 15.0  # for an answer; a fork takes hundredths of a second
+_END_S = 2.0  # for the process to end at its end of file
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
 class WarmStartError(Exception):
@@ -84,9 +84,11 @@ class WarmProcess:
         """Starts a task as a child of this process. Raises WarmStartError; no task is left then."""
         out, err, gate = os.pipe(), os.pipe(), os.pipe()
         try:
+            # only for this moment: else the grandchildren of all tasks would become ours
             with _subreaper():
                 pid = self._ask(spec, (out[1], err[1], lifeline.read_fd, gate[0]))
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                # reaped here, since nobody will hear of it
                 os.waitpid(pid, 0)
                 raise WarmStartError("the task has ended before it began")
             child = Child(pid, os.fdopen(out[0], "rb", 0), os.fdopen(err[0], "rb", 0), lambda: _reap(pid), lifeline)
@@ -96,6 +98,7 @@ class WarmProcess:
             self.close()
             raise WarmStartError(str(error)) from None
         else:
+            # last: by now `Child` has told the guard, so the task cannot outlive us
             os.write(gate[1], b"+")
             return child
         finally:  # without its byte the task ends, should there be one
@@ -117,8 +120,10 @@ class WarmProcess:
         """The next answer; also notes whether tasks can be forked."""
         line = b""
         with contextlib.suppress(OSError):
+            # byte by byte, so that nothing behind the line is taken
             while not line.endswith(b"\n") and (byte := self._connection.recv(1)):
                 line += byte
+        # an end of file in the middle of a line: it has died
         answer = json.loads(line) if line.endswith(b"\n") else {"unfit": "it has ended"}
         self.unfit = answer.get("unfit", "")
         self.was_fit = self.was_fit or not self.unfit
@@ -130,6 +135,7 @@ class WarmProcess:
         self.unfit = self.unfit or "it has been closed"
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
+            # while it imports it does not look at the socket
             self._process.wait(0 if importing else _END_S)
         self._process.kill()
         self._process.wait()
@@ -196,6 +202,7 @@ def _subreaper() -> Iterator[None]:
     try:
         yield
     finally:
+        # as it was: in a container the launcher may be somebody's subreaper already
         libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 

@@ -48,8 +48,8 @@ def translated(text: str) -> str:
     return _LISTED.sub(with_text, _PLACE.sub(place, text))
 
 
-_PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]+')
-_LISTED = re.compile(_PLACE.pattern + r"\n\n")
+_PLACE = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+), in [^\n]+')  # as Python writes a frame
+_LISTED = re.compile(_PLACE.pattern + r"\n\n")  # a frame with an empty line where its source text belongs
 _OF_JAX = "JAX has removed its internal frames"
 """A note below each error of JAX, which says nothing of the error."""
 _AUTOGRAPH = "/tensorflow/python/autograph/"
@@ -62,6 +62,7 @@ def _translate(told: traceback.TracebackException) -> None:
         told.stack = traceback.StackSummary.from_list(_without_generated(told.stack))
     if isinstance(told.__notes__, list):
         told.__notes__ = [note for note in told.__notes__ if _OF_JAX not in str(note)]
+    # exceptions of a group, too
     for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
         if other is not None:
             _translate(other)
@@ -78,6 +79,7 @@ def _without_generated(stack: Iterable[traceback.FrameSummary]) -> list[tracebac
             origin = origins.get((frame.filename, frame.lineno or 0))
             if origin is None:  # a line that only the generator knows
                 continue
+            # the body of an `if` or a loop: it takes the place of the frames of its function
             if not frame.name.startswith(_FUNCTION):
                 del kept[_whole_of(origin, kept) :]
             frame = traceback.FrameSummary(

@@ -25,6 +25,7 @@ class Range:
     end: tuple[int, int]
 
     def __contains__(self, version: str) -> bool:
+        # the series alone: a release candidate, `2.21.0rc1`, belongs to it
         found = re.match(r"(\d+)\.(\d+)", version)
         return found is not None and self.first <= (int(found[1]), int(found[2])) < self.end
 

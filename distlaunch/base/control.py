@@ -18,7 +18,7 @@ VERSION = 1
 Request = Literal["stop", "stop-now", "stacks"]
 REQUESTS: tuple[Request, ...] = get_args(Request)
 
-_LONGEST = 4096
+_LONGEST = 4096  # of a request and of an answer, in bytes
 _LONGEST_PATH = 100
 """Bytes of a socket's address; the kernel takes 107."""
 
@@ -31,6 +31,7 @@ def address_of(path: Path) -> Iterator[str]:
         return
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        # through the open folder: short, and the same file
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
@@ -64,6 +65,7 @@ class Connection:
         self._socket.sendall(json.dumps({"version": VERSION, "request": request}).encode() + b"\n")
         line = read_line(self._socket)
         if not line:
+            # end of file: the kernel has closed its end
             raise ConnectionResetError("the controller has ended")
         return str(json.loads(line).get("refused", ""))
 
@@ -72,6 +74,7 @@ class Connection:
         self._socket.settimeout(timeout_s)
         try:
             with contextlib.suppress(ConnectionError):
+                # the controller sends nothing more: what comes is the end of file
                 while self._socket.recv(_LONGEST):
                     pass
         except TimeoutError:

@@ -16,7 +16,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2  # bad usage or config; nothing was started
     FAILED = 3  # a task failed; the summary names it
     PREEMPTED = 4  # stopped with a checkpoint written; run again to go on
-    INTERRUPTED = 130
+    INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class EventWriter:
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self.path, self._attempt, self._task = path, attempt, task
         path.parent.mkdir(parents=True, exist_ok=True)
+        # appending: each write goes to the end, whatever other processes have written
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []
         self._lock = threading.Lock()
@@ -55,11 +56,13 @@ class EventWriter:
             try:
                 written = os.write(self._fd, line)
             except OSError:
+                # the disk is full: what waits is tried with the next event
                 return
             # the rest of a line does not follow: others may have written meanwhile
             self._torn = written < len(line)
             if written < len(line):
                 return
+            # only what is in the file whole is forgotten
             del self._waiting[0]
 
     def close(self) -> None:
@@ -84,6 +87,7 @@ class EventReader:
                 data = file.read()
         except FileNotFoundError:
             return
+        # the rest is a line that is just being written
         complete = data.rfind(b"\n") + 1
         self._offset += complete
         yield from parse_events(data[:complete])
@@ -91,6 +95,7 @@ class EventReader:
 
 def parse_events(data: bytes) -> Iterator[Event]:
     """The events in whole lines; what is torn or no event is passed over."""
+    # a line cut at the front, as `read_tail` has it, is no JSON
     for line in data.splitlines():
         try:
             yield Event.from_json(line.decode())

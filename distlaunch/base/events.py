@@ -42,10 +42,10 @@ class Event:
     time: float = 0.0
     attempt: int = 0
     task: str = ""
-    format_version: int = 1
+    format_version: int = 1  # lines of format 1 have no such field
 
     def __init_subclass__(cls) -> None:
-        Event.kinds[cls.__name__] = cls
+        Event.kinds[cls.__name__] = cls  # by the name that files have
 
     def to_json(self) -> str:
         """One line, without the line break."""
@@ -62,6 +62,7 @@ class Event:
         for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
             if older in data:
                 data[name] = data.pop(older)
+        # a later version may have written more
         known = {f.name for f in dataclasses.fields(cls)}
         if isinstance(logs := data.get("logs"), dict):
             data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-BEAT_S = 0.25
-_FORMAT = struct.Struct("<QQq??")
+BEAT_S = 0.25  # several in the time after which a task counts as frozen (`heartbeats.py`)
+_FORMAT = struct.Struct("<QQq??")  # beats, turns, step, saving, writing; the same bytes on every machine
 _NO_STEP = -1
 
 
@@ -51,13 +51,17 @@ class Heartbeat:
     def __init__(self, path: Path) -> None:
         self._signs = Signs()
         self._memory: mmap.mmap | None = None
+        # the beating thread, the one that trains and the one that writes checkpoints change the signs
         self._lock = threading.Lock()
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb+") as file:
                 os.posix_fallocate(file.fileno(), 0, _FORMAT.size)  # a hole would kill the task on a full disk
+                # a write into memory, which waits for no disk
                 self._memory = mmap.mmap(file.fileno(), _FORMAT.size)
+        # 0 beats means no file; see `Heartbeats._frozen`
         self._change(beats=1)
+        # a thread of its own beats while a step takes long; it stops when the interpreter's lock is held for good
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     @property
@@ -118,6 +122,7 @@ def read_signs(path: Path) -> Signs:
     """The signs in a file; those of a task that has not begun if there is none."""
     try:
         beats, turns, step, saving, writing = _FORMAT.unpack(path.read_bytes())
+    # no file yet, or one that is just being made
     except (OSError, struct.error):
         return Signs()
     return Signs(beats, turns, None if step == _NO_STEP else step, saving, writing)

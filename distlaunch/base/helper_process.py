@@ -61,9 +61,11 @@ def ask(
     Raises:
         TimeoutError: it has not ended in time.
     """
+    # the answer is a file: libraries print what they like to standard output
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         told, log = Path(folder) / "answer.json", Path(folder) / "log"
         command = [str(told) if word == ANSWER else word for word in argv]
+        # output goes to a file: a pipe that nobody reads would hold the process up
         with log.open("wb") as file:
             output = None if shows_output else file
             try:
@@ -75,6 +77,7 @@ def ask(
         said = tuple(line for line in log.read_text(errors="replace").splitlines() if line.strip())
         try:
             answer = json.loads(told.read_text(encoding="utf-8"))
+        # it has ended before it answered
         except (OSError, ValueError):
             answer = None
     return Answer(done.returncode, answer, said)

@@ -10,7 +10,7 @@ LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1 as of Slurm's `--signal=USR1@90`
 """Ask a task to stop: after the step that all tasks agree on, with a checkpoint, and exit code 4."""
 
 DUMP_SIGNAL = signal.SIGUSR2

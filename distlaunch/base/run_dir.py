@@ -22,10 +22,11 @@ EXPORTS = {
 }
 """What each format is called in the folder of exports."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # no folder, no option of a command, and no hidden file
 BestName = Literal["best"]
 BEST: BestName = "best"
 """What the checkpoint of the best epoch is called."""
+# eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
 
 
@@ -38,11 +39,13 @@ def steps_of(checkpoints: Path) -> list[int]:
 def write_atomically(path: Path, text: str) -> None:
     """Readers see the old file or the whole new one, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # in the same folder: a rename is atomic within one file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # before the rename: else a crash may leave an empty file under the final name
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
@@ -76,6 +79,7 @@ class RunDir:
     """
 
     def __init__(self, path: Path | str) -> None:
+        # tasks may change their working directory
         self.path = Path(path).absolute()
         self.config = self.path / "config.yaml"
         self.plan = self.path / "plan.json"
@@ -144,6 +148,7 @@ class RunDir:
     def tasks(self, attempt: int) -> dict[str, TaskDir]:
         """The files of each task of an attempt, by its name such as `worker:1`."""
         found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
+        # a job's name has no `-`, so the last one is that of the index
         return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
 
     def kept_checkpoint(self, written: str) -> Path | None:
@@ -187,6 +192,7 @@ class RunDir:
         for number in range(1, 100_000):
             run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
             try:
+                # `mkdir` and not a look first: of two launchers one gets the name
                 run.path.mkdir(parents=True)
                 return run
             except FileExistsError:
@@ -220,6 +226,7 @@ class RunDir:
             for path in Path(runs_dir).glob(f"{name}*")
             if (match := pattern.match(path.name)) and RunDir(path).has_config()
         ]
+        # by number, not by time: a later run has a higher one
         return RunDir(max(found)[1]) if found else None
 
     def lock(self, *, notebook: bool = False) -> contextlib.AbstractContextManager[None]:

@@ -81,6 +81,7 @@ class AttemptFacts:
             case RunEnded():
                 self.ended = event
                 self.stopped_after_failure = self.failed is not None and event.status in ("stopped", "interrupted")
+                # the launcher may know less than the task has told
                 self.step, self.epochs_done = max(self.step, event.step), max(self.epochs_done, event.epochs_done)
                 self.logs = event.logs or self.logs
             case Evaluated() | Predicted() | Exported():

@@ -57,6 +57,7 @@ class Owner:
 @contextlib.contextmanager
 def hold(path: Path, *, notebook: bool = False) -> Iterator[None]:
     """Holds the lock; the system drops it if this process dies. Raises RunBusyError if another process holds it."""
+    # a task that inherited it would hold the lock after the launcher's death
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         for left in reversed(range(_TRIES)):
@@ -70,10 +71,12 @@ def hold(path: Path, *, notebook: bool = False) -> Iterator[None]:
                         f"{path.parent}: this run is still running ({owner.told}); `distlaunch stop` ends it"
                     ) from None
                 time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
+        # only now: until it is held, the file tells of somebody else
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)
         yield
     finally:
+        # gives the lock up
         os.close(fd)
 
 
@@ -84,6 +87,7 @@ def owner_of(path: Path) -> Owner | None:
     except OSError:
         return None
     try:
+        # shared: several may look at the same time
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))

@@ -47,6 +47,7 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
     data = {
         "kind": "signal",
         "signal": signal.Signals(number).name if number in set(signal.Signals) else str(number),
+        # the kernel's OOM killer sends no other signal
         "out_of_memory": oom if number == signal.SIGKILL else False,
     }
     _write(files, data, step, host)

@@ -11,7 +11,7 @@ import click
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 
-_MOMENT_MS = 200
+_MOMENT_MS = 200  # how late new lines are shown
 _WRITE_S = 0.5
 """A task writes its stacks in a signal handler, which runs between two bytecodes."""
 
@@ -71,5 +71,6 @@ def _write_stacks(run: RunDir) -> None:
 def _wait() -> bool:
     """Passes a moment; at once False when the reader of a pipe has gone, as in `logs -f | head`."""
     poll = select.poll()
+    # no events asked for: `poll` always tells of errors, as of a pipe whose reader has gone
     poll.register(sys.stdout.fileno(), 0)
     return not poll.poll(_MOMENT_MS)

@@ -79,10 +79,12 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
 def main() -> None:
     """Runs the command; errors of the user are told as one message, without a traceback."""
     try:
+        # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
         (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
         code = error.exit_code
+    # what click makes of Ctrl-C
     except click.Abort:
         code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:
@@ -98,4 +100,5 @@ def main() -> None:
         # a full disk, a directory that may not be written
         click.echo(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), err=True)
         code = ExitCode.FAILED
+    # commands that return nothing have gone well
     sys.exit(int(code) if isinstance(code, int) else 0)

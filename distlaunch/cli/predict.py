@@ -12,7 +12,7 @@ from distlaunch.base.run_dir import BestName
 from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
-_BATCH = 32
+_BATCH = 32  # rows, as Keras's `predict`
 
 
 @click.command("predict")

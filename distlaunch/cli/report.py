@@ -9,7 +9,7 @@ import click
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cli.options import CheckpointName
 
-_NEWEST = -1
+_NEWEST = -1  # stands for the option without a value; steps are not negative
 
 
 @click.command("report")

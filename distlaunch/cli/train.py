@@ -62,6 +62,7 @@ def command(
         proven = smoking.smoke(request, view, os.environ)
         view.report(proven.last)
         print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
+        # an attempt may be done, and have shown less than it should
         code = proven.last.outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED)
     else:
         result = job.train(request, view, os.environ)
@@ -93,6 +94,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
         return ExitCode.DONE
     if begun.choice.beside:
         raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
+    # after `begin`: what is wrong with the request is told here, in the terminal
     side = detach.leave(begun.run.launcher_log)
     if isinstance(side, detach.Waiting):
         code = side.wait()

@@ -16,7 +16,7 @@ from typing import Any
 from distlaunch.base.errors import UsageError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_QUERY_TIMEOUT_S = 10.0
+_QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
 _LIBRARY = "libnvidia-ml.so.1"
 """NVML, NVIDIA's management library; it comes with the driver."""
 
@@ -44,6 +44,7 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     Where the driver cannot be asked, there are those that the variable lists.
     """
     selected = environ.get(VISIBLE)
+    # `-1` or nothing: no GPU, and no question to the driver
     if selected is not None and not _names(selected):
         return ()
     present = _ask_driver()
@@ -64,6 +65,7 @@ def _ask_driver() -> tuple[Gpu, ...] | None:
     asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
     asking.start()
     asking.join(_QUERY_TIMEOUT_S)
+    # the thread is left behind: nothing can end a call into the driver
     return answers[0] if answers else None
 
 

@@ -33,6 +33,7 @@ def pick_ports(count: int) -> HeldPorts:
 
     numbers: list[int] = []
     sockets: list[socket.socket] = []
+    # another process may take a port between the two calls: some tries more than ports
     for _ in range(count * 10):
         if len(numbers) == count:
             break
@@ -53,6 +54,7 @@ def hold_ports(numbers: Sequence[int]) -> HeldPorts:
     busy: list[str] = []
     for number in numbers:
         try:
+            # `_hold` alone would succeed beside another socket with SO_REUSEPORT
             _check_free(number)
             sockets.append(_hold(number))
         except OSError as error:

@@ -72,6 +72,7 @@ class ClusterSpec:
     @functools.cached_property
     def tasks(self) -> tuple[Task, ...]:
         """All tasks; the chief, or worker 0 where there is no chief, comes first."""
+        # in the order of JOBS, which begins with chief and worker
         return tuple(Task(job, index) for job in JOBS for index in range(len(self.jobs.get(job, ()))))
 
     @property
@@ -114,6 +115,7 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
     jobs = {str(job): _addresses(str(job), addresses) for job, addresses in cluster.items()}
     spec = ClusterSpec(jobs)
     job, index = task.get("type"), task.get("index")
+    # JSON's true is an int in Python
     if job not in JOBS or not isinstance(index, int) or isinstance(index, bool):
         raise UsageError(f"TF_CONFIG: task must be a job of {', '.join(JOBS)} and an index; received {task!r}")
     # an evaluator takes no part in the cluster, so TensorFlow gives it no address there

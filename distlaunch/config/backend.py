@@ -26,6 +26,7 @@ def choose_backend(backend: Backend, *, quiet: bool = False) -> None:
     if backend == "tensorflow":
         os.environ.setdefault("KERAS_BACKEND", backend)  # another one that the user has set is told of later
     else:
+        # not `setdefault`: this strategy works on no other
         os.environ["KERAS_BACKEND"] = backend
     if quiet:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

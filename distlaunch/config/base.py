@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A part of the config."""
 
+    # strict: pydantic would take "3" for 3; the messages say what to write instead
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
     )
@@ -30,6 +31,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 FunctionRef = Annotated[
     str,
     Field(
+        # `package.module:function`, or anything that ends with .py before the colon
         pattern=r"^([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*$",
         description="`package.module:function` or `path/to/file.py:function` (relative to the config file)",
     ),

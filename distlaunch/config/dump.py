@@ -18,17 +18,20 @@ _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
+        # no `&id001` and `*id001`: the file is read by people
         return True
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     """Quotes text that would read back as something else, by our rules or by YAML 1.1's."""
+    # double quotes are the only style of YAML with escapes
     style = '"' if _UNUSUAL.search(value) else None if _reads_as_text(value) else "'"
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 
 def _reads_as_text(value: str) -> bool:
     try:
+        # `<<` as a key would merge
         return isinstance(resolve(value), str) and value != "<<"
     except ValueError:
         return False

@@ -34,6 +34,7 @@ def _with_variables(schema: Any, name: str = "") -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = {
+        # values, not schemas: nothing in them is a type
         key: value if key in ("default", "const", "enum") else _with_variables(value, key)
         for key, value in schema.items()
     }

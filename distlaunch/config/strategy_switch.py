@@ -40,4 +40,5 @@ def _drop(node: Node, keys: set[str]) -> None:
 
 
 def _overridden(node: Node) -> bool:
+    # what the user has just asked for is never dropped silently
     return node.source.startswith("--set ") or any(_overridden(child) for child in node.children())

@@ -14,11 +14,13 @@ def tf_config_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[Cl
     Raises UsageError if TF_CONFIG is malformed.
     """
     text, strategy = environ.get("TF_CONFIG"), config.strategy
+    # a single process has no cluster to join, whatever the environment holds
     can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
     return from_tf_config(text) if text and config.engine.kind == "auto" and can_join else None
 
 
 def tf_config_workers(config: RunConfig, cluster: ClusterSpec) -> int | None:
     """How many workers a given cluster has, if that is not what the config says; None: the config's number holds."""
+    # a chief of TF_CONFIG trains as the workers do
     workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
     return workers if workers and config.strategy.in_lockstep and workers != config.cluster.num_workers else None

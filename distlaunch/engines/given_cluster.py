@@ -18,5 +18,6 @@ class GivenClusterEngine(LocalEngine):
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         cluster, task = self._given
+        # no address and no port: TF_CONFIG has them
         places = (Place(gpus=find_gpus(environ)),)
         return LocalAllocation(environ, places, given=self._given, num_computing=cluster.num_workers_beside(task))

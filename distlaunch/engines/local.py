@@ -45,6 +45,7 @@ class LocalAllocation:
     def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
             inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
+            # the user's own OMP_NUM_THREADS and the like win
             yield _Starter(tasks, {**pool_sizes(self.num_computing), **inherited})
 
     def listening(self, addresses: Collection[str]) -> set[str]:
@@ -86,11 +87,13 @@ class LocalEngine:
         if dry:
             numbers: Sequence[int | str] = [PICKED_LATER] * count if ports == "auto" else ports[:count]
         else:
+            # before ports are held, each of which is an open file
             allow_open_files(needs.num_tasks)
             if count:
                 held = pick_ports(count) if ports == "auto" else hold_ports(ports[:count])
             numbers = held.numbers
         gpus = find_gpus(environ)
         places = [Place("", f"{_HOST}:{number}", gpus) for number in numbers]
+        # tasks that nobody connects to need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - count)
         return LocalAllocation(environ, tuple(places), held=held, num_computing=needs.num_computing)

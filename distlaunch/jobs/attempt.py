@@ -42,6 +42,7 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
     count = sum(processes(config).values())
     computing = config.cluster.num_workers if count else 1
+    # the evaluator needs no address: nobody connects to it
     needs = Needs((count or 1) + config.cluster.evaluator, count, computing, config.cluster.ports)
     return engine_of(config, environ).allocate(needs, environ, dry=dry)
 
@@ -73,7 +74,7 @@ def run_attempt(
     from distlaunch.config.read.load import dump_config
 
     before: str | None = None
-    end = last_end(run) if run.finished() else None
+    end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole, config = config, config.with_workers(workers or config.cluster.num_workers)
     allocation = _allocate(config, environ)
     try:
@@ -81,6 +82,7 @@ def run_attempt(
         config, places = config if here is None else fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()
         plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra)
+        # before anything starts: a launcher that is killed leaves what it was about to do
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
@@ -107,6 +109,7 @@ def run_attempt(
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     """Whether an attempt has failed by itself before its first step."""
+    # a killed task says nothing about the config
     if outcome.lost or not (outcome.problems or outcome.failure is not None):
         return False
     return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))

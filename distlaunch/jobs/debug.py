@@ -21,4 +21,5 @@ def become_debugger(target: str, overrides: Sequence[str], name: str | None, env
     words = [word for override in overrides for word in ("--set", override)]
     words += ["--name", name] if name is not None else []
     kept = {key: value for key, value in environ.items() if key not in REMOVED_ENV}
+    # the same process: it keeps the terminal's foreground group, and so its input and Ctrl-C
     os.execve(sys.executable, [sys.executable, "-m", "distlaunch.tasks.debug", *words, "--", target], kept)

@@ -15,7 +15,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
 from distlaunch.plan.train import REMOVED_ENV
 
-_LIMIT_S = 600.0
+_LIMIT_S = 600.0  # for the user's own functions, the data function among them
 
 
 def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | None:

@@ -30,6 +30,7 @@ class Waiting:
             os.close(self.pipe)
         if at_work:
             return None
+        # no byte came: the pipe was closed by its end
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return code if code >= 0 else ExitCode.FAILED
 
@@ -45,6 +46,7 @@ class Daemon:
         """The tasks are about to start: output goes to the log from now on, and the user gets the terminal back."""
         if self._pipe is None:
             return
+        # before the descriptor changes: what was printed until now is for the terminal
         sys.stdout.flush()
         fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         for standard in (1, 2):
@@ -58,6 +60,7 @@ class Daemon:
 
 def leave(log: Path) -> Waiting | Daemon:
     """Forks: the caller goes on twice, as the process that waits and as the launcher."""
+    # else both processes would write what is still in the buffer
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
@@ -66,7 +69,7 @@ def leave(log: Path) -> Waiting | Daemon:
         os.close(writing)
         return Waiting(pid, reading)
     os.close(reading)
-    os.setsid()
+    os.setsid()  # a session without a terminal: closing the window sends it nothing
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # a shell starts background jobs with Ctrl-C ignored, by which `stop --now` ends a job
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -26,5 +26,6 @@ def describe_environment(gpus: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "gpus": list(gpus),
+        # read from metadata: an import would take seconds
         "packages": {name: version for name in _PACKAGES if (version := installed(name))},
     }

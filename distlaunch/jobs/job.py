@@ -131,6 +131,7 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     """
     choice = choose(request, environ)
     if choice.run is not None and not (choice.beside or choice.finished):
+        # only a look: `execute` takes the lock for good, after the user was told
         with choice.run.lock():
             pass  # nobody goes on with a run that is still going on
     if choice.told:
@@ -149,7 +150,7 @@ def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -
         try:
             return checked(run_job(choice.config, run, told, environ), choice.locate)
         except UsageError:
-            run.discard()
+            run.discard()  # nothing was started
             raise
 
 

@@ -94,6 +94,7 @@ def _check_input(path: Path) -> None:
 def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
     kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
     argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--told", ANSWER]
+    # predictions may go to standard output
     answer = ask(argv, kept, shows_output=True)
     if answer.told is None:
         raise DistlaunchError(_death(export, answer))
@@ -104,6 +105,7 @@ def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict
 
 
 def _death(export: Path, answer: Answer) -> str:
+    # native code crashes on damaged files
     damaged = " (is the export damaged?)" if answer.code < 0 else ""
     telling = replace(answer, said=tuple(line for line in answer.said if not is_noise(line)))
     last = telling.last_lines(_LAST_LINES, indent="  ")

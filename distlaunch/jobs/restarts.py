@@ -25,7 +25,7 @@ from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests.signals import ENDING, SignalPipe
 from distlaunch.supervise.run_events import tell_end
 
-_LONGEST_BACKOFF_S = 300.0
+_LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def repeat(
             try:
                 result = start(signals)
             except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
+                # nothing was started yet: the command's own error
                 if result is None:
                     raise
                 told.note(f"cannot be started again: {error}")
@@ -93,8 +94,10 @@ def repeat(
                 told.note(f"the same {what}{at_step} twice in a row: it would come again")
                 return result
             mark = outcome.mark
+            # a signal that came while the attempt ended
             if asked := _asked_within(signals, 0):
                 return _stopped(result, asked, told)
+            # doubled with each restart that still counts
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
             who = f"{failure.task} " if failure.task else ""

@@ -93,6 +93,7 @@ def _find_module(name: str) -> None:
         raise UsageError(f"-m {name}: expected the name of a module, such as package.module")
     places = [os.getcwd(), *sys.path]
     parts = name.split(".")
+    # `importlib.util` also knows built-in modules and editable installs
     spec = PathFinder.find_spec(parts[0], places) or importlib.util.find_spec(parts[0])
     for number in range(2, len(parts) + 1):
         if spec is None or spec.submodule_search_locations is None:

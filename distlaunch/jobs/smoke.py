@@ -16,7 +16,7 @@ from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
-STEPS = 4
+STEPS = 4  # with a checkpoint after two
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class SmokeResult:
 def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
     batch = config.data.global_batch
+    # batches that the function makes can only be counted
     if config.data.batched:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:

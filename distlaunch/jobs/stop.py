@@ -13,7 +13,7 @@ from distlaunch.runs.paths import shown
 _OPENS_WITHIN_S = 5.0
 """A controller has the run for a moment before it takes requests, and after."""
 _ANSWERS_WITHIN_S = 10.0
-_LOOK_AGAIN_S = 0.02
+_LOOK_AGAIN_S = 0.02  # while the socket is not there yet
 
 
 def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = None) -> bool:
@@ -22,6 +22,7 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
     Returns whether there was one. Raises UsageError if it cannot be asked, DistlaunchError if it takes too long.
     """
     began = time.monotonic()
+    # before the connection: it names the process in messages also when that has ended meanwhile
     owner = run.owner()
     connection = _connect(run)
     if connection is None or owner is None:
@@ -29,6 +30,7 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
     with connection:
         left = timeout_s
         if _ask(connection, "stop-now" if at_once else "stop", run, owner):
+            # 0 would mean a socket that never waits
             left = None if timeout_s is None else max(0.001, timeout_s - (time.monotonic() - began))
             if not connection.wait(left):
                 raise DistlaunchError(

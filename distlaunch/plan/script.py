@@ -90,6 +90,7 @@ def plan_script(
     plans = []
     for task in everyone:
         files = run.task(attempt, str(task))
+        # without parameter servers a worker trains by itself, and ends by itself
         serves = job.ps > 0 and task.job in ("worker", "ps")
         env = {
             **(_jax_variables(job, task, addresses[0]) if job.jax else _tensorflow_variables(cluster, task)),
@@ -118,6 +119,7 @@ def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str
         return (job.program, *job.arguments)
     own = ["--task-dir", str(files.path), "--attempt", str(attempt), "--task", str(task)]
     own += ["--jax"] * job.jax + ["--module"] * (job.kind == "module")
+    # `--`: the script's own options are not ours
     return (sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
 
 

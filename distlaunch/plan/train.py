@@ -25,7 +25,7 @@ from distlaunch.plan.preload import preload_for
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
 """`run`: of somebody's script, which tells nothing about steps."""
 
-NO_GPU = ("-1",)
+NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
 """For a server that its own launcher starts: it serves on after SIGTERM until the chief, started elsewhere, is gone."""
 
@@ -183,7 +183,7 @@ def plan_launch(
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places)
     shares = _gpu_shares(config, place_of)
-    ports_are_held = here is None and bool(cluster.tasks)
+    ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     tasks = tuple(
         TaskPlan(
@@ -256,9 +256,11 @@ def _training_shares(config: RunConfig, tasks: Sequence[Task], gpus: Sequence[st
     if not strategy.processes(config.cluster):
         return {} if number is None or number > len(gpus) else {tasks[0]: tuple(gpus[:number])}
     workers = [task for task in tasks if task.job == "worker" or strategy.in_lockstep]
+    # alone on its host, a task may have all that is there
     if len(tasks) == 1 or not workers:
         return {}
     shares = share_gpus(gpus, len(workers), number)
+    # servers and coordinators get none
     return {**dict.fromkeys(tasks, ()), **dict(zip(workers, shares, strict=True))}
 
 

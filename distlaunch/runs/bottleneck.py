@@ -129,6 +129,7 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
     # who reads ahead has at most all the time for it, who does not has that in which the step waits
     reading_s = each.seconds if each.reads_ahead else each.input_s
     if each.work and each.made and each.batches_s >= reading_s / 2:
+        # the examples by themselves explain less than half of it
         if each.made_s / each.threads < each.batches_s / 2:
             # reading many at once, or joining what was made: which of the two is not measured
             return f"making batches {milliseconds(each.batches_s / each.made)} an example", ""

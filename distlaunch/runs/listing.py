@@ -18,7 +18,7 @@ from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode, step_times
 
-_HEAD_BYTES = 16 * 1024
+_HEAD_BYTES = 16 * 1024  # of the events with which a run begins
 _TAIL_BYTES = 32 * 1024
 
 
@@ -82,6 +82,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
+    # an attempt that failed after the run was done does not undo it
     status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
         path=str(run.path),
@@ -117,6 +118,7 @@ def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
             head = file.read(_HEAD_BYTES)
             length = _TAIL_BYTES
             while True:
+                # nothing is read twice
                 begin = max(len(head), size - length)
                 file.seek(begin)
                 tail = list(parse_events(file.read(size - begin)))
@@ -125,6 +127,7 @@ def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
                     return list(parse_events(file.read(size))), []
                 if _tells_enough(tail, attempt):
                     return list(parse_events(head)), tail
+                # few reads, also of a file whose end is thousands of progress lines
                 length *= 4
     except OSError:
         return [], []

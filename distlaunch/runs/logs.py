@@ -26,7 +26,7 @@ from distlaunch.runs.report import KILLED, attempt_report
 from distlaunch.supervise.event_facts import EventFollower
 from distlaunch.supervise.observer import Observer
 
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024  # of a log file that may have gigabytes
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class LogFollower:
         with file:
             file.seek(self._offset)
             while data := file.read(_CHUNK_BYTES):
+                # before the lines are used: whoever stops in the middle does not see them twice
                 self._offset += len(data)
                 yield from self._wanted(self._splitter.feed(data))
 
@@ -160,6 +161,7 @@ def follow_logs(run: RunDir, wish: Wish, observer: LogView, wait: Callable[[], b
         while True:
             ended = not run.is_busy()  # asked first, so that what is read then is all there is
             later = [number for number in _attempts(run) if number > logs.attempt]
+            # a restart: the rest of the old attempt is shown first
             if later and wish.attempt is None:
                 logs.close()
                 observer.note(f"attempt {later[0]}")
@@ -200,4 +202,5 @@ def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
         plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
     tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
+    # without deadlines: nothing is started by it
     return LaunchPlan(run.path, attempt, "train", tasks, 0, 0, chief=Task.parse(chief))

@@ -132,6 +132,7 @@ def read_report(run: RunDir) -> RunReport:
     facts = RunFacts.of(read_events(run.events))
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
+        # a step that was saved again counts once
         event.step: dataclasses.replace(event, path=str(kept))
         for event in facts.checkpoints
         if (kept := run.kept_checkpoint(event.path)) is not None
@@ -163,6 +164,7 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
         facts: of the run's own events; of these times, the other tasks keep theirs.
     """
     starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
+    # the newest that has told any: one that has just begun has not
     for number in sorted(starts, reverse=True):
         told = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
         if found := {**facts.attempts[number].timed, **{event.task: event for event in told}}:
@@ -185,7 +187,9 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     own = facts.attempts.get(number, AttemptFacts())
     start, end, failure, mode = own.training, own.ended, own.failed, planned_mode(run, number)
     good = (end is not None and end.status != "failed") or own.has_result
+    # read from the tasks: nobody writes these into the events
     problems = "" if failure or good else config_problems(run, number)
+    # only the newest can be running, and the lock says so, not the events
     running = number == max(run.attempts()) and run.is_busy()
     if end is not None and own.stopped_after_failure:  # asked to, instead of the next attempt
         status = end.status
@@ -251,6 +255,7 @@ def configured_strategy(run: RunDir) -> str:
     """For a run that never came to its first step; a script has what strategy it likes."""
     if not run.has_config():
         return SCRIPT
+    # only here: pydantic takes a tenth of a second, and most runs have told their strategy
     from distlaunch.config.read.load import load_resolved
 
     with contextlib.suppress(ConfigError, OSError):

@@ -16,6 +16,7 @@ import pickle
 import re
 import sys
 import threading
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 ORDER = ("tflite", "saved_model", "keras", "weights")
 """Those that need nothing of the user's come before those that may import the user's code."""
 
-_HOOKS_S = 3.0
+_HOOKS_S = 3.0  # for all exit hooks together
 
 
 def main() -> None:
@@ -34,6 +35,7 @@ def main() -> None:
     exported = _sibling("exported")
     findings = {name: _check(name, parcel, exported) for name in ORDER if name in parcel["files"]}
     findings_path.write_text(json.dumps(findings))
+    # `os._exit` flushes nothing
     sys.stdout.flush()
     sys.stderr.flush()
     # interpreters of TFLite and compiled functions take their time to be destroyed; exit hooks get some
@@ -118,13 +120,14 @@ def _with_weights(path: Path, parcel: Mapping[str, Any], exported: Any) -> Any:
     model = getattr(module, parcel["function"].rpartition(":")[2])(**parcel["args"])
     rows = parcel["rows"]["weights"]
     if not model.built:
-        model(exported.map_structure(np.asarray, rows), training=False)
+        model(_sibling("exported_model").map_structure(np.asarray, rows), training=False)
     model.load_weights(path)
     return exported.of_keras_model(model, "weights")
 
 
 def _user_module(parcel: Mapping[str, Any]) -> Any:
     """The module of the model's function; with it the user's paths come in."""
+    # now and not earlier: until here nothing of the user's could hide a library
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
     source = parcel["function"].rpartition(":")[0]
     if not source.endswith(".py"):
@@ -158,6 +161,7 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
             content = convert(select=True)
         except Exception as error:
             raise Unusable(_inconvertible(str(error))) from error
+        # the file names them as `FlexErf`; `FlexDelegate` is no operation
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
         told = ", ".join(operations) or "some"
         notes.append(
@@ -190,12 +194,14 @@ def difference(expected: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]
         value = np.asarray(got[name])
         if value.shape != wanted.shape:
             return f"{name} has the shape {list(value.shape)}; the model's has {list(wanted.shape)}"
+        # V: bfloat16 and the like, which NumPy does not know
         if wanted.dtype.kind not in "fcV":
             if not np.array_equal(wanted, value):
                 return f"{name} differs from the model's: {_sample(wanted != value, value, wanted)}"
             continue
         ours, theirs = wanted.astype(np.float64), value.astype(np.float64)
         scale = np.abs(ours[np.isfinite(ours)]).max(initial=0.0)
+        # relative to the largest value: small ones beside it carry its rounding
         close = np.isclose(theirs, ours, rtol=0.0, atol=tolerance * scale + 1e-6, equal_nan=True)
         if not close.all():
             return f"{name} differs from the model's: {_sample(~close, theirs, ours)}; allowed: {tolerance:g} of the " \
@@ -209,7 +215,11 @@ def _sample(different: np.ndarray, got: np.ndarray, wanted: np.ndarray) -> str:
 
 
 def _sibling(name: str) -> Any:
-    return _load(f"_distlaunch_{name}", Path(__file__).with_name(f"{name}.py"))
+    """A module beside this file, in a package of another name: that of distlaunch may not be there to be imported."""
+    package = types.ModuleType("_exports")
+    package.__path__ = [str(Path(__file__).parent)]
+    sys.modules.setdefault(package.__name__, package)
+    return importlib.import_module(f"{package.__name__}.{name}")
 
 
 def _load(name: str, path: Path) -> Any:
@@ -220,6 +230,7 @@ def _load(name: str, path: Path) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # before it runs: dataclasses look their module up there
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

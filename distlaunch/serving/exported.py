@@ -1,6 +1,7 @@
-"""Opens an exported model, tells its signature and calls it.
+"""Opens exported models, whatever their format.
 
-Imports nothing of distlaunch's: `clean_check.py` runs it where only TensorFlow and Keras are known.
+Imports nothing of distlaunch's but what lies beside it: `clean_check.py` runs it where only TensorFlow and Keras are
+known.
 """
 
 # pyright: reportCallIssue=false
@@ -10,17 +11,16 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ENDPOINT = "serve"
-ANY = "any"
-"""The type of inputs of subclassed Keras models, whose files do not tell it."""
-_LINE = 240
+# not by its full name, of which the clean process knows nothing
+from .exported_model import ANY, ENDPOINT, ExportedModel, Spec, leaves, map_structure, named_outputs
+
+_LINE = 240  # characters of an error
 _FREE = "export it as saved_model, which needs no code"
 
 
@@ -32,63 +32,11 @@ class NotAnExportError(ValueError):
     """The file or folder is no model that can be called; the message says why, without the path."""
 
 
-@dataclass(frozen=True)
-class Spec:
-    """An input or output: its type as NumPy names it, or `string`; a size of None may be any, the first is the rows."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...] | None
-
-    @property
-    def kind(self) -> str:
-        """`float32[?,28,28]`."""
-        sizes = "..." if self.shape is None else ",".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.dtype}[{sizes}]"
-
-
-@dataclass(frozen=True)
-class ExportedModel:
-    """A model by the names of its inputs and outputs.
-
-    Attributes:
-        format: `saved_model`, `keras`, `weights` or `tflite`.
-        inputs: None if the file does not tell them (a subclassed Keras model that was built in its own way).
-        outputs: None if they are known only after a call.
-        structure: the names of the inputs, in the structure in which the model was trained on them.
-        call: arrays by input -> arrays by output; of a model without `inputs`: what the model takes -> the same.
-    """
-
-    format: str
-    inputs: tuple[Spec, ...] | None
-    outputs: tuple[Spec, ...] | None
-    structure: Any
-    call: Callable[[Any], dict[str, np.ndarray]]
-
-    def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        """Arrays by name in, arrays by name out; values become of the types and ranks of the inputs."""
-        assert self.inputs is not None
-        return self.call({spec.name: adapted(values[spec.name], spec) for spec in self.inputs})
-
-    def on_structure(self, x: Any) -> dict[str, np.ndarray]:
-        """Calls it on inputs as training gave them: an array, or a list, tuple or dict of arrays."""
-        return self.call(x) if self.inputs is None else self(by_name(x, self.structure))
-
-    def signature(self, called: Mapping[str, np.ndarray] | None = None) -> str:
-        """`serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, where these are not known."""
-        takes = "..." if self.inputs is None else ", ".join(f"{spec.name}: {spec.kind}" for spec in self.inputs)
-        outputs = self.outputs or tuple(
-            Spec(name, dtype_name(array), (None, *array.shape[1:])) for name, array in (called or {}).items()
-        )
-        alone = len(outputs) == 1 and outputs[0].name == "output_0"
-        gives = outputs[0].kind if alone else ", ".join(f"{spec.name}: {spec.kind}" for spec in outputs)
-        return f"{ENDPOINT}({takes}) -> {gives if alone else f'({gives})' if gives else '...'}"
-
-
 def format_of(path: Path) -> str | None:
     """The format of an export by its looks; None if it is none."""
     if (path / "saved_model.pb").is_file():
         return "saved_model"
+    # before the suffix, which is .h5 alone
     if path.name.endswith(".weights.h5"):
         return "weights"
     return {".keras": "keras", ".tflite": "tflite"}.get(path.suffix) if path.is_file() else None
@@ -120,6 +68,7 @@ def open_saved_model(path: Path) -> ExportedModel:
 
     loaded: Any = tf.saved_model.load(str(path))
     signatures = dict(loaded.signatures)
+    # Keras calls it `serve`, older exports `serving_default`
     name = next((name for name in (ENDPOINT, "serving_default", *signatures) if name in signatures), None)
     if name is None:
         raise NotAnExportError("the SavedModel has no signature that could be called")
@@ -129,10 +78,11 @@ def open_saved_model(path: Path) -> ExportedModel:
 
     def call(values: Any) -> dict[str, np.ndarray]:
         assert loaded is not None  # it owns the variables, and must live as long as this function
+        # signatures take keyword arguments of exact types
         tensors = {name: tf.constant(values[name], spec.dtype) for name, spec in specs.items()}
         return {name: value.numpy() for name, value in sorted(served(**tensors).items())}
 
-    inputs = _ordered([_tensor_spec(name, specs[name]) for name in _leaves(structure)], structure)
+    inputs = _ordered([_tensor_spec(name, specs[name]) for name in leaves(structure)], structure)
     outputs = tuple(_tensor_spec(name, spec) for name, spec in sorted(served.structured_outputs.items()))
     return ExportedModel("saved_model", inputs, outputs, structure, call)
 
@@ -144,6 +94,7 @@ def open_keras(path: Path, **options: Any) -> ExportedModel:
     try:
         model = keras.saving.load_model(path, compile=False, **options)
     except ValueError as error:
+        # Keras's words: "... by passing `safe_mode=False` to the loading function"
         if "safe_mode" in str(error) and "safe_mode" not in options:
             message = f"holds Python code (a Lambda layer), which is not run from a file; {_FREE}"
             raise NotAnExportError(message) from error
@@ -163,7 +114,7 @@ def of_keras_model(model: Any, kind: str = "keras") -> ExportedModel:
 
     def call(values: Any) -> dict[str, np.ndarray]:
         x = values if inputs is None else map_structure(lambda name: values[name], structure)
-        if any(array.dtype.kind in "OSU" for array in _leaves(x)):
+        if any(array.dtype.kind in "OSU" for array in leaves(x)):
             import tensorflow as tf
 
             x = map_structure(tf.constant, x)
@@ -202,61 +153,6 @@ def open_tflite(path: Path) -> ExportedModel:
     return ExportedModel("tflite", inputs, outputs, structure, call)
 
 
-def by_name(x: Any, structure: Any) -> dict[str, Any]:
-    """The arrays of a structure by the names of the inputs.
-
-    Raises:
-        ValueError: the structures differ.
-    """
-    if isinstance(structure, str):
-        values = _leaves(x)
-        if len(values) != 1:
-            raise ValueError(f"{len(values)} inputs, but the model takes one: {structure}")
-        return {structure: values[0]}
-    names = _leaves(structure)
-    if isinstance(x, Mapping):
-        keys = structure if isinstance(structure, Mapping) else {name: name for name in names}
-        if not all(key in x or name in x for key, name in keys.items()):
-            raise ValueError(f"inputs {', '.join(map(str, x))}, but the model takes {', '.join(names)}")
-        return {name: x[key] if key in x else x[name] for key, name in keys.items()}
-    values = _leaves(x)
-    if isinstance(structure, Mapping) or len(values) != len(names):
-        raise ValueError(f"{len(values)} inputs without names, but the model takes {', '.join(names)}")
-    return dict(zip(names, values, strict=True))
-
-
-def adapted(value: Any, spec: Spec) -> np.ndarray:
-    """In the type of an input; rows of single values get, or lose, a dimension of size 1."""
-    array = np.asarray(value)
-    rank = array.ndim if spec.shape is None else len(spec.shape)
-    if array.ndim == 1 and rank == 2:
-        array = array[:, None]
-    elif array.ndim == 2 and rank == 1 and array.shape[1] == 1:
-        array = array[:, 0]
-    return array if spec.dtype in ("string", ANY) else array.astype(_numpy_type(spec.dtype), copy=False)
-
-
-def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """A model's outputs by the names that a SavedModel gives them."""
-    if isinstance(outputs, Mapping):
-        return {str(name): convert(outputs[name]) for name in sorted(outputs)}
-    parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-    return {f"output_{index}": convert(part) for index, part in enumerate(parts)}
-
-
-def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
-    """Of dicts, lists and tuples."""
-    if isinstance(value, Mapping):
-        return {key: map_structure(function, part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [map_structure(function, part) for part in value]
-    return function(value)
-
-
-def dtype_name(array: np.ndarray) -> str:
-    return "string" if array.dtype.kind in "OSU" else array.dtype.name
-
-
 def first_line(error: BaseException) -> str:
     """What an error says, in short; with the reason that Keras gives below."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -269,16 +165,11 @@ def _flex_told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # TFLite has no type of its own for it
         if "Flex delegate" not in str(error):
             raise
         message = "it holds operations of TensorFlow, which need an interpreter with the Flex delegate"
         raise NeedsFlexError(f"{message}; the tensorflow package has none since 2.20") from error
-
-
-def _leaves(value: Any) -> list[Any]:
-    found: list[Any] = []
-    map_structure(found.append, value)
-    return found
 
 
 def _trained_structure(function: Any, specs: Mapping[str, Any]) -> Any:
@@ -287,7 +178,7 @@ def _trained_structure(function: Any, specs: Mapping[str, Any]) -> Any:
         given, named = concrete.structured_input_signature
         if len(given) == 1 and not named:
             names = map_structure(lambda spec: getattr(spec, "name", None), given[0])
-            if sorted(map(str, _leaves(names))) == sorted(specs):
+            if sorted(map(str, leaves(names))) == sorted(specs):
                 return names
     names = sorted(specs)
     return names[0] if len(names) == 1 else {name: name for name in names}
@@ -304,6 +195,7 @@ def _keras_inputs(model: Any) -> tuple[tuple[Spec, ...] | None, Any]:
             Spec(name, str(tensor.dtype), tuple(tensor.shape)) for tensor, name in zip(tensors, names, strict=True)
         ]
         return _ordered(specs, structure), structure
+    # what a subclassed model was built with; it has no types
     shapes = getattr(model, "_build_shapes_dict", None) or {}
     if len(shapes) == 1:
         ((_, shape),) = shapes.items()
@@ -323,15 +215,8 @@ def _tensor_spec(name: str, spec: Any) -> Spec:
 
 
 def _lite_spec(name: str, detail: Mapping[str, Any]) -> Spec:
+    # `shape` is that of the last call; the signature has -1 for any size
     shape = detail.get("shape_signature", detail["shape"])
     sizes = tuple(None if size < 0 else int(size) for size in shape)
     dtype = np.dtype(detail["dtype"])
     return Spec(name, "string" if dtype.kind in "OSU" else dtype.name, sizes)
-
-
-def _numpy_type(name: str) -> Any:
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import ANY, Spec, adapted, dtype_name
+from distlaunch.serving.exported_model import ANY, Spec, adapted, dtype_name
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,6 +62,7 @@ def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
     if spec.dtype == "bool" or not spec.dtype.startswith(("int", "uint")):
         return
     limits = np.iinfo(spec.dtype)
+    # `astype` would wrap and cut without a word
     wrong = (array < limits.min) | (array > limits.max) | (array != np.trunc(array))
     if wrong.any():
         at = tuple(int(index) for index in np.argwhere(wrong)[0])
@@ -72,6 +73,7 @@ def _check_range(array: np.ndarray, spec: Spec, where: str) -> None:
 
 def _encoded(array: np.ndarray) -> np.ndarray:
     flat = [value.encode() if isinstance(value, str) else value for value in array.reshape(-1).tolist()]
+    # filled afterwards: `np.array` would make fixed-width bytes, which lose zeros at the end
     encoded = np.empty(len(flat), dtype=object)
     encoded[:] = flat
     return encoded.reshape(array.shape)

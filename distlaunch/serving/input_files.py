@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import Spec
+from distlaunch.serving.exported_model import Spec
 from distlaunch.serving.fit import Arrays, fitted, quoted, takes
 from distlaunch.serving.text_files import read_csv, read_jsonl, read_txt
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import ANY, Spec
+from distlaunch.serving.exported_model import ANY, Spec
 from distlaunch.serving.fit import quoted, takes
 
-_LONGEST = 40
+_LONGEST = 40  # characters of a value in a message
 
 
 def read_txt(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
@@ -46,15 +46,18 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 def read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
     """Columns by name, after a line that names them; values in a .tsv file are not quoted."""
+    # Python's limit of 128 KiB is short for a text; more than this does not fit its C long everywhere
     csv.field_size_limit(2**31 - 1)
     options: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {"strict": True}
     texts = _lines(path)
+    # line ends are given back: a quoted field may hold them
     reader = csv.reader((f"{text}\n" for text in texts), **options)
     rows, numbers = [], []
     try:
         for row in reader:
             if row:
                 rows.append(row)
+                # of its last line: rows with line ends in quotes take several
                 numbers.append(reader.line_num)
     except csv.Error as error:
         raise UsageError(f"{path}:{reader.line_num}: it is no {path.suffix[1:].upper()}: {error}") from None
@@ -80,6 +83,7 @@ def read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
 
 def _lines(path: Path) -> list[str]:
     """Lines without their ends, blank ones too; only what follows the last line end is no line if it is empty."""
+    # the mark that Windows programs put before UTF-8
     data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     lines = data.split(b"\n")
     if not lines[-1]:

@@ -15,7 +15,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import check_ends
 from distlaunch.strategies.protocol import Vote
 
-_VOTE = 4
+_VOTE = 4  # stop, finish, save, next_steps
 
 
 class Ballots:
@@ -27,11 +27,13 @@ class Ballots:
 
     def cast(self, vote: Vote) -> tf.Tensor:
         """A ballot that holds the vote alone; of `save` and `next_steps` the chief's count."""
+        # ballots are added up: the counts of several processes would be added, too
         save, next_steps = (vote.save, vote.next_steps) if self._peers.is_chief else (False, 0)
         return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 
     def counted(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
         """In a graph: the ballot with what this process has seen in the call."""
+        # the places of the other processes stay zero, so that the sum of all ballots keeps each number apart
         here = tf.one_hot(self._peers.rank, self._peers.number, dtype=tf.float64)
         seen = [here * tf.cast(nonfinite, tf.float64), here * tf.cast(ended, tf.float64)]
         return ballot + tf.concat([tf.zeros([_VOTE], tf.float64), *seen], 0)
@@ -39,6 +41,7 @@ class Ballots:
     def vote(self, total: Any) -> Vote:
         """The sum of all votes."""
         stop, finish, save, next_steps = total.numpy()[:_VOTE]
+        # a sum: each process that wants it has added 1
         return Vote(bool(stop > 0), bool(finish > 0), int(next_steps), bool(save > 0))
 
     def first_nonfinite(self, total: Any) -> int | None:

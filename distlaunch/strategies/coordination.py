@@ -56,6 +56,7 @@ def addresses_and_rank() -> tuple[list[str], int]:
     cluster, here = from_tf_config(text)
     tasks = _tasks(cluster)
     if here not in tasks:
+        # an evaluator, a server: it is in TF_CONFIG, and does not train
         return [""], 0
     return [cluster.address(task) for task in tasks], tasks.index(here)
 
@@ -81,7 +82,7 @@ class Peers:
         assert number == 1 or store is not None
         self.number, self.rank, self._host = number, rank, chief.rpartition(":")[0]
         self._store: Any = store
-        self._calls = 0
+        self._calls = 0  # the same in all processes, since all make the same calls: keys need no agreement
         self._last_sum: str | None = None
 
     @property
@@ -102,6 +103,7 @@ class Peers:
         keys = [f"{name}/{index}" for index in range(-(-len(message) // _CHUNK_BYTES))]
         for index, key in enumerate(keys):
             self._store.set(key, message[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES])
+        # after the pieces: whoever has the count finds all of them
         self._store.set(f"{name}/count", str(len(keys)).encode())
         for rank in range(1, self.number):
             self._take(f"{name}/read/{rank}")
@@ -112,6 +114,7 @@ class Peers:
     def state_from_chief(self, state: State | None) -> State:
         """The chief's state, for those that pass None; the chief itself must pass one."""
         assert state is not None or not self.is_chief, "the chief has one"
+        # where all have read the file of a shared disk, nothing is sent
         if self._somebody_lacks(state):
             state, somebody_lacks = self._streamed(state)
             if somebody_lacks:  # where only the ports of the cluster are open, the store remains, which is slow
@@ -127,6 +130,7 @@ class Peers:
         if not self.is_chief:
             port, secret = json.loads(self.from_chief(b""))
             if state is None:
+                # not reachable, or changed on its way: it is asked for by the store next
                 with contextlib.suppress(OSError, ValueError):
                     state = fetch_state(self._host, port, bytes.fromhex(secret))
             return state, self._somebody_lacks(state)
@@ -152,6 +156,7 @@ class Peers:
             self._store.set(f"{name}/{self.rank}", _encoded(vote))
             return _decoded(self._get(f"{name}/sum"))
         votes = [vote, *(_decoded(self._take(f"{name}/{rank}")) for rank in range(1, self.number))]
+        # the chief alone knows its clock and how long calls take, so its wish to save and its number of steps count
         total = Vote(any(one.stop for one in votes), any(one.finish for one in votes), vote.next_steps, vote.save)
         if self._last_sum is not None:
             self._store.delete(self._last_sum)  # whoever has voted again has read it
@@ -170,8 +175,10 @@ class Peers:
             return [message]
         name = self._next("gather")
         if not self.is_chief:
+            # everyone gets the whole list from the chief, so all processes see the same
             self._store.set(f"{name}/{self.rank}", message.encode())
             return json.loads(self.from_chief(b""))
+        # in the order of ranks, which is that of `names`, whoever has written first
         messages = [message, *(self._take(f"{name}/{rank}").decode() for rank in range(1, self.number))]
         return json.loads(self.from_chief(json.dumps(messages).encode()))
 

@@ -22,6 +22,7 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
         ended: of each process; `names`: what they are called.
         steps: global batches that have come from them in this pass.
     """
+    # all ended: the ordinary end of an epoch
     if all(ended) or not any(ended):
         return
     first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
@@ -83,6 +84,7 @@ def different_data(told: Mapping[str, Mapping[str, str]]) -> str:
 
 def _first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
     first, *others = seen
+    # types come before examples, as `fingerprint` writes them: other types explain other hashes
     for fact in seen[first]:
         for other in others:
             here, there = seen[first][fact], seen[other].get(fact)

@@ -31,11 +31,13 @@ def virtual_cpus(number: int) -> list[str]:
     """
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
+    # not set again when there are enough: TensorFlow refuses any change once it runs
     if len(configured or ()) < number:
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * number)
         except RuntimeError:
             have = len(tf.config.list_logical_devices("CPU"))
+            # more than were asked for are no problem: the first ones are used
             if have < number:
                 raise UsageError(
                     f"{number} CPU devices are wanted, but TensorFlow runs already in this process with {have}, and "

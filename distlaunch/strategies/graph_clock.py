@@ -22,6 +22,7 @@ def now(after: Any) -> tf.Tensor:
     Args:
         after: tensors that are there by then, in any structure.
     """
+    # without the dependency the executor may take the time whenever it likes
     with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
         return tf.constant(0.0, tf.float64) if is_deterministic() else tf.timestamp()
 
@@ -35,6 +36,7 @@ def read_timed(read: Callable[[], Any], after: tf.Tensor, ready: Callable[[Any],
         ready: the tensors with which what was read is complete.
     """
     began = now(after)
+    # else the read could start before the clock is read: nothing else ties the two
     with tf.control_dependencies([began]):
         element = read()
     return element, _seconds(began, now(ready(element)))

@@ -35,6 +35,7 @@ class ModuleModel(keras.Model):
         self._variables_of_module = _replace_variables(module)
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
+        # Keras passes None where nobody says; plain Python code of a module expects a bool
         return self.module(inputs, training=bool(training)) if self._takes_training else self.module(inputs)
 
 
@@ -47,6 +48,7 @@ def parts_of(model: keras.Model) -> list[Any]:
 def _replace_variables(module: tf.Module) -> list[keras.Variable]:
     """Puts Keras variables in the place of the module's; one that has several places gets one for all."""
     made: dict[int, keras.Variable] = {}
+    # read before anything is replaced: afterwards the variables are not found any more
     found = found_in(module, lambda leaf: isinstance(leaf, tf.Variable))
     paths = {id(variable): path for path, variable in reversed(list(found))}  # the first path names it
 

@@ -28,6 +28,7 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
             return outputs
         return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, start), outputs)
 
+    # the last batch is smaller: relaxed shapes trace once more, not once for each size
     @tf.function(autograph=False, reduce_retracing=True)
     def call(element: Any) -> Any:
         return strategy.run(local, args=element)
@@ -36,9 +37,12 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
         counts = [int(rows) for rows in strategy.experimental_local_results(element[1])]
 
         def on_host(leaf: Any) -> np.ndarray:
+            # in the order of replicas, which is the order of rows
             values = [np.asarray(value) for value in strategy.experimental_local_results(leaf)]
             if num_processes > 1:
+                # summed already: each replica has the whole batch
                 return values[0]
+            # without the stand-in row of a replica that has none
             return np.concatenate([value[:count] for value, count in zip(values, counts, strict=True)])
 
         return tf.nest.map_structure(on_host, call(element))
@@ -52,6 +56,7 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor)
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         message = f"the model predicts {dtype.name}, which processes cannot send each other"
         raise ConfigError(Problem(("model", "function"), f"{message}; predict with --set strategy.kind=one_device"))
+    # float16 and bfloat16 fit into float32, short integers and bool into int32
     travelling = dtype if dtype in _TRAVELS else tf.float32 if dtype.is_floating else tf.int32
     context = tf.distribute.get_replica_context()
     number, count, first = tf.cast(total, tf.int32), tf.cast(rows, tf.int32), tf.cast(start, tf.int32)

@@ -29,6 +29,7 @@ def _forward(name: str) -> Any:
 
 
 for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
+    # on the class: Python looks operators up there, and `__getattr__` is not asked
     setattr(StandIn, f"__{_name}__", _forward(f"__{_name}__"))
 
 

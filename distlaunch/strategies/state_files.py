@@ -107,6 +107,7 @@ def _empty_arrays(header: dict[str, Any]) -> tuple[State, dict[str, int]]:
         shape = told["shape"] if name not in types else told["shape"][:-1]
         dtype = _dtype(types.get(name) or _OF_NAMES[told["dtype"]])
         begin, end = told["data_offsets"]
+        # checked before memory is taken: a header may claim any size
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
             raise ValueError(f"its header is wrong: '{name}' cannot be {told}")
         state[name], places[name] = np.empty(shape, dtype), begin
@@ -147,6 +148,7 @@ def _header(state: State, placed: list[str]) -> bytes:
 def _pieces(array: np.ndarray) -> Iterator[memoryview]:
     if not array.nbytes:
         return
+    # a slice or a transposed array has no bytes in one piece
     whole = _bytes_of(np.require(array, requirements="C"))
     for start in range(0, len(whole), _PIECE_BYTES):
         yield whole[start : start + _PIECE_BYTES]
@@ -161,6 +163,7 @@ def _is_known(dtype: np.dtype) -> bool:
 
 
 def _itemsize(array: np.ndarray) -> int:
+    # kept as bytes, so they need no alignment
     return array.itemsize if _is_known(array.dtype) else 1
 
 

@@ -21,7 +21,7 @@ from distlaunch.strategies.state_files import read_state, write_state
 _SECRET_BYTES = 32
 _GREETING_S = 5.0  # for whoever connects to show that he may
 _SILENCE_S = 60.0  # of a peer, in the middle of a state; a lost one is noticed elsewhere, and earlier
-_TURN_S = 0.1
+_TURN_S = 0.1  # how soon the accepting thread sees that it is over
 
 
 class StateServer:
@@ -52,6 +52,7 @@ class StateServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over.set()
+        # at most `_TURN_S`; states that are still being sent have threads of their own
         self._thread.join()
         self._listener.close()
 
@@ -64,14 +65,17 @@ class StateServer:
             except OSError:  # such as too many open files: the receiver tells
                 self._over.wait(_TURN_S)
                 continue
+            # one for each receiver: a slow one does not hold up the others
             threading.Thread(target=self._serve, args=(connection,), name="state", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection, connection.makefile("rwb") as file:
                 connection.settimeout(_GREETING_S)
+                # takes the same time wherever the first wrong byte is
                 if hmac.compare_digest(file.read(_SECRET_BYTES), self.secret):
                     connection.settimeout(_SILENCE_S)
+                    # the checksum comes last: it is known once all has been sent
                     file.write(bytes.fromhex(write_state(cast(BinaryIO, file), self._state)))
         except OSError:
             return  # the receiver tells
@@ -90,6 +94,7 @@ def fetch_state(host: str, port: int, secret: bytes) -> State:
             file.write(secret)
             file.flush()
             state, sha256 = read_state(cast(BinaryIO, file))
+            # two hexadecimal digits a byte
             if file.read(len(sha256) // 2).hex() != sha256:
                 raise ValueError("the state was changed on its way")
             return state
@@ -98,6 +103,7 @@ def fetch_state(host: str, port: int, secret: bytes) -> State:
 def _listen(host: str) -> socket.socket:
     if _is_loopback(host):
         bare = _bare(host)
+        # port 0: the kernel chooses a free one
         return socket.create_server((bare, 0), family=socket.AF_INET6 if ":" in bare else socket.AF_INET)
     # the others' name for this host may be none of its own addresses
     if socket.has_dualstack_ipv6():

@@ -20,6 +20,7 @@ TABLE = {
 
 def create(config: RunConfig, task: Task) -> Strategy:
     """The strategy of a run, set up in this process. Must come before any TensorFlow operation."""
+    # imported only when asked for: TensorFlow's strategies must not import JAX, nor the other way round
     module, name = TABLE[config.strategy.kind].split(":")
     made = getattr(importlib.import_module(f"distlaunch.strategies.{module}"), name)
     return made(config.strategy, task, config.cluster)

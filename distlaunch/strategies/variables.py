@@ -16,6 +16,7 @@ from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The compiled optimizer, and others that the model holds as attributes (a GAN's second one)."""
     candidates = [getattr(model, "optimizer", None), *vars(model).values()]
+    # by identity: the compiled optimizer may be an attribute, too
     found = {id(item): item for item in candidates if isinstance(item, keras.optimizers.Optimizer)}
     return list(found.values())
 
@@ -76,6 +77,7 @@ def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: dict[str, int] = {}
     for path, variable in joined(list(variables)):
         name = f"{prefix}/{path}"
+        # paths may repeat: layers made by hand can share a name
         seen[name] = seen.get(name, 0) + 1
         yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), variable
 

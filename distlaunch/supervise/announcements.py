@@ -10,7 +10,7 @@ from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Rules, Stalled
 from distlaunch.supervise.state import Why
 
-_MOST_NAMES = 8
+_MOST_NAMES = 8  # of tasks in one line
 
 
 class Announcer:

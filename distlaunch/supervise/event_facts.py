@@ -33,6 +33,7 @@ class EventFollower:
         self._plan = plan
         self._lead = str(plan.lead)
         self._readers = [
+            # the run's file has the events of earlier attempts, too
             EventReader(RunDir(plan.run_dir).events, from_end=from_now),
             *(EventReader(task.files.events) for task in plan.tasks if not task.unsupervised),
         ]
@@ -64,5 +65,6 @@ def facts_of(event: Event, now: float) -> list[Fact]:
         case Evaluated():
             return [Heard(now, event.task)]
         case RunEnded() if event.task != LAUNCHER:
+            # a task that stopped has ended its part without having finished it
             return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]
     return []

@@ -45,6 +45,7 @@ class Heartbeats:
             heard: whether the run has told something since the last look (a checkpoint, an epoch).
         """
         for task in list(self._lives):
+            # its next process begins with counters of its own
             if task not in signs:
                 del self._lives[task]
         for task, now_shown in signs.items():
@@ -57,10 +58,13 @@ class Heartbeats:
         if self._timeout_s is None:
             return []
         frozen = self._frozen(now, self._timeout_s)
+        # before the first step and after the last tasks do different things: only a frozen one is sure
         if frozen or not training:
             return [Stalled(now, task, frozen=True) for task in frozen]
+        # one that still moves is waited for, not stalled
         if not together or any(now - life.moved_at < self._timeout_s for life in together.values()):
             return []
+        # nobody moves; who does not even beat is the cause, and the others wait
         if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
             return [Stalled(now, task, frozen=True) for task in frozen]
         # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
@@ -83,6 +87,7 @@ class Heartbeats:
     def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
         self._trained_s += seconds
         behind = _behind(together)
+        # equal counts: nobody waits for anybody
         for task in behind if len(behind) < len(together) else ():
             self._waited_s[task] = self._waited_s.get(task, 0.0) + seconds
 
@@ -93,11 +98,13 @@ class Heartbeats:
             return
         if signs.beats != life.signs.beats:
             life.beat_at = now
+        # an event is progress as well: a long checkpoint makes no step
         if heard or (signs.turns, signs.step) != (life.signs.turns, life.signs.step):
             life.moved_at = now
         life.signs = signs
 
     def _frozen(self, now: float, limit_s: float) -> list[str]:
+        # 0 beats: no file yet, as of a task that cannot write one
         return [task for task, life in self._lives.items() if life.signs.beats and now - life.beat_at >= limit_s]
 
 

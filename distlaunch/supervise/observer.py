@@ -97,6 +97,7 @@ class ThreadedObserver:
 
     def tick(self, now: float) -> None:
         self._raise()
+        # one at a time is enough, and they must not fill the queue of a screen that hangs
         if not self._tick_waits:
             self._tick_waits = True
             self._tell("tick", now)
@@ -121,6 +122,7 @@ class ThreadedObserver:
 
     def _tell(self, method: str, *arguments: object) -> None:
         if self._thread is None:
+            # daemon: held by a write, it would keep the interpreter from ending
             self._thread = threading.Thread(target=self._show, name="view", daemon=True)
             self._thread.start()
         self._calls.put((method, arguments))
@@ -154,10 +156,13 @@ class ThreadedObserver:
                 self._tick_waits = False
             try:
                 getattr(self._observer, method)(*arguments)
+            # a terminal or a reader that is gone
             except OSError:
                 self._observer = Silent()
             except BaseException as error:
+                # raised in the main thread, by whoever calls next
                 self._observer, self._error = Silent(), error
+            # counted here and not in `line`: each number has one thread that writes it
             if method == "line":
                 self._taken += LINE_ROOM + len(str(arguments[1]))
         self._over.set()

@@ -73,10 +73,13 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
     """What to do now, given what has happened."""
     found = reasons(state, rules)
     due = [reason for reason in found if reason[0] <= now]
+    # nothing is started again once the job is being stopped
     if not due and (decision := _replace(state, rules)) is not None:
         return decision
+    # one that can be replaced: killed here, it is started again as one that has died
     if not due and (frozen := [task for task in state.stalled if task not in {*state.exits, *state.killed}]):
         return Decision(Why.STALLED, send=Order.KILL, to=tuple(frozen))
+    # also with no reason: all have ended as they should
     if not state.alive:
         return Decision(due[0][1] if due else Why.NOTHING, over=True)
     awaits = _awaited(state, rules) if not state.asked else ()
@@ -169,6 +172,7 @@ def _stop_times(task: str, at: float, why: Why, state: RunState, rules: Rules) -
     # a task that fails while stopping takes the agreed step with it: the others cannot stop cleanly any more
     failures = [end.at for end in state.exits.values() if end.at >= at and is_failure(end, state, rules)]
     kill_at = min([kill_at, _pressed_again(at, state), *(end + SETTLE_S + alone_s for end in failures)])
+    # STOPPED: the others have agreed to the same step, and are about to end by themselves
     return _Times(at + SETTLE_S if why is Why.STOPPED else at, kill_at)
 
 
@@ -198,5 +202,6 @@ def _after_chief(times: _Times, state: RunState, rules: Rules) -> _Times:
         return _Times(times.term_at, min(times.kill_at + quick_s, again))
     chief = state.exits.get(rules.chief)
     if chief is None:
+        # not asked while the chief lives, which needs it to save; only killed
         return _Times(_NEVER, times.kill_at)
     return _Times(max(times.term_at, chief.at), min(max(times.kill_at, chief.at + quick_s), again))

@@ -50,10 +50,12 @@ class Probes:
         """What is new."""
         facts: list[Fact] = [*self._errors(now, state), *self._saving(now, state)]
         if now >= self._stalls_from:
+            # signs change no faster than that
             self._stalls_from = now + BEAT_S
             facts += self._raised(now, state)
             facts += self._stalls(now, state)
         if now >= self._absent_from:
+            # once: it is a finding about the start
             self._absent_from = float("inf")
             facts += [Absent(now, name) for name in self._absent(state)] if not state.asked else []
         return facts
@@ -93,6 +95,7 @@ class Probes:
             return
         for name in state.alive:
             saves = self._signs_of(name).has_to_finish
+            # changes alone are facts
             if saves != (name in state.saving):
                 yield Saving(now, name, over=not saves)
 

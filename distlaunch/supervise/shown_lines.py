@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 _TRACEBACK = "Traceback (most recent call last):"
 HOLD_S = 1.5
-HOLD_LINES = 400
+HOLD_LINES = 400  # a program that prints tracebacks without end is shown, too
 
 
 class Screen:

@@ -110,6 +110,7 @@ class RunState:
                 self.heard[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
+            # `setdefault` here and below: the first time counts, whatever is told again
             case Finished(at, task):
                 self.finished.setdefault(task, at)
                 self.closed.setdefault(task, at)
@@ -117,6 +118,7 @@ class RunState:
                 self.closed.setdefault(task, at)
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
+                # counts on while it has not come; `Came` clears it
                 self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
             case ErrorReported(_, task, _):
                 self.errors.setdefault(task, fact)
@@ -172,6 +174,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     """Whether this end of a task, taken alone, is one that should not be."""
     if end.task in rules.optional:
         return False
+    # what others do after the run's end is no failure of the run
     chief_done = state.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
@@ -179,6 +182,7 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     if told_at <= end.at:
         had_raised = end.task in state.errors and state.errors[end.task].at <= told_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
+        # it was asked to end, and did
         if end.task in rules.servers or by_signal:
             return False
     if rules.scripts and end.code == ExitCode.DONE:
@@ -205,12 +209,14 @@ def reasons(state: RunState, rules: Rules) -> list[Reason]:
     if has_ended_well(state, rules):
         until = linger_until(state, rules)
         found.append((min(until.values(), default=float("inf")), Why.LINGERING))
+    # a replaceable one is killed and started again instead; see `decide`
     found += [(fact.at, Why.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
     found += [(at, Why.OVERDUE) for at in state.absent.values()]
     if state.spawned:
         deadline = min(state.spawned.values()) + rules.start_timeout_s
         if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
             found.append((deadline, Why.OVERDUE))
+    # by time alone: kinds cannot be compared, and at the same time the order above counts
     return sorted(found, key=lambda reason: reason[0])
 
 

@@ -108,12 +108,12 @@ class Supervisor:
 
     def _spawn(self, task: TaskPlan, starter: Starter) -> None:
         name, now = str(task.task), self._clock()
-        self._note(Spawned(now, name))
+        self._note(Spawned(now, name))  # also if it cannot be started: its end follows
         try:
             handle = starter.start(task)
         except OSError as error:
             self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
-            self._note(Exited(now, name, 127))
+            self._note(Exited(now, name, 127))  # as a shell tells it
             return
         self._handles[name] = handle
         if task.unsupervised:
@@ -213,7 +213,7 @@ class Supervisor:
         running = [(name, self._handles[name]) for name in self._state.alive if name in self._handles]
         ended = [(name, handle, end) for name, handle in running if (end := handle.poll()) is not None]
         if ended:
-            self._take(self._follower.read())
+            self._take(self._follower.read())  # its last words, before its end counts
         for name, handle, end in ended:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
             state, files = self._state, self._tasks[name].files

@@ -46,6 +46,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     due = [reason for reason in reasons(state, rules) if reason[0] <= now]
     why = due[0][1] if due else Why.NOTHING
     late = _late(state)
+    # only if nothing else came first: a failure before Ctrl-C stays a failure
     if state.asked and state.asked[0].number == signal.SIGINT and why is Why.INTERRUPT:
         if _all_done(state, rules):
             return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
@@ -61,6 +62,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
         held_up = next(fact for fact in state.stalled.values() if fact.task not in rules.replaceable)
         return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
     if why is Why.OVERDUE:
+        # who was started again, had come before
         late_comers = state.restarted | rules.optional | state.came
         missing = tuple(state.absent) or tuple(task for task in state.spawned if task not in late_comers)
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)
@@ -149,6 +151,7 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
         since: when the first failure was noticed; who was signalled before is another matter.
     """
     told = [at for at in (*state.termed.values(), *state.killed.values()) if at >= since]
+    # what happens after the others were stopped is our own doing
     horizon = min(told, default=float("inf"))
     errors = {task: fact for task, fact in state.errors.items() if fact.at <= horizon and _can_fail(task, state, rules)}
     ends = {
@@ -156,6 +159,7 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
         for task, end in state.exits.items()
         if end.at <= horizon and (is_failure(end, state, rules) or task in errors)
     }
+    # a cause outranks an earlier consequence: who says what went wrong has failed first
     ranked = sorted(dict.fromkeys([*ends, *errors]), key=lambda task: _rank(ends.get(task), errors.get(task)))
     if not ranked:
         return None, ()
@@ -187,4 +191,5 @@ def _can_fail(task: str, state: RunState, rules: Rules) -> bool:
 def _rank(end: Exited | None, blame: ErrorReported | None) -> tuple[int, float]:
     order = {ErrorRole.CONFIG: 0, ErrorRole.CAUSE: 1, ErrorRole.CONSEQUENCE: 2}
     at = min(fact.at for fact in (end, blame) if fact is not None)
+    # an end without a word ranks with causes: a killed task can say nothing
     return (order[blame.role] if blame else 1), at

@@ -98,12 +98,14 @@ def _run_eagerly(*, tensorflow: bool) -> None:
     from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     tf.config.run_functions_eagerly(True)
+    # else `data.map` is still traced: eager mode does not reach tf.data
     tf.data.experimental.enable_debug_mode()
     if not tensorflow:
         import jax
 
         jax.config.update("jax_disable_jit", True)
     keep_in_memory()
+    # both: many write `import pdb; pdb.set_trace()`
     sys.breakpointhook = pdb.set_trace = _stop_at_values
 
 

@@ -33,6 +33,7 @@ def main() -> None:
 
 
 def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
+    # before TensorFlow is imported, which reads it then
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
@@ -43,6 +44,7 @@ def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
         from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
         from distlaunch.training.session import Session
 
+        # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
         end_process.skip_earlier_hooks()
         keep_in_memory()
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:

@@ -11,13 +11,16 @@ from distlaunch.base.protocol import LIFELINE_FD
 
 def hold_lifeline() -> None:
     """When the launcher is gone, the pipe ends, and so does this task with everything it started."""
+    # taken out: processes that the task starts must not think it theirs
     number = os.environ.pop(LIFELINE_FD, None)
     if number is None:
         return
     fd = int(number)
+    # nor may they inherit it
     os.set_inheritable(fd, False)
 
     def wait() -> None:
+        # nothing is ever written: `read` returns at end of file
         while os.read(fd, 1):
             pass
         os.killpg(os.getpgid(0), signal.SIGKILL)

@@ -26,6 +26,7 @@ class NoTerminalError(DistlaunchError):
 
 def refuse_input() -> None:
     """From here on `breakpoint()`, and reading standard input, raise NoTerminalError."""
+    # `input()` asks `sys.stdin` too, when it is no file
     sys.stdin = _NoInput()
     sys.breakpointhook = _breakpoint
 

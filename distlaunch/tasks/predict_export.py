@@ -16,7 +16,8 @@ import numpy as np
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
 from distlaunch.config.backend import choose_backend
-from distlaunch.serving.exported import ExportedModel, NotAnExportError, first_line, open_export
+from distlaunch.serving.exported import NotAnExportError, first_line, open_export
+from distlaunch.serving.exported_model import ExportedModel
 from distlaunch.serving.fit import Arrays, fitted, takes
 from distlaunch.serving.input_files import read_inputs
 from distlaunch.tasks.no_terminal import refuse_input
@@ -95,6 +96,7 @@ def _call(model: ExportedModel, batch: Arrays, path: Path) -> Arrays:
         raise UsageError(message) from error
     rows = len(next(iter(batch.values())))
     for name, array in outputs.items():
+        # the file of predictions has one row for each row of the input
         if array.shape[:1] != (rows,):
             raise UsageError(
                 f"{path}: {name} has the shape {list(array.shape)} for {rows} rows; expected one value a row"
@@ -139,7 +141,9 @@ def _plain(array: np.ndarray) -> list[Any]:
     if array.dtype.kind in "OS":
         flat: list[Any] = [value.decode(errors="replace") for value in array.reshape(-1)]
     else:
+        # through its text: float32 0.1 becomes 0.1, not 0.10000000149011612
         flat = [float(str(value)) if np.isfinite(value) else None for value in array.reshape(-1)]
+    # filled in afterwards: `np.array` of texts would make another type
     values = np.empty(len(flat), object)
     values[:] = flat
     return values.reshape(array.shape).tolist()
@@ -178,7 +182,7 @@ def _read_split(reference: str, split: str | None) -> tuple[Any, str]:
 
 def _of_structure(data: Any, where: str, model: ExportedModel) -> Arrays:
     """Arrays by input, from `(x, y)` or the like."""
-    from distlaunch.serving.exported import by_name
+    from distlaunch.serving.exported_model import by_name
 
     x = data[0] if isinstance(data, (tuple, list)) else data
     try:

@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> str:
         Why this process must not be forked; empty if it may.
     """
     backend, *words = arguments
+    # first, and not counted: their threads are there already when `_num_threads` counts
     for name in _POOLS_OF_THEIR_OWN:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str]) -> str:
         importlib.import_module(f"distlaunch.strategies.{TABLE[kind].partition(':')[0]}")
     _convert_ahead(only_reads=all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies))
     os.register_at_fork(after_in_child=_new_random_numbers)
+    # only the forking thread lives on in a child: a lock that another holds would stay locked
     more = _num_threads() - threads
     return f"importing has started {more} thread(s)" if more > 0 else ""
 

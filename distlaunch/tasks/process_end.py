@@ -37,9 +37,11 @@ class ProcessEnd:
         """Does not return, but in a signal handler that comes while the process is ending already."""
         if self._code is not None:
             return
+        # first: a second call, from a signal handler, returns at once
         self._code = code
         _flush()
         watchdog = threading.Timer(HOOKS_S, self._cut_short)
+        # it must not be what this process waits for
         watchdog.daemon = True
         watchdog.start()
         atexit._run_exitfuncs()  # prints what a hook raises, and goes on with the next
@@ -51,6 +53,7 @@ class ProcessEnd:
 
     def _cut_short(self) -> None:
         text = f"exit hooks (atexit) took longer than {HOOKS_S:g} s; the task ends without the rest of them\n"
+        # not `print`: the lock of the stream may be held by the thread that hangs
         os.write(2, text.encode())
         os._exit(self._code or 0)
 

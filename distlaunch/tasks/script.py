@@ -30,6 +30,7 @@ def main() -> None:
     split = sys.argv.index("--")
     arguments, program = _parse(sys.argv[1:split]), sys.argv[split + 1]
     files = TaskDir(arguments.task_dir)
+    # first of all: whatever hangs below ends with the launcher
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -39,11 +40,13 @@ def main() -> None:
         from distlaunch.strategies.patches import jax_clusters
 
         jax_clusters.install()
+    # before the program is loaded: `_load_module` puts the file of a module in the first place
     sys.argv = sys.argv[split + 1 :]
     error = None
     try:
         code, module = _load_module(program) if arguments.module else _load_script(program)
         _KEPT.append(sys.modules["__main__"])
+        # pickle and multiprocessing look the script's names up there
         sys.modules["__main__"] = module
         exec(code, module.__dict__)
     except SystemExit:
@@ -87,6 +90,7 @@ def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
 
 def _load_script(path: str) -> _Program:
     """As `python PATH`."""
+    # with -P or PYTHONSAFEPATH Python puts no folder first
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     absolute = os.path.abspath(path)
@@ -127,6 +131,7 @@ def _end_with(error: BaseException, files: TaskDir) -> None:
     if isinstance(error, KeyboardInterrupt):
         import signal
 
+        # dies of the signal, as Python does: shells tell that apart from exit code 130
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     sys.exit(1)

@@ -67,6 +67,7 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(number, lambda *_: end_process(ExitCode.PREEMPTED))
     hold_lifeline()
     refuse_input()
+    # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     end_process(_run(arguments))
@@ -120,6 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         write_problems(files, error.problems)  # the launcher shows them, once
         return ExitCode.USAGE
+    # also SystemExit of the user's code: a task that ends so has failed
     except BaseException as error:
         user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
         if not user_error:
@@ -201,6 +203,7 @@ def _train(part: _Part) -> ExitCode:
     outcome = session.run_training(check_exports=not part.arguments.unchecked)
     at, seconds = outcome.progress, time.monotonic() - began
     part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))
+    # after the end was told: it waits for the other tasks
     session.leave()
     return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
 
@@ -237,6 +240,7 @@ def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
 
     text = os.environ.get("TF_CONFIG")
     spec = from_tf_config(text)[0] if text else ClusterSpec({})
+    # without a cluster that is worker:0, the only task
     if arguments.task == spec.chief:
         return run.events
     return run.task(arguments.attempt, str(arguments.task)).events

@@ -34,7 +34,7 @@ class CallLength:
         each_batch: a callback watches every batch, so `auto` means 1.
     """
 
-    TARGET_S = 0.5
+    TARGET_S = 0.5  # a wish to stop is heard between two calls, so about that soon
     LONGEST = 64
 
     def __init__(self, wanted: int | str, *, each_batch: bool) -> None:

@@ -114,6 +114,7 @@ def _compile(model: keras.Model, config: Compile) -> None:
         "jit_compile": config.jit_compile,
     }
     try:
+        # Keras builds its losses with the first batch: what does not fit shapes shows in `_build_losses`
         model.compile(**arguments)
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(("compile",), str(error).splitlines()[0])) from error
@@ -146,6 +147,7 @@ def _component(value: Named, group: str, key: Key) -> Any:
             # a loss or metric function (y_true, y_pred) is used as it is; anything else makes the object
             return _with_args(function, args) if _takes_predictions(function, args) else function(**args)
         name = canonical(group, component.name)
+        # Keras's `get` also knows names that are no attribute, such as `mse`
         made = getattr(getattr(keras, group), name or component.name, None)
         return made(**args) if made is not None else _GET[group](component.name)
     except (ValueError, TypeError) as error:
@@ -170,6 +172,7 @@ def _takes_predictions(function: Any, args: dict[str, Any]) -> bool:
     parameters = inspect.signature(function).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     missing = [p for p in parameters if p.kind in positional and p.default is p.empty and p.name not in args]
+    # y_true and y_pred
     return len(missing) == 2
 
 
@@ -192,6 +195,7 @@ def _create_variables(
     if not model.built or (model.compiled and y is not None):
         # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
+            # not in training: nothing is drawn, and no statistics move
             predictions = model(x, training=False)
     # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
@@ -230,6 +234,7 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
 def _first_line(error: Exception) -> str:
     """The reason, in which a number of rows that only a probe has is no number."""
     text = str(error).strip().strip("'").splitlines()[0] if str(error).strip() else ""
+    # `SAMPLE_ROWS` of `session.py`: (2, 10) becomes (rows, 10)
     return re.sub(r"([(\[])2, ", r"\1rows, ", re.sub(r"\(2,\)", "(rows,)", text))
 
 

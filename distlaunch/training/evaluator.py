@@ -66,6 +66,7 @@ class Evaluator:
             (self._evaluated if step in self._unread else self._unread).add(step)
             return
         self._evaluated.add(step)
+        # asked to stop
         if logs is None:
             return
         self._emit(Evaluated(step=step, split="validation", logs=logs))
@@ -73,6 +74,7 @@ class Evaluator:
             with self._curve.as_default(step=step):
                 for name, value in logs.items():
                     tf.summary.scalar(f"evaluation_{name}", value)
+            # TensorBoard shows what is in the file
             self._curve.flush()
 
     def _run_has_ended(self) -> bool:

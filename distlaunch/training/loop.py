@@ -11,27 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.events import EpochEnded, Notice, StepsDone
+from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.config.run import RunConfig
-from distlaunch.data.example_times import left_out
 from distlaunch.data.source import Split
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks.keras_callbacks import (
-    continue_log,
-    watch_batches,
-    watch_test_batches,
-)
+from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.step_reports import StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
 from distlaunch.training.surroundings import Surroundings
-
-REPORT_INTERVAL_S = 0.5
+from distlaunch.training.validation import Validation
 
 
 @dataclass(frozen=True)
@@ -49,18 +43,18 @@ class TrainingLoop:
     def __init__(self, config: RunConfig, model: keras.Model, program: Program, train: Split, validation: Split | None,
                  callbacks: list[keras.callbacks.Callback], around: Surroundings) -> None:  # fmt: skip
         self._config, self._model, self._program, self._around = config, model, program, around
-        self._train, self._validation, self._callbacks = train, validation, callbacks
+        self._train, self._callbacks = train, callbacks
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress = Progress()
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
-        self._report = Every(config.train.log_every_steps, None)
+        self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
+        # no progress bar: the launcher shows one, from events
         self._hooks = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=False, model=model, epochs=self._epochs, steps=self._epoch_steps
         )
-        self._pending_steps, self._pending_seconds = 0, 0.0
-        self._last_report = around.clock()
+        self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
@@ -77,12 +71,14 @@ class TrainingLoop:
         """
         with self._saver:
             end = self._run(start, take_state)
+        # after the last step nothing else would report what came since the last interval
         self._timer.report()
         return end
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
-        self._saver.best.check(has_validation=self._validation is not None)
+        self._saver.best.check(has_validation=self._validation.has_data)
+        # from here on an error has a step, and may be worth a restart; see `may_pass`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
@@ -93,6 +89,7 @@ class TrainingLoop:
         self._hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)
+        # a finished run that is resumed ends with the values it had
         logs = {name: values[-1] for name, values in start.history.items() if values}
         first = self._progress.epoch
         while self._progress.epoch < self._epochs and not self._progress.finished:
@@ -100,6 +97,7 @@ class TrainingLoop:
                 self._program.set_train_data(self._source(self._progress))
             ended = self._epoch()
             if ended is None:
+                # waits: nothing of this process is left afterwards that could finish it
                 self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
@@ -119,6 +117,7 @@ class TrainingLoop:
     def _source(self, start: Progress) -> Any:
         # where only the validation of an epoch is left, nobody reads the end of its pass any more
         at = (start.epoch, start.step_in_epoch) if start.pending_logs is None else (start.epoch + 1, 0)
+        # a config with fewer epochs than were done
         passes = max(self._epochs - at[0], 0)
         if self._epoch_steps is None:
             # of one's own data a source is one pass: where it ends, only all processes together find out
@@ -130,6 +129,7 @@ class TrainingLoop:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         left = max(self._epochs * self._epoch_steps - start.step, 0)
         if self._train.num_batches:
+            # an epoch of `steps_per_epoch` is no pass over the data: passes follow each other within epochs
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
@@ -138,6 +138,7 @@ class TrainingLoop:
         at = self._progress
         if not self._around.is_chief or at.epoch >= self._epochs or not at.finished:
             return
+        # EarlyStopping sets it when it stops, and to 0 when training begins
         who = next((callback for callback in self._callbacks if getattr(callback, "stopped_epoch", 0)), None)
         name = "a callback" if who is None else type(who).__name__
         best = getattr(who, "best_epoch", None) if getattr(who, "restore_best_weights", False) else None
@@ -147,6 +148,7 @@ class TrainingLoop:
 
     def _hook(self, name: str, *arguments: Any) -> None:
         """Calls the callbacks, which may write what they keep."""
+        # `ModelCheckpoint` may write for minutes: a task that does is given time to finish
         with self._around.saving():
             getattr(self._hooks, f"on_{name}")(*arguments)
 
@@ -163,8 +165,9 @@ class TrainingLoop:
             logs = self._train_steps()
             if logs is None:
                 return None
-        validation_logs = self._validate(epoch)
+        validation_logs = self._validation.after_epoch(epoch)
         if validation_logs is None:
+            # the steps are done: whoever goes on from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
@@ -182,13 +185,16 @@ class TrainingLoop:
             first = self._progress.step_in_epoch
             self._hook("train_batch_begin", first)
             began = self._around.clock()
+            # asked before the call, so that it can travel with the vote: all must save after the same step
             due = self._saver.is_due
             vote = Vote(self._around.should_stop(), bool(self._model.stop_training), self._next_steps, due)
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
+            # what the writing thread has raised ends training here, and not an epoch later
             self._saver.check()
             if result.nonfinite is not None:
+                # the step of the failure, which `error.json` tells
                 self._around.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress)
             if result.steps:
@@ -214,7 +220,8 @@ class TrainingLoop:
 
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
-        limits = [self._call.length, self._save.steps_until_due(step), self._report.steps_until_due(step)]
+        # a call must not run over a step at which something is due
+        limits = [self._call.length, self._save.steps_until_due(step), self._reports.steps_until_due(step)]
         limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
         return min(limit for limit in limits if limit is not None)
 
@@ -224,31 +231,8 @@ class TrainingLoop:
         self._around.on_step(self._progress.step)
         self._next_steps = self._call.proposal(result, seconds)
         self._call.accept(result.vote.next_steps)
-        self._pending_steps += result.steps
-        self._pending_seconds += seconds
-        every = self._config.train.log_every_steps
         at_end = self._progress.step_in_epoch == self._epoch_steps
-        due = (
-            self._report.due_at_step(self._progress.step)
-            if every
-            else self._around.clock() - self._last_report > REPORT_INTERVAL_S
-        )
-        if due or at_end:
-            self._report_steps(result.logs)
-
-    def _report_steps(self, logs: Logs) -> None:
-        at = self._progress
-        self._around.emit(
-            StepsDone(
-                epoch=at.epoch,
-                step=at.step,
-                step_in_epoch=at.step_in_epoch,
-                steps=self._pending_steps,
-                seconds=self._pending_seconds,
-                logs=scalars(logs),
-            )
-        )
-        self._pending_steps, self._pending_seconds, self._last_report = 0, 0.0, self._around.clock()
+        self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:
         """The data came to its end: expected only where its length was not known."""
@@ -258,38 +242,10 @@ class TrainingLoop:
         if self._epoch_steps is not None:
             message = f"the data said it has {self._epoch_steps} batches, but ended after {at.step_in_epoch}"
             raise ConfigError(Problem(("data",), message))
-        if self._pending_steps:
-            self._report_steps(result.logs)
-
-    # between epochs
-
-    def _validate(self, epoch: int) -> Logs | None:
-        """Validation logs, {} if none is due, None if asked to stop."""
-        section = self._config.validation
-        last = epoch + 1 == self._epochs
-        if self._validation is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
-            return {}
-        self._hook("test_begin")
-        source, should_stop = self._validation.evaluation_source(), self._around.should_stop
-        with left_out():
-            logs = self._program.evaluate(source, section.steps, should_stop, self._test_hooks())
-        if logs is not None:
-            self._hook("test_end", logs)
-        return logs
-
-    def _test_hooks(self) -> BatchHooks | None:
-        """For callbacks of any task that want to be called around the batches of validation."""
-        if not self._config.train.callbacks:
-            return None
-        mine = watch_test_batches(self._callbacks)
-        if not self._program.agree(Vote(finish=mine)).finish:
-            return None
-        return BatchHooks(
-            begin=lambda batch: self._hook("test_batch_begin", batch),
-            end=lambda batch, logs: self._hook("test_batch_end", batch, logs),
-        )
+        self._reports.report_rest(result.logs, at)
 
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
+        # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
         self._around.on_meeting()
         # a callback may have stopped training in one process alone
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))
@@ -311,8 +267,3 @@ class TrainingLoop:
 
     def _save_checkpoint(self, **how: Any) -> None:
         self._saver.save(self._program, self._progress, **how)
-
-
-def scalars(logs: Logs) -> Logs:
-    """The values that are single numbers, as floats that JSON can hold."""
-    return {name: float(value) for name, value in logs.items() if np.size(value) == 1}

@@ -74,6 +74,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             _write(temporary, path.suffix, plain)
+            # in the same folder, so it is one rename
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -96,12 +97,14 @@ def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     """As `np.savez`, which cannot have an array that is called as one of its arguments."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
+            # an array's size is not known to zipfile before it is written: without it, 2 GiB is the limit
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
     """In a type that NumPy's files hold: bfloat16 and the like become float32, texts arrays of bytes."""
+    # texts of TensorFlow come as Python bytes, which only pickle could hold
     if array.dtype.kind == "O":
         return array.astype(bytes)
     return array if array.dtype.kind in "biufcSU" else array.astype(np.float32)

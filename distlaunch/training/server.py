@@ -23,7 +23,7 @@ from distlaunch.strategies.parameter_server.strategy import start_server
 from distlaunch.strategies.parameter_server.worker_batches import report_times, tell_failures
 from distlaunch.training.step_timer import StepTimer
 
-_PROBE_S = 1.0
+_PROBE_S = 1.0  # between two probes, and for each
 _GONE_AFTER = 3  # probes: a coordinator that does not answer them has ended
 
 
@@ -43,6 +43,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         emit: where it tells what it waits for, if it has a launcher of its own.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
+    # before the data function is called, which may draw
     seed_process(config)
     use_one_gpu()
     grow_gpu_memory()
@@ -53,6 +54,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         splits, train, validation = open_splits(config, run, context=context)
         offer_splits(config, splits, train, validation, context)
         timer = StepTimer(emit, train, config.data, reads_ahead=False)
+    # an evaluator is no part of TensorFlow's cluster
     jobs = {job: list(addresses) for job, addresses in spec.jobs.items() if job != "evaluator"}
     start_server(tf.train.ClusterSpec(jobs), task)
     on_started()
@@ -60,6 +62,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     def fail(error: Exception) -> None:
         failures.append(error)
+        # the graph that asked waits for ever, see `worker_batches`; the coordinator notices that this process is gone
         asked_to_stop.set()
 
     tell_failures(fail)
@@ -91,6 +94,7 @@ def _outlast_chief(
     host, _, port = address.rpartition(":")
     unanswered, seen, idle = 0, False, threading.Event()
     waited = 0.0
+    # a coordinator that has not come yet may take its time
     while not failures and (unanswered < _GONE_AFTER or not seen):
         try:
             socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
@@ -101,5 +105,6 @@ def _outlast_chief(
             return
         if not seen and waited > start_timeout_s:
             raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
+        # not `asked_to_stop`: asked to stop, it still serves until the coordinator has saved
         idle.wait(_PROBE_S)
         waited += _PROBE_S

@@ -44,8 +44,9 @@ from distlaunch.training.checks.labels import told_plainly, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
-from distlaunch.training.loop import LoopEnd, TrainingLoop, scalars
+from distlaunch.training.loop import LoopEnd, TrainingLoop
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
 
@@ -75,6 +76,7 @@ class Session:
                  writing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         self._on_step, self._on_meeting, self._saving, self._writing = on_step, on_meeting, saving, writing
+        # first: everything below may draw
         seed_process(config)
         grow_gpu_memory()
         # before anything computes: it splits the CPU into devices, and joins the cluster
@@ -90,6 +92,7 @@ class Session:
         self.model = build_model(config, self.strategy, self._rows, findings)
         self._heed(findings)
         with self.strategy.scope():
+            # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
         self.program = self.strategy.program(make_steps(config, self.model))
         for note in self.strategy.notes():

@@ -15,8 +15,8 @@ from distlaunch.data.example_times import ExampleTimes, measured
 from distlaunch.data.split import Split
 from distlaunch.strategies.protocol import StepTimes
 
-INTERVAL_S = 5.0
-_LATEST = 1_000
+INTERVAL_S = 5.0  # seconds; each report is an event in a file
+_LATEST = 1_000  # steps, of which the median and the 99th percentile are told
 
 
 class StepTimer:

@@ -28,6 +28,7 @@ ASCII = Pen("-", "|", ("+", "+", "+"), ("+", "+", "+"), ("+", "+", "+"), "...")
 def pen_for(encoding: str | None) -> Pen:
     """Box characters if an output of this encoding can show them."""
     try:
+        # all characters of the pen at once, by the text of the dataclass
         f"{UNICODE}".encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return ASCII

@@ -87,6 +87,7 @@ def print_warnings(console: Console, result: AttemptResult) -> None:
 
 def _print_table(console: Console, table: Table) -> None:
     """Without the blanks that fill the last column up."""
+    # rich pads the last column to the width of the table
     with console.capture() as captured:
         console.print(table, highlight=False, markup=False)
     lines = [line.rstrip() for line in captured.get().splitlines()]

@@ -70,6 +70,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
 
 def _step_times(report: RunReport) -> str:
     """`median 12.1 ms, 99 % within 30.2 ms; 1,200 examples/s`: where tasks differ, of the slowest."""
+    # in lockstep the slowest one decides
     slowest = max(report.timed.values(), key=lambda each: each.step_median_s)
     rate = sum(each.examples / each.seconds for each in report.timed.values() if each.seconds)
     times = f"median {milliseconds(slowest.step_median_s)}, 99 % within {milliseconds(slowest.step_p99_s)}"

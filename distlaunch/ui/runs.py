@@ -29,6 +29,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
     console.print(Text(head, style="dim"), soft_wrap=True, highlight=False)
     for run, line in zip(runs, lines, strict=True):
         text = Text(line)
+        # behind the name, in which the word may be as well
         at = line.index(run.status, len(_name(run)))
         text.stylize(_STYLES.get(run.status, "bold"), at, at + len(run.status))
         console.print(text, soft_wrap=True, highlight=False)

@@ -17,7 +17,7 @@ from distlaunch.verify.judge import NOISE_FACTOR, SHARP, TOLERANCE, spread
 
 _HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
 _RIGHT = frozenset(range(1, 8))
-_WIDTH = 110
+_WIDTH = 110  # columns
 
 
 def row_line(row: Row) -> str:

@@ -34,6 +34,7 @@ def metrics(logs: Mapping[str, float]) -> str:
 
 def duration(seconds: float) -> str:
     """`3.2 s`, `1 min 23 s`, `2 h 05 min`."""
+    # 59.96 would be rounded to `60.0 s`
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -52,6 +53,7 @@ def size(num_bytes: int) -> str:
     """`512 B`, `1.2 MB`."""
     value = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
+        # as disks and networks count, not 1024
         if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000

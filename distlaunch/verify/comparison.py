@@ -98,6 +98,7 @@ def verify(
         ConfigError: the config is wrong, be it that the reference found out.
         UsageError: the request cannot be fulfilled.
     """
+    # trials start clusters of their own, whatever TF_CONFIG says
     environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
@@ -110,6 +111,7 @@ def verify(
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
     for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
         note(f"warning: {warning}")
+    # one warm process for all trials of a backend
     kept = engine_of(choice.config, environ).kept()
     with _folder(request.keep) as folder, SignalPipe() as signals, kept:
         try:
@@ -168,11 +170,13 @@ def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row
 def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> Row:
     planned = dataclasses.replace(planned, replicas=found.record.replicas)
     reference = found.reference
+    # before anything is compared: NaN deviates from everything
     if (step := first_not_a_number(reference.series)) is not None:
         reason = f"one device itself comes to a loss or gradients that are no number in step {step}"
         return Row(planned, DIFFERS, (reason,), found.judgement)
     if found.judgement.equal:
         return Row(planned, EQUAL, (), found.judgement)
+    # equal to one device whose gradients are dense: documented, and no fault
     if found.dense is not None and found.dense.equal:
         return Row(planned, DOCUMENTED, (dense_embeddings(reference.facts.embeddings),), found.dense)
     return Row(planned, DIFFERS, causes(bench, planned, order, found), found.judgement)

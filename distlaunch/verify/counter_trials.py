@@ -43,8 +43,10 @@ class _Checks:
         for each in group:
             if self._equal_without([each]):
                 return [each]
+        # each by itself was not enough: perhaps several together
         if len(group) < 2 or not self._equal_without(group):
             return []
+        # of two, leaving out one is what was tried above
         for each in group if len(group) > 2 else ():
             fewer = [other for other in group if other is not each]
             if self._equal_without(fewer):
@@ -59,6 +61,7 @@ class _Checks:
 
 
 def _first_layer(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared) -> str:
+    # recording layers takes a snapshot a step: no more steps than are needed
     steps = found.judgement.first_step or order.steps
     again = _compared(bench, planned, dataclasses.replace(order, steps=steps, layers=True))
     if again is None:

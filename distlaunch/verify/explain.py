@@ -9,7 +9,7 @@ from distlaunch.base.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.judge import Judgement, is_loss
 from distlaunch.verify.trials import PlannedTrial
 
-_CLOSE = 0.02
+_CLOSE = 0.02  # relative: how near to a multiple counts as one
 
 
 def explain(planned: PlannedTrial, judgement: Judgement, trial: Record, reference: Record) -> tuple[str, ...]:
@@ -101,6 +101,7 @@ def _remedy(step: str) -> str:
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
     """What is too large by the number of replicas in the first step, where the weights are still equal."""
     found = []
+    # of the first step alone: later ones begin from other weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()
     if any(_is_multiple(own, expected, replicas) for own, expected in pairs):
         found.append("gradients")

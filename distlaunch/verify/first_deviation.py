@@ -35,6 +35,7 @@ def first_to_deviate(trial: Series, reference: Series, noise: Sequence[Series]) 
                     known = value if math.isfinite(value) else 0.0
                     grown[what, name] = max(grown.get((what, name), 0.0), known)
             for name, value in compare(trial, reference, step).items():
+                # `not <=`: NaN deviates
                 if not value <= max(TOLERANCE, NOISE_FACTOR * grown.get((what, name), 0.0)):
                     return f"the first to deviate is the {what} of {name}, in step {step + 1}"
     return f"the outputs of all layers and all gradients are equal up to step {steps}" if steps else ""
@@ -64,6 +65,7 @@ def _means(facts: Sequence[float]) -> tuple[float, ...]:
 
 def _of_gradients(run: Series, reference: Series, step: int) -> Deviations:
     floor = max(reference.variables[step].values(), default=0.0) * _SMALLEST_NORM or TOLERANCE
+    # gradients are computed from the last layer to the first
     pairs = reversed(list(_pairs(run.variables, reference.variables, step)))
     found = {name: abs(own - expected) / max(expected, floor) for name, own, expected in pairs}
     return {name: value if math.isfinite(value) else math.inf for name, value in found.items()}

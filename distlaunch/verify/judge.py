@@ -143,6 +143,7 @@ def _compare(trial: Series, reference: Series, noise: Sequence[Series], picks: S
         grown = max(grown, own_noise)
         if NOISE_FACTOR * grown <= SHARP:
             sharp_to = step
+        # `not <=` here and below: NaN must not pass
         if first is None and not deviation <= max(TOLERANCE, NOISE_FACTOR * grown):
             first = step
     return _Compared(deviations, first, sharp_to)
@@ -167,7 +168,9 @@ def _largest(series: Series, reference: Series, picks: Sequence[Pick]) -> Values
 
 def _deviations(own: Values, expected: Values) -> Values:
     scale = max((abs(value) for value in expected if math.isfinite(value)), default=0.0)
+    # a series of zeros has no scale
     floor = scale * _SMALLEST_SHARE or TOLERANCE
+    # a series that is too short deviates from where it ends
     own = [*own, *[math.nan] * (len(expected) - len(own))][: len(expected)]
     return [_or_inf(abs(a - b) / max(abs(b), floor)) for a, b in zip(own, expected, strict=True)]
 
@@ -187,6 +190,7 @@ def _only_flips(name: str, trial: Series, reference: Series, compared: _Compared
         return False
     allowed = max(TOLERANCE, NOISE_FACTOR * max(_spread(reference, noise, [_log(name)])))
     off = [step for step, deviation in enumerate(compared.deviations) if not deviation <= allowed]
+    # one example more or less, as the mean of a step says it
     single = all(abs(abs(own[step] - expected[step]) * rows[step] - 1) < 0.01 for step in off)
     return single and len(off) <= max(1, len(expected) // _FLIPS)
 

@@ -68,6 +68,7 @@ class Bench:
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):
+            # mistakes of the config are raised with their lines
             checked(found, choice.locate)
             raise Ended(found, None)
         self.reference = found.record
@@ -95,6 +96,7 @@ class Bench:
 
     def _reference(self, order: TrialOrder) -> _Reference | AttemptResult:
         order = dataclasses.replace(order, synchronized=False)  # one device has the whole batch
+        # one for each way of making trials: what a trial leaves out, its reference leaves out, too
         if order not in self._references:
             run = RunDir.claim(self._folder, "verify")
             config = reference_config(self._choice.config)
@@ -113,6 +115,7 @@ class Bench:
         return result
 
     def _stop_if_asked(self) -> None:
+        # SIGCHLD is for the supervisor; between attempts it means nothing
         asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
         if asked:
             raise Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)

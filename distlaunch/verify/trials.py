@@ -51,6 +51,7 @@ def plan_trials(config: RunConfig, kinds: Sequence[str], replicas: Sequence[int]
         for kind in kinds
         for strategy, cluster in MODELS[kind].trials(replicas, num_gpus)
     ]
+    # the config's own strategy, with its own mesh or partitioner
     own = _planned(trial_config(config, config.strategy.model_dump(), config.cluster.model_dump()), num_gpus)
     if own.kind in kinds and not any(_is_same(own, each) for each in planned):
         planned.append(own)

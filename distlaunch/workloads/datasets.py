@@ -65,6 +65,7 @@ def _find(source: str, path: str | None, finders: dict[str, Callable[[], Found |
         raise ConfigError(Problem(("data", "args", "source"), f"got '{source}'; expected one of {allowed}"))
     if source == "path" and path is None:
         raise ConfigError(Problem(("data", "args", "path"), "missing: 'source: path' needs it"))
+    # in the order of the table, a download last
     wanted = [name for name in finders if name != "path"] if source == "auto" else [source]
     for name in wanted:
         found = finders[name]()
@@ -90,6 +91,7 @@ def _read_idx(path: Path) -> np.ndarray:
     """The IDX format of the MNIST pages: magic number, sizes as big-endian 32-bit integers, bytes."""
     try:
         data = gzip.decompress(path.read_bytes())
+        # the fourth byte of the magic number
         dimensions = data[3]
         shape = np.frombuffer(data, ">i4", dimensions, offset=4)
         return np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions).reshape(shape)

@@ -93,9 +93,11 @@ def _made(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        # beside it: a rename must not cross file systems
         unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
         try:
             write(unfinished)
+            # a folder of that name that is not empty stops it: the first process wins
             os.rename(unfinished, root)
         except OSError:
             if not root.is_dir():  # or another was faster

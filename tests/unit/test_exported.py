@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distlaunch.serving.clean_check import _inconvertible, difference
-from distlaunch.serving.exported import ExportedModel, Spec, by_name, named_outputs
+from distlaunch.serving.exported_model import ExportedModel, Spec, by_name, named_outputs
 
 X = Spec("x", "float32", (None, 28, 28))
 SCORES = Spec("output_0", "float32", (None, 10))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distlaunch.base.errors import UsageError
-from distlaunch.serving.exported import ANY, Spec
+from distlaunch.serving.exported_model import ANY, Spec
 from distlaunch.serving.input_files import read_inputs
 
 X = (Spec("x", "float32", (None, 3)),)

@@ -46,6 +46,7 @@ def cross_check(
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
         note = f" (TF_CONFIG has {given_workers} workers)"
         return [replace(problem, message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
+    # what is said of a value that is replaced by its default would confuse
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
 
@@ -63,6 +64,7 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         yield Problem(("data", "args"), "arguments without 'function'; remove them, or add `function:`")
     if data.batched and data.function is None:
         yield Problem(("data", "batched"), "got true, but only a function's own pipelines can be batched; remove it")
+    # `type` and not `isinstance`: True is an int
     if data.batched and type(data.shuffle) is int:
         message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"
         yield Problem(("data", "shuffle"), message)
@@ -158,6 +160,7 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
     key = (*site.args_key, "learning_rate")
     if isinstance(rate, str) and isinstance(resolve(rate), float):
         yield Problem(key, f"got {rate!r} (text); expected a number above 0; write it without quotes")
+    # NaN is not between, either
     if isinstance(rate, int | float) and not isinstance(rate, bool) and not 0 < rate < math.inf:
         yield Problem(key, f"got {rate}; expected a number above 0")
 

@@ -28,6 +28,7 @@ def busy_ports(config: RunConfig) -> Iterator[Problem]:
 def runs_dir_problems(config: RunConfig) -> Iterator[Problem]:
     """The run directory can be made, or its parents can."""
     folder = Path(config.runs_dir).absolute()
+    # `lexists`: a broken link is in the way, too
     existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
     if not existing.is_dir():
         message = f"got {config.runs_dir!r}, but {existing} is a file; expected a folder; choose another one"

@@ -79,9 +79,11 @@ class Expected:
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not isinstance(value, dict):
             return models[0] if models else None
+        # a union of strategies: the kind decides which
         if models[0] in MODELS.values():
             kind = value.get("kind")
             return MODELS.get(kind) if isinstance(kind, str) else None
+        # a mapping of outputs to losses or metrics, and no `{name: ..., args: ...}`
         if any(get_origin(part.type) is dict for part in self.alternatives()) and not {"name", "args"} & value.keys():
             return None
         return models[0]

@@ -84,6 +84,7 @@ def load_mapping(
     """
     builder = TreeBuilder("config", environ, numbered=False)
     try:
+        # through YAML, so that a config made in Python is read by the rules of one in a file
         text = dump_plain(config)
     except YAMLError as error:
         raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
@@ -103,13 +104,17 @@ def _checked(
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
     rename(root)
+    # before validation: the name becomes a value of the config
     _name(root, path)
     data: Any = root.plain()
     config, wrong = _validate(data)
     wrong = [problem for problem in wrong if not _covered(problem, early)]
+    # all mistakes at once: what is right so far is checked further
     partial = config or _without_wrong_keys(data, [*early, *wrong])
     if partial is not None:
+        # before references are checked, and before tasks with other working directories read them
         partial = with_absolute_files(partial, path.parent)
+        # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_workers(partial, environ))
         wrong += reference_problems(partial)
@@ -126,6 +131,7 @@ def load_resolved(path: Path | str) -> RunConfig:
         ConfigError: the file was changed, or is from another version.
     """
     path = Path(path)
+    # no variables: `dump_config` has escaped what looks like one
     builder = TreeBuilder(str(path), {})
     root = builder.build(parse(read_text(path), str(path)))
     rename(root)
@@ -151,6 +157,7 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     pruned: Any = dict(data)
     for key in keys:
         pruned = _pruned(pruned, key)
+    # required keys get stand-ins, of which nothing is said
     pruned["model"] = {"function": STAND_IN} | _mapping(pruned.get("model"))
     pruned["data"] = {"global_batch": 1} | _mapping(pruned.get("data"))
     return _validate(pruned)[0]
@@ -200,4 +207,5 @@ def _at(root: Node, problem: Problem) -> Problem:
 
 def _position(problem: Problem) -> tuple[str, int]:
     name, _, line = (problem.source or "").rpartition(":")
+    # line 9 before line 10
     return (name, int(line)) if line.isdigit() else (problem.source or "", 0)

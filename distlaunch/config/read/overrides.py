@@ -11,6 +11,7 @@ from distlaunch.config.read.words import show
 from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.strategy_switch import drop_foreign_keys, kind_written
 
+# a part of a key: `[0]`, `["a.b"]`, `name` or `.name`
 _PART = re.compile(
     r"""\[(?P<index>[0-9]{1,6})\]|\[(?P<quote>["'])(?P<quoted>.*?)(?P=quote)\]|\.?(?P<name>[^.\[\]=]+)"""
 )
@@ -32,6 +33,7 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
             _assign(root, key, value, source)
         except ConfigError as error:
             problems += error.problems
+    # after all overrides: those that belong to the new kind must stay
     if kind_written(root) != written_kind:
         drop_foreign_keys(root)
     return problems
@@ -67,6 +69,7 @@ def _parse(text: str, source: str, environ: Mapping[str, str]) -> tuple[Key, Nod
         key, value = split(text)
     except ValueError as error:
         raise ConfigError(Problem((), str(error), "--set")) from None
+    # `--set key=` means null, as in YAML
     if not value.strip():
         return key, Node(None, source)
     try:
@@ -88,6 +91,7 @@ def _assign(root: Node, key: Key, value: Node, source: str) -> None:
     if isinstance(node.value, dict):
         node.value[part] = value
     elif isinstance(node.value, list) and isinstance(part, int):
+        # an index one past the end appends
         node.value[part : part + 1] = [value]
 
 

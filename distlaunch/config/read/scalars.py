@@ -13,7 +13,7 @@ Scalar = str | int | float | bool | None
 _NULL = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
 _FALSE = {"false", "False", "FALSE"}
-_INT = re.compile(r"[-+]?[0-9]{1,400}\Z")
+_INT = re.compile(r"[-+]?[0-9]{1,400}\Z")  # 400: Python refuses to convert thousands of digits
 _OTHER_BASE = re.compile(r"0o[0-7]{1,100}\Z|0x[0-9a-fA-F]{1,100}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 _SPECIAL = re.compile(r"([-+]?)\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
@@ -22,6 +22,7 @@ _LARGEST = 2**63
 RUN_DIR = "${run_dir}"
 """Stands for the run directory in the arguments of callbacks; filled in when a run builds them."""
 
+# `$${`; or `${NAME}` with the closing brace, or without one, which is a mistake
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
 _ESCAPED = re.compile(r"(?<!\$)(\$\{run_dir\})|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -47,6 +48,7 @@ def resolve(text: str) -> Scalar:
     if _FLOAT.match(text):
         return float(text)
     if _SPECIAL.match(text):
+        # Python writes inf and nan without the dot
         return float(text.replace(".", ""))
     return text
 

@@ -31,6 +31,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         problem = _problem(detail["type"], detail["loc"], data)
         if problem is not None:
+            # pydantic tells of each member of a union: the first one counts
             found.setdefault(problem.key, problem)
     for misspelt in [key for key, problem in found.items() if problem.message.startswith(_UNKNOWN)]:
         # `nam:` explains why `name:` is missing
@@ -65,6 +66,7 @@ def _key(location: Key, data: Any) -> Key | None:
         last = position == len(location) - 1
         if part == "[key]":
             break
+        # the tag of the union, which pydantic puts into the location
         if position == 1 and location[0] == _STRATEGY and part in KINDS:
             continue
         if _is_member(part, data, expect, last=last):
@@ -81,6 +83,7 @@ def _is_member(part: str | int, data: Any, expect: Expected | None, *, last: boo
     """Whether a part of a location is the name of a union member instead of a key."""
     if isinstance(part, int) or expect is None or len(expect.alternatives()) < 2:
         return False
+    # how pydantic names members of a union that are no models
     if not isinstance(data, dict) or any(
         part.startswith(word) for word in ("list[", "dict[", "literal[", "constrained-")
     ):

@@ -8,8 +8,9 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.words import closest, listed
 
-MAX_BYTES = 1 << 20
+MAX_BYTES = 1 << 20  # a slip such as a checkpoint given as config must not fill the memory
 _FOREIGN_MARKS = {
+    # before UTF-16, whose mark it begins with
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -33,6 +34,7 @@ def read_text(path: Path) -> str:
     if line is not None:
         raise _error(path, "a NUL byte; expected plain text. Is this a binary file, or UTF-16 without a mark?", line)
     try:
+        # Windows editors put a mark before UTF-8, too
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -43,6 +45,7 @@ def read_text(path: Path) -> str:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
+            # one more tells that it is larger
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _missing(path) from None

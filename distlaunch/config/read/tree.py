@@ -12,7 +12,7 @@ from distlaunch.config.read.scalars import Scalar, is_filled_in_later, resolve, 
 from distlaunch.config.read.yaml_nodes import MAX_DEPTH, PLAIN, line_of
 
 Key = tuple[str | int, ...]
-MAX_NODES = 50_000
+MAX_NODES = 50_000  # aliases of aliases grow exponentially ("billion laughs")
 
 
 @dataclass
@@ -80,6 +80,7 @@ class TreeBuilder:
             raise ConfigError(Problem((), message, self._source(line)))
         if isinstance(raw, yaml.ScalarNode):
             return Node(self._scalar(raw, key, line), self._source(line))
+        # aliases are expanded here, so the parser's own limit does not hold any more
         self._depth += 1
         if self._depth > MAX_DEPTH:
             message = f"aliases nest deeper than {MAX_DEPTH} levels; write out what you need"
@@ -110,6 +111,7 @@ class TreeBuilder:
                 continue
             lines[name] = line
             entries[name] = self._build(child, (*key, name), line)
+        # own entries win over merged ones, as YAML's merge keys say
         return {**merged, **entries}
 
     def _merged(self, child: yaml.Node, key: Key, line: int) -> dict[str | int, Node]:
@@ -123,7 +125,7 @@ class TreeBuilder:
                 continue
             node = self._build(source, key, line_of(source))
             assert isinstance(node.value, dict)
-            found = {**node.value, **found}
+            found = {**node.value, **found}  # the first wins
         return found
 
     def _key(self, node: yaml.ScalarNode, key: Key) -> str | int | None:

@@ -6,13 +6,14 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-_LONGEST = 60
+_LONGEST = 60  # characters of a value in a message
 
 
 def show(value: Any) -> str:
     """A value as the user wrote it, near enough: `'adam'`, `3`, `true`, `null`, `a mapping`, `a list`."""
     if value is None:
         return "nothing (null)"
+    # before int, of which bool is a subclass
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -20,6 +20,7 @@ MAX_DEPTH = 60
 PLAIN = "plain"
 """The tag of a scalar that is written without quotes or block indicator, so that it may be a number or the like."""
 _TEXT = "text"
+# all but the characters that YAML 1.1 calls printable
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _START = "; start with `model:`, `data:` and `strategy:`, or let `distlaunch init` write a config"
 _PARTS: tuple[type, ...] = (Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
@@ -78,6 +79,7 @@ class _Reader(_Loader):
             node = super().compose_node(parent, index)
             self._check_key(node, line, is_key=is_key)
             return node
+        # `!` alone makes a scalar text
         if event.tag not in (None, "!"):
             message = f"got the tag '{event.tag.replace('tag:yaml.org,2002:', '!!')}'; tags are not supported; "
             hint = "write the value without it, and in quotes if it is text that begins with '!'"

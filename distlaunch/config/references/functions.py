@@ -92,6 +92,7 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, called: 
         yield Problem(site.key, f"'{name}' is an `async def`; expected a plain function; remove `async`")
     elif isinstance(node, ast.Constant | ast.List | ast.Dict | ast.Tuple | ast.Set):
         yield Problem(site.key, f"'{name}' in {where}, line {node.lineno}, is a value; expected a function or class")
+    # a decorator may change what it takes
     elif isinstance(node, ast.FunctionDef) and not node.decorator_list:
         yield from _check_call(site, Function(name, node), called)
 
@@ -100,6 +101,7 @@ def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Probl
     if site.role in called.forms:
         forms = called.forms[site.role]
         messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms]
+        # one form that fits is enough
         if all(messages):
             yield Problem(site.key, str(messages[0]))
     elif site.role == "data" and (message := context_problem(function, given=called.gives_context)):

@@ -50,6 +50,7 @@ def find_source(module: str) -> Path | None:
 
 
 def _top(name: str) -> ModuleSpec | None:
+    # this folder first: tasks have it first in their path, too
     spec = PathFinder.find_spec(name, [os.getcwd()])
     if spec is not None and spec.origin is not None:
         return spec

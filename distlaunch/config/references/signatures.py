@@ -31,6 +31,7 @@ class Function:
     def required(self) -> list[str]:
         """Arguments without a default."""
         args = self.node.args
+        # defaults belong to the last ones
         positional = self.positional[: len(self.positional) - len(args.defaults)]
         by_name = [arg.arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
         return positional + by_name

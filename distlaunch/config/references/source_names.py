@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LARGEST = 8 << 20
+_LARGEST = 8 << 20  # bytes of a source file
 
 
 class SourceError(Exception):
@@ -43,6 +43,7 @@ def read_module(path: Path) -> ModuleNames:
         with path.open("rb") as file:
             source = file.read(_LARGEST)
         with warnings.catch_warnings():
+            # SyntaxWarnings of the user's file, such as "invalid escape sequence", are shown when it is imported
             warnings.simplefilter("ignore")
             tree = ast.parse(source, filename=str(path))
     except OSError as error:
@@ -61,6 +62,7 @@ def read_module(path: Path) -> ModuleNames:
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that run when the module is imported, in `if`, `try`, `with` and loops too."""
+    # a stack and not recursion: generated files nest deeply
     stack = list(reversed(body))
     while stack:
         node = stack.pop()
@@ -83,6 +85,7 @@ def _bind(node: ast.stmt, names: ModuleNames) -> None:
     elif isinstance(node, ast.Import | ast.ImportFrom):
         for alias in node.names:
             names.is_open = names.is_open or alias.name == "*"
+            # `import a.b` binds `a`
             names.bound[alias.asname or alias.name.partition(".")[0]] = node
     elif isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

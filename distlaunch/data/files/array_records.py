@@ -16,8 +16,8 @@ from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
 from distlaunch.data.files.samples import why_unreadable
 
-_MOST_OPEN = 64
-_NUM_THREADS = 8
+_MOST_OPEN = 64  # readers per source
+_NUM_THREADS = 8  # they hide the latency of network file systems
 # no reading ahead, and no threads, which a forked process would miss
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _ERRORS = (RuntimeError, ValueError, IndexError)  # what the library raises where a file is damaged
@@ -61,6 +61,7 @@ class ArrayRecordFiles(FilesOfRecords):
                 raise UnreadableError(int(places[0]), why_unreadable(error)) from error
             except _ERRORS as error:
                 raise UnreadableError(int(places[0]), first_line(error)) from error
+            # one call for each file: the library reads many records at once
             found[places] = as_objects(_read_records(reader, records[places], places))
         return (found,)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -105,21 +104,13 @@ class IndexedFiles(ABC):
         index %= len(self)
         raw = self.read(np.array([index], np.int64))
         try:
+            # TensorFlow has strings on the CPU alone
             with tf.device("CPU:0"):
                 tensors = [tf.constant(part[0], spec.dtype) for part, spec in zip(raw, self.raw_spec, strict=True)]
                 example = self.decode(*tensors)
         except tf.errors.OpError as error:
             raise RecordError(index, self.where(index), _without_operation(error.message)) from error
         return tf.nest.map_structure(_as_numpy, example)
-
-    def find_failure(self, indices: Iterable[int]) -> RecordError | None:
-        """The first of some examples that cannot be read or decoded: what a failed batch is asked for."""
-        for index in indices:
-            try:
-                self[int(index)]
-            except RecordError as error:
-                return error
-        return None
 
 
 class FilesOfRecords(IndexedFiles):
@@ -143,6 +134,7 @@ class FilesOfRecords(IndexedFiles):
 
     def locate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The number of the file, and that of the record in it, of each example: int64 [n] both."""
+        # "right": files without records have the same first number as the next one
         file_ids = np.searchsorted(self.firsts, indices, side="right") - 1
         return file_ids, indices - self.firsts[file_ids]
 
@@ -173,6 +165,7 @@ class FilesOfRecords(IndexedFiles):
 
 def as_objects(values: list[Any]) -> np.ndarray:
     """An array [n] of objects, whatever they are."""
+    # filled afterwards: `np.array` would make an array of bytes of one width
     array = np.empty(len(values), object)
     array[:] = values
     return array

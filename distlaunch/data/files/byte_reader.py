@@ -14,13 +14,14 @@ from distlaunch.data.files.samples import why_unreadable
 
 _MOST_OPEN = 64  # per source: limits of 1,024 files are common
 _MOST_SKIPPED_BYTES = 16 << 10  # reading these costs less than another call
-_MOST_AT_ONCE_BYTES = 4 << 20
+_MOST_AT_ONCE_BYTES = 4 << 20  # of one call, which is held in memory
 
 
 class Descriptor:
     """An open file, closed when nobody uses it any more."""
 
     def __init__(self, path: str) -> None:
+        # no file object, whose buffer and position threads would share
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` is gone when Python ends
@@ -44,6 +45,7 @@ class ByteReader:
         Raises:
             UnreadableError: a file has vanished, changed, or cannot be read.
         """
+        # by file, then by offset: neighbours come next to each other
         order = np.lexsort((starts, file_ids)).tolist()
         files, begins, stops = file_ids.tolist(), starts.tolist(), ends.tolist()
         found: list[bytes] = [b""] * len(order)
@@ -51,11 +53,13 @@ class ByteReader:
         low = high = 0
         for place in order:
             begin, stop = begins[place], stops[place]
+            # one call for spans of a file that touch, or nearly so
             near = group and files[place] == files[group[0]] and begin - high <= _MOST_SKIPPED_BYTES
             if not near or stop - low > _MOST_AT_ONCE_BYTES:
                 self._read_group(group, files, begins, stops, found)
                 group, low, high = [], begin, stop
             group.append(place)
+            # spans may overlap: the same example twice
             high = max(high, stop)
         self._read_group(group, files, begins, stops, found)
         return found
@@ -110,6 +114,7 @@ def changed_size(known: int, found: int) -> str:
 def read_fully(descriptor: int, start: int, num_bytes: int) -> bytes:
     """As `os.pread`, but shorter only where the file ends."""
     data = os.pread(descriptor, num_bytes, start)
+    # `pread` may return less, as on network file systems or above 2 GiB
     while 0 < len(data) < num_bytes:
         more = os.pread(descriptor, num_bytes - len(data), start + len(data))
         if not more:

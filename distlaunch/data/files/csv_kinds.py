@@ -46,6 +46,7 @@ def merge_guesses(guesses: Iterable[Guess]) -> Kind:
 
 def _rank_of_whole(texts: Sequence[str]) -> int:
     try:
+        # Python's own rules, by which the values are converted later
         numbers = list(map(int, texts))
     except ValueError:
         return _FLOAT

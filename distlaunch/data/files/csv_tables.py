@@ -18,7 +18,7 @@ from distlaunch.data.files.rows import Rows, scan_rows
 from distlaunch.data.files.tables import Kind, Table, encode, kinds_from_facts
 
 _BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
-_LARGEST_FIELD = 64 << 20
+_LARGEST_FIELD = 64 << 20  # characters; as long as a row may be
 
 
 def csv(files: Patterns, *, columns: Sequence[str] | None = None, label: str | None = None) -> CSVFiles:
@@ -57,6 +57,7 @@ class CSVFiles(Table, FilesOfSpans):
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:
             return self._parse_rows(spans)
+        # all rows at once is fast; one by one tells which it was
         except (csv_module.Error, ValueError, OverflowError):
             for position, span in enumerate(spans):
                 try:
@@ -104,6 +105,7 @@ def _scan(descriptor: int, size: int) -> Scanned:
         kept = [parsed[place] for place in filled]
         if set(map(len, kept)) != {len(header)}:
             _refuse_lengths(kept, starts[filled], len(header))
+        # empty lines are parsed as rows without fields
         parts.append(starts[filled])
         for guess, texts in zip(guesses, zip(*kept, strict=True), strict=True):
             guess.add(texts)
@@ -159,6 +161,7 @@ def _merge(facts: dict[str, Any]) -> dict[str, Any]:
             raise DataError(
                 f"{path} has the columns {', '.join(header)}; expected those of {first}: {', '.join(named[first])}"
             )
+    # an empty file has no columns, and says nothing of theirs
     of_files = [guesses for header, guesses in facts.values() if header is not None]
     kinds = [merge_guesses(guesses).to_plain() for guesses in zip(*of_files, strict=True)]
     return {"columns": dict(zip(named[first], kinds, strict=True))}

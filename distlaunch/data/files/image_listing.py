@@ -56,6 +56,7 @@ def list_classes(root: str, classes: Sequence[str] | None) -> list[ClassFolder]:
 
 def _list_folder(root: bytes, name: str) -> ClassFolder:
     try:
+        # bytes: the order does not depend on the host's locale
         names = sorted(_walk(root, os.fsencode(name), ()))
     except OSError as error:
         raise mistake(f"{error.filename!s} cannot be listed: {error.strerror or error}") from None
@@ -64,6 +65,7 @@ def _list_folder(root: bytes, name: str) -> ClassFolder:
 
 def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[bytes]:
     """Paths of images in a folder and its folders, links to folders included."""
+    # of what a link points to
     facts = os.stat(os.path.join(root, folder))
     here = (facts.st_dev, facts.st_ino)
     if here in above:  # a link to a folder that it is in
@@ -73,6 +75,7 @@ def _walk(root: bytes, folder: bytes, above: tuple[tuple[int, int], ...]) -> Ite
             path, name = os.path.join(folder, entry.name), entry.name.lower()
             if name.startswith(b"."):
                 continue
+            # follows links, as `os.stat` above
             if entry.is_dir():
                 yield from _walk(root, path, (*above, here))
             elif name.endswith(_IMAGES):

@@ -18,7 +18,7 @@ from distlaunch.data.files.image_listing import ClassFolder, list_classes
 from distlaunch.data.files.listing import mistake
 from distlaunch.data.files.samples import read_sample
 
-_NUM_SAMPLES = 32
+_NUM_SAMPLES = 32  # images, of which the first bytes are hashed
 
 
 def image_folder(
@@ -66,6 +66,7 @@ class ImageFolder(IndexedFiles):
         self.class_names = [folder.name for folder in folders]
         self._root = os.fsencode(root)
         self._size, self._channels = size, channels
+        # one text with offsets and not a list: a million paths would be a million objects
         self._names = b"".join(folder.names for folder in folders)
         lengths = np.concatenate([folder.lengths for folder in folders])
         self._ends = np.cumsum(lengths, dtype=np.int64)
@@ -84,7 +85,9 @@ class ImageFolder(IndexedFiles):
     def decode(self, *raw: Any) -> Any:
         """The image and its label."""
         path, label = raw
+        # no fourth dimension, so GIFs have the rank of other images
         image = tf.io.decode_image(tf.io.read_file(path), self._channels, expand_animations=False)
+        # `decode_image` knows no rank
         image.set_shape([None, None, self._channels])
         if self._size is not None:
             image = tf.image.resize(image, self._size)

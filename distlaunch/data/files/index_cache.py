@@ -22,9 +22,9 @@ import numpy as np
 
 from distlaunch.data.files.listing import FileSet
 
-_VERSION = 1
-_CHECKED_AT_ONCE = 16 << 20
-_KEPT_UNUSED_S = 90 * 24 * 3_600
+_VERSION = 1  # of the layout of the file
+_CHECKED_AT_ONCE = 16 << 20  # bytes: `zlib.crc32` holds no lock for large data, and pages come in turn
+_KEPT_UNUSED_S = 90 * 24 * 3_600  # 90 days
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
     directory = cache_directory()
     if directory is None:
         return build()
+    # a file that was written anew has another size or time
     key = _hash((_VERSION, version, kind, files.paths, files.sizes, files.modified_ns))
     path = directory / f"{kind}-{key[:24]}.index"
     known = _load(path, key)
@@ -101,6 +102,7 @@ def _save(path: Path, key: str, index: Index) -> None:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
+        # several processes may make the same index: each replaces it whole
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -112,6 +114,7 @@ def _load(path: Path, key: str) -> Index | None:
     try:
         with path.open("rb") as file:
             header = json.loads(_map_array(file).tobytes())
+            # the name has 24 digits of the key only
             if header["key"] != key:
                 return None
             arrays = {name: _map_array(file) for name in header["checksum"]}

@@ -9,6 +9,7 @@ from typing import Any
 
 from distlaunch.data.files.tables import Kind
 
+# names with a space are reasons why a column is no tensor; see `Kind`
 _OBJECTS = Kind("holds objects")
 _RAGGED = Kind("holds lists of different lengths")
 _MIXED = Kind("holds values of different types")
@@ -79,6 +80,7 @@ def _kind_of(value: Any) -> Kind:
             return Kind("null", (0,))
         inner = _kind_of_all(value)
         return Kind(inner.name, (len(value), *inner.shape), inner.missing)
+    # `type`: True is an int
     if type(value) is int and not _LOWEST <= value <= _HIGHEST:
         return _LARGE
     return Kind(_NAMES[type(value)])

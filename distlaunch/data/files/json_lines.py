@@ -100,6 +100,7 @@ def _as_array(values: list[Any], kind: Kind) -> np.ndarray:
 def _encode(value: Any) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"got {type(value).__name__}; expected a string")
+    # JSON may escape half characters, such as "\ud800"
     return value.encode("utf-8", "surrogatepass")
 
 
@@ -117,6 +118,7 @@ def _scan(descriptor: int, size: int) -> Scanned:
     for rows in scan_rows(descriptor, size):
         starts, records = [], []
         for start, line in zip((rows.starts + rows.offset).tolist(), rows.lines(), strict=True):
+            # the blanks of JSON, and no others
             if not line.strip(b" \t\r\n"):
                 continue
             try:

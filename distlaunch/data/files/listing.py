@@ -59,7 +59,9 @@ def find_files(patterns: Patterns, kind: str, suffixes: Sequence[str]) -> FileSe
     given = [patterns] if isinstance(patterns, (str, os.PathLike)) else list(patterns)
     if not given:
         raise mistake(f"got an empty list of files; expected at least one path, glob or directory of {kind}")
+    # a set: patterns may overlap, and a file counts once
     found = {path for pattern in given for path in _expand(os.fspath(pattern), suffixes)}
+    # by folder, then by name, in bytes: the same on all hosts
     paths = sorted(found, key=lambda path: os.fsencode(path).split(b"/"))
     for path in paths:
         program = _COMPRESSED.get(os.path.splitext(path)[1])
@@ -97,6 +99,7 @@ def _expand(pattern: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def _take_from(directory: str, suffixes: Sequence[str]) -> list[str]:
+    # `_SUCCESS` and the like of Spark are no data
     names = [name for name in os.listdir(directory) if not name.startswith((".", "_"))]
     endings = [*suffixes, *(suffix + end for suffix in suffixes for end in _COMPRESSED)]
     taken = [name for name in names if any(fnmatch.fnmatch(name.lower(), ending) for ending in endings)]

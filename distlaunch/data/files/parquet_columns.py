@@ -24,6 +24,7 @@ def kind_of(arrow: Any) -> Kind:
     """What a column of an Arrow type holds."""
     from pyarrow import types
 
+    # an encoding of the file, not a type of the values
     if types.is_dictionary(arrow):
         return kind_of(arrow.value_type)
     if types.is_fixed_size_list(arrow):
@@ -49,6 +50,7 @@ def as_numpy(column: Any, kind: Kind) -> tuple[np.ndarray, int | None]:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if kind.name == "string":
+        # large: 32-bit offsets end at 2 GiB
         texts = array.cast(pa.large_binary()).to_pylist()
         return as_objects([b"" if text is None else text for text in texts]), None
     num_rows = len(array)

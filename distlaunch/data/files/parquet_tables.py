@@ -65,6 +65,7 @@ class ParquetFiles(Table, FilesOfRecords):
         for group in np.unique(groups).tolist():
             places = np.flatnonzero(groups == group)
             table = self._get(group, int(places[0]))
+            # in the order of `places`, so that rows go back to where they were asked for
             rows = table.take(indices[places] - self._group_firsts[group])
             for array, (name, kind) in zip(found, self._kinds.items(), strict=True):
                 values, null = as_numpy(rows.column(name), kind)
@@ -85,6 +86,7 @@ class ParquetFiles(Table, FilesOfRecords):
     def _load(self, group: int) -> Any:
         file_id = int(np.searchsorted(self._first_groups, group, side="right")) - 1
         path = unchanged(self.files, file_id)
+        # checks pages that have a checksum, and takes those without
         with library().ParquetFile(path, page_checksum_verification=True) as opened:
             # threads of the pipeline read several groups at once anyway
             table = opened.read_row_group(

@@ -88,6 +88,7 @@ class FilesOfSpans(FilesOfRecords):
         starts = self._starts[indices].astype(np.int64)
         following = indices + 1
         is_last = following == self.firsts[file_ids + 1]
+        # `where` evaluates both: without the inner one the last index would be out of bounds
         ends = np.where(is_last, self._sizes[file_ids], self._starts[np.where(is_last, 0, following)])
         return self._parse(self._reader.read(file_ids, starts, ends.astype(np.int64)))
 
@@ -108,6 +109,7 @@ def _build(files: FileSet, form: Format) -> Index:
     try:
         scanned = list(pool.map(scan, range(len(files.paths))))
     finally:
+        # the first error ends it: other files need not be read any more
         pool.shutdown(cancel_futures=True)
     firsts = np.cumsum([0, *(len(found.starts) for found in scanned)], dtype=np.int64)
     starts = np.concatenate([found.starts for found in scanned])
@@ -119,6 +121,7 @@ def _scan_file(path: str, size: int, scan: Scan) -> Scanned:
     try:
         opened = Descriptor(path)
         found = scan(opened.number, size)
+        # after the scan: whoever wrote to the file meanwhile may have written half a record
         now = os.fstat(opened.number).st_size
     except OSError as error:
         raise DataError(f"{path} cannot be indexed: {why_unreadable(error)}") from error

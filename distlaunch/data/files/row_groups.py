@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 256 << 20  # as the documentation of `parquet` says
 
 
 class RowGroupCache:
@@ -33,6 +33,7 @@ class RowGroupCache:
             future = self._groups.get(group)
             mine = future is None
             if future is None:
+                # other threads that want the same group wait for it instead of reading it again
                 future = self._groups[group] = Future()
             self._groups.move_to_end(group)
         if mine:
@@ -44,9 +45,11 @@ class RowGroupCache:
             loaded = self._load(group)
         except BaseException as error:
             with self._lock:
+                # an error is not kept: the file may be readable the next time
                 del self._groups[group]
             future.set_exception(error)
             return
+        # before anything is thrown out: waiting threads go on
         future.set_result(loaded)
         with self._lock:
             self._num_bytes += loaded.nbytes

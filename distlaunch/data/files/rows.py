@@ -13,7 +13,7 @@ from distlaunch.data.files.records import ScanError
 
 # larger blocks make more objects at once, which the garbage collector goes through: 3 x slower
 _AT_ONCE_BYTES = 64 << 10
-_LONGEST_ROW_BYTES = 64 << 20
+_LONGEST_ROW_BYTES = 64 << 20  # a quote that is never closed would take the whole file
 _MARK = b"\xef\xbb\xbf"
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -54,6 +54,7 @@ def scan_rows(descriptor: int, size: int, *, quotes: bool = False) -> Iterator[R
     offset = len(_MARK) if mark == _MARK else 0
     data, at = b"", offset
     while at < size:
+        # as much again as is left over: a long row is not gone through once for each block
         block = read_fully(descriptor, at, min(size - at, max(_AT_ONCE_BYTES, len(data))))
         if not block:
             raise ScanError(at, f"the file was truncated while it was indexed; it had {size:,} bytes")

@@ -10,6 +10,7 @@ import numpy as np
 
 from distlaunch.base.errors import DataError
 
+# 64 x 4 KiB: milliseconds, also on a network file system
 _NUM_SAMPLES = 64
 _SAMPLE_BYTES = 4_096
 

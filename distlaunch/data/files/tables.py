@@ -36,6 +36,7 @@ class Columns:
     def arrange(self, raw: Sequence[Any]) -> Any:
         """The dict of features, or it and the label."""
         features = dict(zip(self.features, raw, strict=False))
+        # the label is read last; see `names`
         return features if self.label is None else (features, raw[-1])
 
 

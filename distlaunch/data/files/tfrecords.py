@@ -21,8 +21,9 @@ from distlaunch.data.files.samples import why_unreadable
 _HEADER = struct.Struct("<QI")  # the length of the data in bytes, and the checksum of these eight bytes
 _FOOTER = struct.Struct("<I")  # the checksum of the data
 _AROUND = _HEADER.size + _FOOTER.size
+# what compressed files begin with
 _GZIP, _ZLIB = b"\x1f\x8b\x08", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
-_MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 4 << 10
+_MOST_AT_ONCE, _LEAST_AT_ONCE = 4 << 20, 4 << 10  # bytes of one call while a file is indexed
 
 
 def tfrecord(files: Patterns, *, features: Mapping[str, Any] | None = None) -> TFRecordFiles:
@@ -112,6 +113,7 @@ def _refuse_compressed(path: str, checksum: Callable[[bytes], int] | None) -> No
             start = file.read(_HEADER.size)
     except OSError as error:
         raise mistake(f"{path} cannot be read: {why_unreadable(error)}") from None
+    # a header whose checksum fits is one, whatever it begins with
     if len(start) < _HEADER.size or (checksum is not None and checksum(start[:8]) == _HEADER.unpack(start)[1]):
         return
     if start.startswith(_GZIP):
@@ -138,6 +140,7 @@ def _find_checksum() -> Callable[[bytes], int] | None:
 
     def masked(data: bytes) -> int:
         crc = value(data)
+        # rotated by 15 bits and moved by a constant, as TensorFlow's `crc32c::Mask` does
         return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
     return masked

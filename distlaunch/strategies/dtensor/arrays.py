@@ -38,6 +38,7 @@ def place_rows(rows: tf.Tensor, start: int, shape: Sequence[int], layout: dtenso
     for place in layout.mesh.local_device_locations():
         piece = pieces
         for dimension, axis, size in cuts:
+            # `rows` begin at `start`: the first piece here is that number of all
             piece = piece[place[axis] - (start // size if dimension == 0 else 0)]
         here.append(piece)
     return dtensor.pack(here, layout)
@@ -54,6 +55,7 @@ def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtenso
     """The array whose parts the devices here hold; None if they do not hold all."""
     parts = parts_of(shape, layout)
     here = [parts[device] for device in layout.mesh.local_device_ids()]
+    # as text: slices have no hash before Python 3.12
     if {str(part) for part in here} != {str(part) for part in parts}:
         return None
     whole = np.empty(shape, components[0].dtype.as_numpy_dtype)

@@ -20,8 +20,10 @@ def in_plain_words() -> Iterator[None]:
     try:
         yield
     except (tf.errors.UnknownError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        # DTensor's compiler names its own source files; other errors of these types are the model's
         if "tensorflow/dtensor/" not in str(error):
             raise
+        # such as "'tf.TensorListReserve' op does not implement layout propagation"
         if lacking := re.search(r"'tf\.(\w+)' op does not implement layout propagation", str(error)):
             loop = " (a recurrent layer: unroll=True does without)" if "TensorList" in lacking[1] else ""
             message = f"DTensor has no {lacking[1]}, which this model needs{loop}; use kind: jax, or mirrored"

@@ -113,7 +113,7 @@ class DTensorProgram:
                 nonfinite = done
             input_s += waited
             seconds.append(time.perf_counter() - began)
-            began += seconds[-1]
+            began += seconds[-1]  # not the time now: nothing between two steps is lost
         self._steps_in_epoch += done
         times = StepTimes(tuple(seconds), input_s, (self._rows - rows_before) / self._peers.number)
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
@@ -173,10 +173,12 @@ class DTensorProgram:
         values = {name: tf.cast(tf.reduce_mean(logs[name]), tf.float32) for name in sums}
         if self._steps.logs == "mean":
             values = {name: sums[name] + value for name, value in values.items()}
+        # only now: what is read after an assignment may be the old value
         for group, before, values_of_group in zip(self._groups, state, new, strict=True):
             _assign(group, before, values_of_group)
         for name, value in values.items():
             self._sums[name].on_mesh.assign(value)
+        # any device's part is the value
         return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> None:

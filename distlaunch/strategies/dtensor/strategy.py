@@ -56,12 +56,14 @@ class DTensor(MeshStrategy):
         return parts_of_process(self.mesh, axis)
 
 
+# once a process: the keys of `Peers` count from its start, and a second one would use them again
 @functools.cache
 def _peers() -> Peers:
     """The processes that TF_CONFIG names, as DTensor is told of them too."""
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()
+    # DTensor does not read TF_CONFIG, only these variables
     os.environ.update(DTENSOR_JOBS=",".join(addresses), DTENSOR_CLIENT_ID=str(rank), DTENSOR_JOB_NAME="worker")
     return Peers(len(addresses), rank, TensorFlowStore(), addresses[0])
 
@@ -71,6 +73,7 @@ def _mesh(sizes: dict[str, int], devices: list[str], peers: Peers) -> dtensor.Me
     dims, kind = list(sizes.items()), devices[0].partition(":")[0]
     if peers.number == 1:
         return dtensor.create_mesh(dims, devices=devices)
+    # a second run in one process (a notebook): DTensor can be initialised once
     if not is_initialized():
         dtensor.initialize_accelerator_system(kind)
     return dtensor.create_distributed_mesh(dims, local_devices=devices, device_type=kind)
@@ -84,6 +87,7 @@ def _sizes_and_devices(config: DTensorConfig, num_processes: int) -> tuple[dict[
     """
     product, filled = config.product, -1 in config.mesh.values()
     gpus = len(tf.config.list_physical_devices("GPU")) * num_processes
+    # so that each process has equally many devices
     step = math.lcm(product, num_processes)
     available = gpus // step * step if gpus else product * CPU_DEVICES
     wanted = available if filled else product

@@ -96,6 +96,7 @@ def _from_parts(rows: np.ndarray, start: int, shape: tuple[int, ...], sharding: 
     """The array of this shape of which `rows`, from number `start` on, are all that the devices here need."""
 
     def part(index: Any) -> np.ndarray:
+        # a scalar has no dimensions to cut
         if not index:
             return rows
         first, stop, _ = index[0].indices(shape[0])

@@ -54,6 +54,7 @@ def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = Non
     shape = inputs.shape
     if noise_shape is not None:
         shape = [have if given is None else given for given, have in zip(noise_shape, shape, strict=True)]
+    # "at least", as in `tf.nn.dropout`: with "above" the mask would differ where a number equals the rate
     kept = jax_random.uniform(seed, shape, inputs.dtype) >= jnp.asarray(rate, inputs.dtype)
     scale = jnp.asarray(1.0 / (1.0 - rate), inputs.dtype)
     return jnp.where(kept, inputs * scale, jnp.zeros_like(inputs))
@@ -92,6 +93,7 @@ def tensorflow_draws() -> AbstractContextManager[None]:
 
 def _on_host(draw: Draw) -> Draw:
     def drawn(seed: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        # GPUs of this process belong to JAX; TensorFlow only draws and reads data
         with tf.device("CPU:0"):
             return jnp.asarray(draw(_tensorflow_seed(seed), *args, **kwargs).numpy())
 

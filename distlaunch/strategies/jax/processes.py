@@ -26,6 +26,7 @@ class JaxStore:
         try:
             return coordination_client().blocking_key_value_get_bytes(key, timeout_ms)
         except jax.errors.JaxRuntimeError as error:
+            # JAX has one type for all errors of its runtime: the kind is the beginning of the text
             if not str(error).startswith("DEADLINE_EXCEEDED"):
                 raise
             return None

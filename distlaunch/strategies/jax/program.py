@@ -97,6 +97,7 @@ class JaxProgram:
             if len(running) > _IN_FLIGHT:
                 nonfinite = nonfinite or _if_nonfinite(*running.popleft())
                 self._clock.step_ended()
+        # the values that the variables held were donated to the first step, and are gone
         self._assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
@@ -132,10 +133,13 @@ class JaxProgram:
             if hooks is not None:
                 hooks.end(done, plain_logs(self._result(metrics)))
             done += 1
+            # the next batch would be read for nothing
             if done != max_steps:
                 feed.load_ahead()
             if done % _IN_FLIGHT == 0:
+                # else Python would start all steps at once, and their batches would fill the memory
                 jax.block_until_ready(metrics)
+        # also if it was stopped: what the variables held was donated
         self._assign((trainable, others, slots, metrics))
         return None if stopped else plain_logs(self._result(metrics))
 
@@ -183,6 +187,7 @@ class JaxProgram:
             return state, sums, loss_probe(logs)
 
         shardings = (self._shardings, self._whole, self._whole)
+        # donated: the new state takes the memory of the old one, so that never both are held
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
 
     def _make_test_call(self) -> Callable[..., Any]:
@@ -211,6 +216,7 @@ class JaxProgram:
         """Names of the scalars that the step returns beside the model's metrics."""
         if (known := known_log_names(self._steps)) is not None:
             return known
+        # for the names alone: nothing is compiled or computed
         logs, _ = jax.eval_shape(self._steps.train, state, batch)
         return extra_log_names(self._steps, logs)
 

@@ -19,10 +19,10 @@ from jax import lax
 Words = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # of the golden ratio and of the root of 3, as in the paper
 # TensorFlow's own, with which it makes a key and a counter of a seed
 _SCRAMBLING_KEY = (0x3EC8F720, 0x02461E29)
-_ROUNDS, _LANES = 10, 4
+_ROUNDS, _LANES = 10, 4  # words of 32 bits of one count
 _INT32_MAX = 2**31 - 1
 # of each type: the integer of its size, bits of its fraction, and the bits of 1.0
 _LAYOUTS = {
@@ -50,6 +50,7 @@ def uniform(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> ja
 def normal(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> jax.Array:
     """Standard normal numbers as of `tf.random.stateless_normal`, up to rounding; arguments as of `uniform`."""
     first, second, third, fourth = (_unit(word, "float32") for word in _words(seed, shape))
+    # in float32 whatever the type, as TensorFlow does
     values = [*_box_muller(first, second), *_box_muller(third, fourth)]
     return _joined([value.astype(dtype) for value in values], shape)
 

@@ -54,4 +54,5 @@ class StepClock:
         """Of the call."""
         seconds = tuple(end - began for began, end in itertools.pairwise(self._ends))
         mean = sum(self._measured) / len(self._measured) if self._measured else 0.0
+        # a mean of other steps: never more than this call took
         return StepTimes(seconds, min(mean * len(seconds), sum(seconds)), (feed.rows - self._rows) / num_processes)

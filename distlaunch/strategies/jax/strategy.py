@@ -34,6 +34,7 @@ class Jax(MeshStrategy):
     kind = "jax"
 
     def __init__(self, config: JaxConfig, task: Task | None = None, cluster: Cluster | None = None) -> None:
+        # Keras chooses its backend when it is imported, and keeps it
         if keras.backend.backend() != "jax":
             message = f"strategy jax needs Keras on JAX, but here it runs on {keras.backend.backend()} already"
             raise UsageError(f"{message}; start the run with `distlaunch train`, or set KERAS_BACKEND=jax first")

@@ -59,7 +59,9 @@ class FunctionalStep:
             scaling = zip(optimizer.variables, slots, strict=True)  # a LossScaleOptimizer's factor is among them
             with self._scope((trainable, others, metrics), scaling) as scope:
                 loss, predictions = self._forward(data, training=True)
+                # float16: gradients of the loss itself would underflow. `apply` divides by the same factor
                 scaled = optimizer.scale_loss(loss)
+            # a mask is an attribute of a tensor, and those that come out of differentiation are new tensors
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
             return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
 
@@ -70,6 +72,7 @@ class FunctionalStep:
         tracked = loss if self._own_loss is None else None
         logs, others, metrics = self._update_metrics((trainable, others, metrics), data, predictions, tracked)
         if self._own_loss is not None:
+            # a custom loop shows the mean of its own loss, as under every strategy
             logs = {"loss": loss}
         return logs, (trainable, others, [*slots, *unused], metrics)
 
@@ -115,6 +118,7 @@ class FunctionalStep:
 
 def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> Any:
     """What the model predicts with these values of its variables; its own `predict_step` counts."""
+    # on JAX Keras's `predict_step` takes the state itself
     if keras.backend.backend() == "jax":
         return model.predict_step((trainable, others), batch)[0]
     groups = ((model.trainable_variables, trainable), (model.non_trainable_variables, others))
@@ -156,6 +160,7 @@ def average(per_example: Any, sample_weight: Any = None) -> Any:
         per_example = ops.mean(per_example, axis=tuple(range(1, len(per_example.shape))))
     if sample_weight is not None:
         per_example = per_example * ops.cast(ops.reshape(sample_weight, per_example.shape), per_example.dtype)
+    # on a mesh a step sees all rows, so these are those of the global batch
     return ops.sum(per_example) / per_example.shape[0]
 
 
@@ -189,6 +194,7 @@ def _value_and_grad_by_tape(function: Callable[[Values], Any]) -> Callable[[Valu
         with tf.GradientTape() as tape:
             tape.watch(values)
             loss, aux = function(values)
+        # zeros and not None, as JAX gives them
         gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # dense, as on other backends: DTensor cannot place the updates of single rows
         return (loss, aux), [tf.convert_to_tensor(gradient) for gradient in gradients]

@@ -42,6 +42,7 @@ def chosen_layouts(
     if layout != "auto":
         return _split_ones({**in_code, **layouts_of(model, layout, mesh)}), notes
     rules = {_pattern(path): list(axes) for path, axes in in_code.items()}
+    # what the code says of a variable replaces the proposal for it
     rules = {**proposed_rules(model, mesh, whole), **rules}
     return _split_ones(layouts_of(model, rules, mesh)), [*notes, f"`layout: auto` is the same as\n{as_yaml(rules)}"]
 
@@ -140,6 +141,7 @@ def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | 
 
 
 def _nearest(pattern: str, paths: list[str]) -> str:
+    # below difflib's usual 0.6: a pattern has characters that no path has
     near = difflib.get_close_matches(pattern, paths, n=_NEAREST, cutoff=0.3) or paths[:_NEAREST]
     return f"the nearest paths are {', '.join(repr(path) for path in near)}" if near else "the model has no variables"
 
@@ -156,6 +158,7 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
         and tuple(weight.shape) == tuple(slot.shape)
         and f"{weight.path.replace('/', '_')}_" in slot.path.rpartition("/")[2]
     ]
+    # `a/kernel` is also the end of `b_a_kernel_momentum`, which belongs to `b_a/kernel`
     return layouts[max(owners, key=len)] if owners else ()
 
 
@@ -211,6 +214,7 @@ def proposed_rules(model: keras.Model, mesh: Mesh, whole: tuple[type, ...] = ())
         if isinstance(layer, keras.layers.Dense):
             first, second = (0, 1) if by_inputs else (1, 0)
             split = _split(layer.kernel, [first, second], size)
+            # split by its outputs: the next layer finds its inputs split already
             by_inputs = split == 1
             rules.update(_rules(layer, layer.kernel, split, outputs=(1,)))
         elif isinstance(layer, keras.layers.EinsumDense):

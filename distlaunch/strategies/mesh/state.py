@@ -40,6 +40,7 @@ def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarra
     """
     for name, variable in state_variables(model).items():
         variable.assign(checked_value(name, variable, state))
+    # a checkpoint of a model with other metrics is no mistake: they begin anew
     model.reset_metrics()
     metrics = named_metrics(model)
     if all(name in state for name in metrics):

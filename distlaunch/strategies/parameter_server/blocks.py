@@ -16,7 +16,7 @@ import tensorflow as tf
 from distlaunch.strategies.parameter_server.worker_batches import read_failure
 
 STALL_S = 30.0  # a call takes about half a second; after this time it is worth a word
-_POLL_S = 0.002
+_POLL_S = 0.002  # by so much at most the end of a call is noticed late
 _pause = threading.Event()  # never set
 
 
@@ -42,10 +42,12 @@ def wait_for_blocks(coordinator: Any) -> None:
             _pause.wait(_POLL_S)
             waited = time.monotonic() - began
             if waited > told_after:
+                # ever more rarely
                 told_after *= 2
                 print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
         coordinator.join()
     except tf.errors.OpError:
+        # of a data function in this process; TensorFlow's error has only its text
         if (error := read_failure()) is not None:
             raise error from None
         raise

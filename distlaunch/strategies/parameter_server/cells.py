@@ -36,6 +36,7 @@ class Cell(StandIn):
         return self.tensor
 
     def assign(self, value: Any) -> None:
+        # a tensor of a branch or a loop body cannot be used outside of it
         if current_graph() is not self._graph:
             message = (
                 f"the step updates '{self._name}' inside a condition or loop, which parameter_server cannot follow"

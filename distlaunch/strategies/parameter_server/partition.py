@@ -30,6 +30,7 @@ from distlaunch.strategies.patches.keras_private import (
 )
 from distlaunch.strategies.stand_in import StandIn
 
+# they work with means, norms or products over all of a variable
 _WHOLE_TENSOR_OPTIMIZERS = ("Adafactor", "Lamb", "Muon")
 # what they add up over shards is what they give for the whole
 _ADDITIVE = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
@@ -125,6 +126,7 @@ def show_shards(model: keras.Model) -> None:
     """
     for layer in layers_of(model):
         variables = trainable_list(layer)
+        # from the end, since what comes after a replaced one moves
         for index in reversed(range(len(variables))):
             if is_split(variables[index]):
                 variables[index : index + 1] = _shard_variables(variables[index])
@@ -143,6 +145,7 @@ def joined(variables: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         whole = whole_path(variable)
         if whole is None:
             yield variable.path, variable
+        # at its first shard; at the others it is gone from there
         elif whole in shards:
             yield whole, Shards(shards.pop(whole))
 
@@ -151,6 +154,7 @@ def _shard_variables(whole: Any) -> list[Any]:
     _check_parts(whole)
     made = []
     for index, raw in enumerate(value_of(whole).variables):
+        # Keras asks TensorFlow for a new variable, and gets the shard that is there
         with tf.variable_creator_scope(lambda _, raw=raw, **kwargs: raw):
             shard = keras.Variable(
                 initializer="zeros",

@@ -36,5 +36,6 @@ def _part(variable: Any, rows: list[int] | None) -> dict[str, Any]:
 def task_of(variable: Any) -> str:
     """The task that holds a variable, such as `ps:1`."""
     raw = variable.value if isinstance(variable, keras.Variable) else variable
+    # such as /job:ps/replica:0/task:1/device:CPU:0
     match = re.search(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)", raw.device)
     return f"{match[1]}:{match[2]}" if match else ""

@@ -60,6 +60,7 @@ class CoordinatorProgram:
         self._increments = [0] * len(self._counters)
         self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
         self._model.reset_metrics()
+        # read after the reset: the fresh value of a metric need not be 0
         self._zeros = [host_value(variable) for variable in self._metrics]
         self._totals = self._fresh_totals()
         self._log_names: list[str] | None = None
@@ -77,6 +78,7 @@ class CoordinatorProgram:
     def set_train_data(self, source: Source) -> None:
         check_data(source, self._num_workers)
         self._source, self._next_batch = source, source.first
+        # the graph has the source's name and length in it
         self._train_call = None
 
     # steps
@@ -228,6 +230,7 @@ class CoordinatorProgram:
     # metrics
 
     def _fresh_totals(self) -> list[np.ndarray]:
+        # float64: counts stay exact above 2**24, where float32 ends
         return [np.array(zero, np.float64) for zero in self._zeros]
 
     def _add(self, blocks: list[Block], totals: list[np.ndarray]) -> None:

@@ -71,12 +71,14 @@ class ParameterServer(StrategyDefaults):
 
     def _create(self, next_creator: Any, **kwargs: Any) -> Any:
         """Puts a variable on the server that holds least so far, and splits it if it is to be."""
+        # an optimizer's slot, which lies beside its variable
         if kwargs.get("colocate_with") is not None:
             return next_creator(**kwargs)
         initial = kwargs["initial_value"]
         if self._partitioner is None or not kwargs.get("trainable") or not callable(initial):
             return self._place(next_creator, kwargs)
         with tf.init_scope(), tf.device(self._local_cpu):
+            # drawn whole and then cut, so that the values are those of one device
             whole = tf.convert_to_tensor(initial(), dtype=kwargs.get("dtype"))
         parts = num_shards(self._partitioner, whole.shape, whole.dtype)
         if parts == 1:
@@ -161,7 +163,7 @@ def _in_process_cluster(cluster: Cluster) -> Any:
     if key not in _in_process:
         held = pick_ports(sum(key))
         numbers = held.numbers
-        held.release()
+        held.release()  # TensorFlow binds the ports itself
         jobs = {"worker": numbers[: cluster.num_workers], "ps": numbers[cluster.num_workers :]}
         spec = tf.train.ClusterSpec({job: [f"127.0.0.1:{port}" for port in ports] for job, ports in jobs.items()})
         for job in spec.jobs:

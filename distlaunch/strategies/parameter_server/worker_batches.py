@@ -56,6 +56,7 @@ def offer(split: str, offered: Offered) -> None:
     """Lets graphs that run in this process read a split."""
     with _lock:
         _readers[split] = offered
+        # functions of this module: TensorFlow's table holds them weakly
         answer(_TOKEN, _read)
         answer(_DATA_TOKEN, _data)
         answer(_TIMES_TOKEN, _times)
@@ -98,6 +99,7 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     rows, *components = values
     rows.set_shape([])
     for component, part in zip(components, parts, strict=True):
+        # what a Python function returns has no known shape
         component.set_shape(part.shape)
     return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
 
@@ -120,6 +122,7 @@ def check_data(source: Source, num_workers: int) -> None:
             with tf.device(f"/job:worker/task:{worker}"):
                 [told] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
             length, description = json.loads(told.numpy())
+        # a worker that is just being started again, or has not offered its data yet
         except tf.errors.OpError:
             continue
         if source.num_batches is not None:

@@ -38,6 +38,7 @@ PATCH = Patch(
 
 def install() -> None:
     """Waits for the script to import JAX."""
+    # before Python's own finders, which would find the module first
     sys.meta_path.insert(0, _Finder())
 
 
@@ -47,6 +48,7 @@ class _Finder(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != _HOME:
             return None
+        # before the search below, which would ask this finder again, without end
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
@@ -95,5 +97,6 @@ def _add_cluster(base: Any) -> None:
 
     # the first that is there is taken: inside a Slurm job it must be ours
     clusters = base._cluster_types
+    # JAX's `__init_subclass__` has appended it to the end
     clusters.remove(Launched)
     clusters.insert(0, Launched)

@@ -25,6 +25,7 @@ def synchronized_accepted() -> Iterator[None]:
     original = cls.__init__
 
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        # the constructor raises ValueError on any backend but TensorFlow
         kwargs.pop("synchronized", None)
         original(self, *args, **kwargs)
 

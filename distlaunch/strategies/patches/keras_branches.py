@@ -44,6 +44,7 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
     PATCH.check()
     _install()
     optimizer._distlaunch_branches = True
+    # of the class: `sum_gradients_first` wraps what is put on the object here
     apply, overwrite = type(optimizer).apply, type(optimizer)._overwrite_model_variables_with_average_value
 
     def apply_together(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -51,9 +52,11 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
         try:
             return apply(self, grads, trainable_variables)
         finally:
+            # the user's own `ops.cond`, outside of the update, keeps Keras's
             _local.applying = False
 
     def overwrite_together(self: Any, variables: Any) -> None:
+        # Keras's method calls `extended.update`, which is allowed in a cross-replica context only
         tf.distribute.get_replica_context().merge_call(lambda strategy: overwrite(self, variables))
 
     optimizer.apply = types.MethodType(apply_together, optimizer)
@@ -80,4 +83,5 @@ def _branch_across(strategy: Any, pred: Any, true_fn: Any, false_fn: Any) -> Non
     def run(functions: Any) -> Callable[[], None]:
         return lambda: strategy.extended.call_for_each_replica(lambda function: function(), args=(functions,))
 
+    # one predicate for all: a branch in which replicas meet must be taken by all of them
     tf.cond(strategy.experimental_local_results(pred)[0], run(true_fn), run(false_fn))

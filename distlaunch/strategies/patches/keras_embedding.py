@@ -30,6 +30,7 @@ def look_up_by(layer: keras.layers.Embedding, lookup: Callable[[Any], Any], chec
 
     def call(self: Any, inputs: Any) -> Any:
         check(self)
+        # as Keras's own call does
         ids = keras.ops.cast(inputs, "int32") if inputs.dtype not in ("int32", "int64") else inputs
         return keras.ops.cast(lookup(ids), self.compute_dtype)
 

@@ -64,8 +64,11 @@ def make_functional(optimizer: Any) -> None:
         with _selecting_instead_of_branching():
             return cls.apply(self, grads, trainable_variables)
 
+    # the class keeps its name, which messages and saved configs show
     optimizer.__class__ = type(cls.__name__, (cls, _neutral()), {"apply": apply})
     private(optimizer, "_trainable_variables_indices")
+    # `_var_key` of the base class is `id(variable)`, that of TensorFlow's class is not, and the optimizer was built
+    # with the latter
     places = {id(variable): index for index, variable in enumerate(optimized(optimizer))}
     optimizer._trainable_variables_indices = places
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
@@ -100,6 +103,8 @@ class _Branch(keras.StatelessScope):
 def _selecting_instead_of_branching() -> Iterator[None]:
     ops = internal("keras.src.ops")
     branching = ops.cond
+    # the inner optimizer of a LossScaleOptimizer comes here again; outside a scope values are assigned for real, and
+    # Keras's branch is right
     if branching is _select or not _IN_SCOPE.get()():
         yield
         return
@@ -120,6 +125,8 @@ def _select(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) 
         taken.append(branch)
     for variable in {**taken[0].assigned, **taken[1].assigned}.values():
         values = [tf.cast(branch.get_current_value(variable), variable.dtype) for branch in taken]
+        # what only one branch assigns keeps its old value in the other: `get_current_value` falls back on the scope
+        # around
         scope.add_update((variable, _where(pred, *values)))
     return None if results[0] is None else keras.tree.map_structure(lambda *pair: _where(pred, *pair), *results)
 

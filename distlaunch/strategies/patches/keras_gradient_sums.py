@@ -35,8 +35,11 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
         if context is None or context.num_replicas_in_sync == 1:
             return apply(self, grads, trainable_variables)
         grads = list(grads)
+        # None: the variable had no part in the loss. `all_reduce` takes tensors only
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
+        # one call with the whole list, so that TensorFlow can pack them: the number of all-reduces costs, not their
+        # size
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[index] for index in present])
         for index, gradient in zip(present, summed, strict=True):
             grads[index] = gradient
@@ -44,6 +47,7 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
 
     optimizer._distlaunch_sparse = False
     for part in chain(optimizer):
+        # Keras sums again inside the update, which would multiply them by the number of replicas
         part._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
     apply = optimizer.apply.__func__  # which may branch together
     optimizer.apply = types.MethodType(apply_summed, optimizer)

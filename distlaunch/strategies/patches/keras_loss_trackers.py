@@ -22,6 +22,7 @@ PATCH = Patch(
 def average_over_batches(model: keras.Model) -> None:
     """From here on each batch counts the same in the losses of the model's single outputs."""
     PATCH.check()
+    # a model of one output has none, and one without a compiled loss neither
     for tracker in getattr(compiled_loss(model), "metrics", ()):
         tracker.update_state = functools.partial(_unweighted, tracker.update_state)
 

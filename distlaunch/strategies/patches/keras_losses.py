@@ -104,7 +104,9 @@ def _replace_reduction() -> None:
         divisor = _local_divisor(sample_weight, mask, reduction)
         if share is None or divisor is None:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
+        # a replica whose only row is a stand-in adds nothing to the whole
         divisor = divisor * tf.cast(share > 0, tf.float32)
+        # with masks or weights the share is not that of rows: a replica may hold most of the weight
         whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, divisor)
         with sharing(tf.math.divide_no_nan(divisor, whole)):
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
@@ -133,11 +135,14 @@ def _replace_moments() -> None:
 
     def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
         context = tf.distribute.get_replica_context()
+        # outside of a step of ours, as when the user calls the model
         if current_share() is None or context is None:
             return moments(x, axes, keepdims)
         local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
+        # three sums and not one, as in Keras, which names NCCL's need of the same order in each replica
         total, squares, count = (context.all_reduce(tf.distribute.ReduceOp.SUM, has_rows(part)) for part in local)
         mean = total / count
+        # rounding of E[x^2] - E[x]^2 may leave a tiny negative number
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 

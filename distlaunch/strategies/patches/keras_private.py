@@ -180,6 +180,7 @@ def put_dtype_policy(policy: Any) -> None:
 
 def restart_names() -> None:
     """Automatic names of layers count from the beginning; `keras.backend.clear_session` would also drop seeds."""
+    # Keras makes a new counter where it finds None
     _SET_STATE.get()("object_name_uids", None)
 
 

@@ -51,7 +51,9 @@ def drawn_by(on_host: Mapping[str, Draw], in_step: Mapping[str, Draw]) -> Iterat
 
 def _instead_of(original: Draw, on_host: Draw | None, in_step: Draw | None) -> Draw:
     def drawn(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
+        # once: each call moves a SeedGenerator on, and Keras's function must get the same seed then
         given = _DRAW_SEED.get()(seed)
+        # a traced seed has no value yet, so the host cannot draw with it
         draw = in_step if isinstance(given, jax.core.Tracer) else on_host
         values = None if draw is None else draw(given, *args, **kwargs)
         return original(*args, seed=given, **kwargs) if values is None else values

@@ -32,6 +32,7 @@ def make_slots_in(
         made: called with each variable and its new slot.
     """
     PATCH.check()
+    # of the class, since the object's own is replaced below
     add = type(optimizer).add_variable_from_reference
 
     def add_in_scope(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

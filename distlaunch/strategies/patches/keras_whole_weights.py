@@ -75,6 +75,7 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
             store[str(index)] = host_value(variable)
 
     def load_own_variables(self: Any, store: Any) -> None:
+        # before anything is assigned: a half-loaded layer would be worse than an error
         check(self, store)
         for index, (_, variable) in enumerate(joined(own_variables())):
             variable.assign(store[str(index)])
@@ -85,6 +86,7 @@ def _save_whole(owner: Any, own_variables: Callable[[], Sequence[Any]]) -> None:
 
     if isinstance(owner, keras.Layer):  # those that name attributes count their variables, too
         owner._check_load_own_variables = types.MethodType(check, owner)
+    # Embedding and others have a method of their own, which names attributes: those are whole already
     if type(owner).save_own_variables in _BY_POSITION:
         owner.save_own_variables = types.MethodType(save_own_variables, owner)
         owner.load_own_variables = types.MethodType(load_own_variables, owner)

@@ -56,6 +56,7 @@ def _checked(symbol: Symbol) -> Any:
     found = internal(symbol.path)
     if symbol.parameters is not None:
         given = _parameters_of(found)
+        # a class, a constant, or a function of C without a signature
         if given is None:
             raise _unfit(symbol.path, "is not a function")
         if not _fit(given, symbol.parameters):

@@ -30,7 +30,7 @@ PATCH = Patch(
     until="AutoGraph keeps its code in memory, and its errors name the user's lines.",
 )
 
-_numbers = itertools.count()
+_numbers = itertools.count()  # modules of generated code need names of their own in `sys.modules`
 
 
 @functools.cache
@@ -51,6 +51,7 @@ def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, s
     module = types.ModuleType(name)
     module.__file__ = file
     exec(compile(source, file, "exec"), module.__dict__)
+    # as TensorFlow does: `inspect` finds a function's source through its module
     sys.modules[name] = module
     return module, file
 
@@ -82,6 +83,7 @@ def convert_ahead(place: str, *, entry: bool = False) -> None:
     converter = internal(_CONVERTER)
     options = converter.ConversionOptions(recursive=True, user_requested=entry, optional_features=None)
     for code in _codes(found.__code__, inner):
+        # empty ones: conversion reads the code and the names, not the values
         cells = tuple(types.CellType() for _ in code.co_freevars)
         function = types.FunctionType(code, found.__globals__, code.co_name, None, cells)
         internal(_API)._TRANSPILER.transform(function, converter.ProgramContext(options=options))

@@ -28,5 +28,7 @@ _instances = itertools.count(1)
 def mirrored_strategy(devices: Sequence[str]) -> tf.distribute.MirroredStrategy:
     """A MirroredStrategy whose collectives cannot be mistaken for those of an earlier one in this process."""
     PATCH.check()
+    # TensorFlow counts keys up from the base, so the distance bounds what one strategy may use
     base = next(_instances) * 1_000_000
+    # a class attribute: the constructor reads it before any object could be changed
     return type("MirroredStrategy", (tf.distribute.MirroredStrategy,), {"_collective_key_base": base})(devices)

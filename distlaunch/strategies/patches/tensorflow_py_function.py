@@ -23,4 +23,5 @@ PATCH = Patch(
 def answer(token: str, function: Callable[..., Any]) -> None:
     """From now on graphs that run in this process find the function by this token."""
     PATCH.check()
+    # a WeakValueDictionary: the caller must keep the function alive
     _FUNCTIONS.get()[token] = function

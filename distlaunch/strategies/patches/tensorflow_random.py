@@ -58,6 +58,7 @@ def draws_through(change: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     """Within it, what the operations draw is what `change` makes of it."""
     PATCH.check()
     module = internal(_HOME)
+    # what stands there now, which may be a replacement of `replace_draws`: that one must stay in force within
     kept = {name: getattr(module, name) for name in (*COUNTING, *OTHERS)}
 
     def changed(draw: Draw) -> Draw:

@@ -29,6 +29,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     def part(element: Any, replica: tf.Tensor) -> Any:
         element, total = element if source.own else (element, num_rows(element))
         start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
+        # at the end of an epoch (total 0) nothing is needed: the loop leaves before the step
         stand_in = tf.logical_and(start == stop, num_rows(element) > 0)
         first, end = tf.where(stand_in, tf.zeros_like(start), start), tf.where(stand_in, tf.ones_like(stop), stop)
         counts = tf.cast(stop - start, tf.float32), tf.cast(total, tf.float32), start
@@ -39,6 +40,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     elif num_local == 1:
         parts = source.elements.map(lambda *element: part(pack(element), tf.constant(first_replica, tf.int64)))
     else:
+        # one dataset for all local replicas, so that the source is read once and not once for each
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
     # two steps: an element is one replica's part of a step
@@ -47,6 +49,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
 def first_row(total: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """Of a global batch of `total` rows, the first of a replica's."""
+    # multiplied first: so the parts differ by one row at most, and cover the batch without a gap
     return total * replica // num_replicas
 
 
@@ -98,6 +101,7 @@ def pack(components: tuple[Any, ...]) -> Any:
 
 def num_rows(element: Any) -> tf.Tensor:
     """Rows of an element, a scalar int64."""
+    # composites stay whole: the values of a ragged tensor are not its rows
     first = tf.nest.flatten(element, expand_composites=False)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)
@@ -111,6 +115,7 @@ def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 
     def rows(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
+            # a SparseTensor cannot be indexed with a slice
             size = tf.concat([[stop - start], leaf.dense_shape[1:]], 0)
             begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
             return tf.sparse.slice(leaf, begin, size)

@@ -41,6 +41,7 @@ class MultiWorkerMirrored(AmongPeers):
         return self._strategy.scope()
 
     def program(self, steps: Steps) -> ReplicaProgram:
+        # TensorFlow takes every worker to have as many devices as this one
         local = self.num_replicas // self._peers.number
         first = self._peers.rank * local
         replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
@@ -49,7 +50,7 @@ class MultiWorkerMirrored(AmongPeers):
 
 def _check_local_replicas(wanted: int | str) -> None:
     gpus = len(tf.config.list_physical_devices("GPU"))
-    have = max(gpus, 1)
+    have = max(gpus, 1)  # without a GPU the CPU is one replica
     if wanted != "auto" and wanted != have:
         what = f"{gpus} GPUs, one replica on each" if gpus else "no GPU, and TensorFlow gives it one CPU replica"
         message = f"got {wanted}, but this worker has {what}; write 'auto'"

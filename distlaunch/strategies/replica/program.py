@@ -77,6 +77,7 @@ class ReplicaProgram:
     def _distribute(self, source: Source) -> Any:
         replicas = self._replicas
         parts = split_rows(source, first_replica=replicas.first, num_local=replicas.local, num_replicas=replicas.total)
+        # not `experimental_distribute_dataset`, which would split the batches by itself
         return self._strategy.distribute_datasets_from_function(lambda _: parts)
 
     # steps
@@ -89,6 +90,7 @@ class ReplicaProgram:
         done, votes, logs, extras, nonfinite, times = 0, None, {}, [], None, StepTimes()
         while done < num_steps:
             wanted = 1 if self._one_by_one else num_steps - done
+            # a Python int would be a constant of the graph: one trace for each number of steps
             made, votes, logs, extras, rows = self._train_call(
                 self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends, self._own
             )
@@ -96,11 +98,13 @@ class ReplicaProgram:
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
             done += int(made)
+            # rows behind are those of steps that were not made
             times += StepTimes.of(rows.numpy()[: int(made)])
             self._ballots.check_ends(votes, self._steps_in_epoch + done)
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
+        # a call that a nonfinite loss has ended says nothing of the data
         ended = done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite)
         logs = self._sums.to_logs(logs, extras, self._steps_in_epoch)
         return CallResult(done, ended, logs, self._ballots.vote(votes), nonfinite, times)
@@ -129,6 +133,7 @@ class ReplicaProgram:
             how = self._may_differ(source), source.own
             done, votes, logs, *_ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
+                # all processes have the same sum of votes, so all leave here together
                 return None
             self._ballots.check_ends(votes, at + int(done))
             if hooks is not None and int(done):
@@ -144,9 +149,11 @@ class ReplicaProgram:
         counted = tf.function(self._counted) if source.own else lambda element: element
         batches: list[Any] = []
         for element in map(counted, self._distribute(source)):
+            # every replica has the same total
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0
             if replicas.peers.is_over(ended=ended, unknown=self._may_differ(source), steps=len(batches)):
                 break
+            # a vote costs an all-reduce, so not before each batch
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             batches.append(call(element))
@@ -156,6 +163,7 @@ class ReplicaProgram:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
         for variable in self._sums.extras.values():
+            # metrics are reset by Keras, these variables are ours
             variable.assign(0.0)
 
     def agree(self, vote: Vote) -> Vote:
@@ -171,6 +179,7 @@ class ReplicaProgram:
         """
         strategy = self._strategy
         if self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True:
+            # the step alone: the loop around it reads from the iterator, which XLA cannot
             replica_step = tf.function(replica_step, jit_compile=True)
 
         @tf.autograph.experimental.do_not_convert
@@ -185,6 +194,7 @@ class ReplicaProgram:
         # weights show decides, which are the same in all
         alone = self._replicas.peers.number == 1
 
+        # AutoGraph is wanted here, for `while` and `break` of tensors; what it calls is marked not to be converted
         @tf.function(reduce_retracing=True)
         def call(iterator: Any, num_steps: tf.Tensor, ballot: tf.Tensor, may_differ: bool, own: bool) -> Any:
             done, nonfinite, ended = tf.constant(0), tf.constant(0), tf.constant(False)
@@ -194,11 +204,13 @@ class ReplicaProgram:
                 if own:
                     element = self._counted(element)
                 ended = totals(element)[0] == 0
+                # a Python bool, so the graph of the usual case has no such all-reduce in it
                 if self._ended_anywhere(ended) if may_differ else ended:
                     break
                 finite = run(element)
                 done += 1
                 sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
+                # the first one stays
                 nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
                 began, at = at, now(nonfinite)
                 rows = strategy.experimental_local_results(element[1])
@@ -245,11 +257,14 @@ class ReplicaProgram:
     def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         returned = self._with_share(self._steps.train, batch, rows, total, start)
         for name, variable in self._sums.extras.items():
+            # a scalar as a rule; a step may return a value for each example
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
             if self._steps.logs == "last":
+                # replicas add up on read: a mean of the replica's rows counts by its share
                 variable.assign(value * rows / total)
             else:
                 variable.assign_add(value)
+        # a stand-in row may give anything
         return losses_are_finite(returned) | (rows == 0)
 
     def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:

@@ -52,6 +52,7 @@ class RowPlace:
         if not at_once:
             return draw(tf.concat([[whole], size[1:]], 0), counter)[first : first + size[0]]
         before = first * tf.reduce_prod(size[1:])
+        # the generator makes `at_once` numbers a count: a row may begin in the middle
         skipped = tf.math.floormod(before, at_once)
         # the lower half of the counter is zero for every seed, and far from its end for every size
         moved = tf.bitcast(tf.bitcast(counter, tf.int64) + tf.stack([before // at_once, 0]), tf.uint64)
@@ -62,6 +63,7 @@ class RowPlace:
         """The first entry of a dimension in that of one device, and the length of the latter."""
         times = length // self.rows  # rows may have been merged with other dimensions
         of_rows = tf.equal(times * self.rows, length)
+        # else the first dimension has nothing to do with rows: drawn as it is, the same in each replica
         first = tf.where(of_rows, times * self.start, tf.zeros_like(length))
         return first, tf.where(of_rows, times * self.total, length)
 
@@ -84,6 +86,7 @@ class RowOrder:
         times = tf.maximum(size[0] // number, 1)  # rows may have been merged with other dimensions
         of_rows = tf.equal(times * number, size[0])
         moved = tf.gather(order, tf.minimum(entries // times, number - 1)) * times + entries % times
+        # all are drawn: one device has them all anyway
         return tf.gather(draw(size, counter), tf.where(of_rows, moved, entries))
 
 
@@ -112,9 +115,11 @@ def _of_own_rows(name: str, draw: Callable[..., Any]) -> Callable[..., Any]:
         def of_counter(shape: Any, counter: Any) -> tf.Tensor:
             return draw(shape, key, counter, *args, **kwargs)
 
+        # one count of Philox is 128 bits: four float32, or two float64
         halves = tf.as_dtype(kwargs.get("dtype", tf.float32)) == tf.float64
         at_once = (2 if halves else 4) if name in COUNTING else 0
         tensor = rows.draw(of_counter, tf.cast(shape, tf.int64), counter, at_once)
+        # slicing by tensors has lost what is known of the shape
         tensor.set_shape(static)
         return tensor
 

@@ -32,6 +32,7 @@ def replica_share(rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Iterat
     """
     _local.share, _local.rows, _local.total = rows / total, rows, total
     try:
+        # 1: a stand-in row is there, and it is divided by
         with numbers_for(RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))):
             yield
     finally:

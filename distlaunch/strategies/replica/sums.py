@@ -83,13 +83,16 @@ class Sums:
         """
         if self._extras_made:
             return
+        # also where none are found: the trace costs as much as that of a step
         self._extras_made = True
+        # Keras's own step returns the metrics, which are summed anyway
         if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
             return
         returned = tf.function(trace, autograph=False).get_concrete_function(iterator).structured_outputs
         names = set(returned) if isinstance(returned, dict) else set()
         if self._steps.logs == "last" and names == set(metric_results(self._model)):
             return
+        # ON_READ: each replica writes its own copy, and nothing meets before the sum at the end of the call
         with self._strategy.scope():
             for name in sorted(names):  # a set has another order in each process
                 self.extras[name] = tf.Variable(
@@ -106,6 +109,7 @@ class Sums:
         def local() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
+            # one local replica votes for the process, or it would count once for each of its replicas
             parts = [ballot * tf.cast(voter, tf.float64)]
             parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
             # the number of all-reduces costs, not their size: between two workers an MLP's gradients take 2.6 ms in
@@ -139,6 +143,7 @@ class Sums:
     ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
         variables = [*self._metrics, *extras]
         votes, *values = self.split(self.sum(ballot, variables), variables)
+        # results are computed from the sums without assigning them: each replica's own part goes on counting
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
             logs = metric_results(self._model)
@@ -166,6 +171,7 @@ class Sums:
         """
         parts = state.get(f"{_PARTS}{name}")
         if parts is None or parts.shape != (self._replicas.total, *value.shape):
+            # written by another number of replicas: only the sum can be kept, in the first
             parts = np.stack([value, *[np.zeros_like(value)] * (self._replicas.total - 1)])
 
         def local() -> None:

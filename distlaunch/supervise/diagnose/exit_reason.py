@@ -16,6 +16,7 @@ from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, he
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
 from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole
 
+# what TensorFlow raises in a task when another one is gone
 _CONSEQUENCES = {"UnavailableError", "DeadlineExceededError", "AbortedError", "CancelledError"}
 _CONSEQUENCE_TEXT = re.compile(
     r"collective ops? (?:is |are )?(?:aborted|cancelled)|Collective ops is aborted|Connection reset by peer"
@@ -26,7 +27,7 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX logs before it ends a process at once that has lost a peer."""
-_TAIL_BYTES = 64 * 1024
+_TAIL_BYTES = 64 * 1024  # of a log: the end tells why
 _LAST_LINES = 15
 
 
@@ -144,6 +145,7 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
     if code >= 0:
         if code == 0:
             return "ended with exit code 0 before training was done"
+        # as shells have it
         known = " (did not start: command not found)" if code == 127 else ""
         return f"ended with exit code {code}{known}"
     try:
@@ -191,6 +193,7 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
         return error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
+    # from 128 on shells and containers tell of a signal
     return code < 0 or code == PREEMPTION_CODE or code >= 128
 
 
@@ -220,6 +223,7 @@ def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
     """The end of the traceback; without one, of the error log, or else of the output, without TensorFlow's noise."""
+    # its message has said all: the log would only repeat it
     if error is not None and error.user_error:
         return ()
     if error is not None and error.traceback.strip():
@@ -230,6 +234,7 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
         told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
         return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
     lines = _lines_of(telling_log(files))
+    # faulthandler's list has all threads, and the last lines are those of any
     return _tail_of(of_crash(lines)[:limit] or lines, limit)
 
 
@@ -255,7 +260,9 @@ def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
 def _tail_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
+            # a log may have gigabytes
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            # the first character may be cut in two; progress bars end with \r
             return file.read().decode(errors="replace").replace("\r", "\n")
     except OSError:
         return ""

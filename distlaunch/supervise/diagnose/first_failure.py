@@ -56,6 +56,7 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
     if error is None or not error.problems:
         return ()
     found: dict[Problem, None] = {}
+    # all tasks build the same config, and each may have found another part of its mistakes
     for task in plan.tasks:
         if other := read_error(task.files):
             found.update(dict.fromkeys(other.problems))
@@ -141,6 +142,7 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _stalled(plan, verdict, traces, tasks)
     assert verdict.culprit is not None
     culprit = tasks[verdict.culprit]
+    # before its error.json: what it wrote while it was being stopped is no cause
     if verdict.culprit in verdict.late:
         lost = "; the last checkpoint is from before that" if plan.mode != "run" else ""
         reason = f"did not stop within {plan.stop_timeout_s:g} s and was killed{lost}"

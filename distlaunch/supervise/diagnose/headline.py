@@ -17,6 +17,7 @@ def headline(message: str) -> str:
     """The line that says most: not the listing that graph errors begin with, nor the frames of AutoGraph."""
     lines = [COLOURS.sub("", line) for line in without_listing(message.splitlines())]
     lines = [line for line in takewhile(lambda line: not line.lstrip().startswith(_LISTING), lines) if line.strip()]
+    # AutoGraph's message: `in user code:`, the frames, and below them the error
     if message.lstrip().startswith(_USER_CODE) and (cause := message.strip().split("\n\n", 2)[2:]):
         return headline(dedent(cause[0]))  # below the frames
     # of several operations that failed at once each has a line of its own
@@ -38,6 +39,7 @@ _USER_CODE = "in user code:"
 _SEVERAL = re.compile(r"\d+ root error\(s\) found\.")
 
 
+# such as `  (0) INVALID_ARGUMENT:  {{function_node __wrapped__X}} text`
 _ROOT = re.compile(r"^(?:\s*\(\d+\) [A-Z_]+: +)?(?:\{\{function_node \S+\}\} +)?")
 
 
@@ -45,6 +47,7 @@ _OPENING, _CLOSING = ("{", "[", "("), ("}", "]", ")")
 
 
 def cut(line: str) -> str:
+    # an array in a message may have thousands of characters
     return line if len(line) <= 400 else line[:400] + " ..."
 
 

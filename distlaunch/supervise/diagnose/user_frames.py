@@ -24,6 +24,7 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
     Args:
         limit: how many lines at most; the last ones stay, and where the user's code was left.
     """
+    # a chain of exceptions has several tracebacks, and the last is what ended the task
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
     own = [begin + number for number in _own_frames(lines[begin:])]
     told = list(lines[own[0] if own else 0 :])
@@ -93,4 +94,5 @@ def _own_frames(lines: Sequence[str]) -> list[int]:
 
 def _is_own(path: str) -> bool:
     inside = any(path.startswith(f"{folder}/") for folder in _OTHERS)
+    # `<frozen importlib>`; and site- or dist-packages of another prefix
     return not (inside or path.startswith("<") or "-packages/" in path)

@@ -37,6 +37,7 @@ class ControlChannel:
             path.unlink(missing_ok=True)
             with address_of(path) as address:
                 self._listener.bind(address)
+            # only the user who runs the job may stop it
             path.chmod(0o600)
             self._listener.listen()  # nobody can connect before this
         except OSError:
@@ -58,6 +59,7 @@ class ControlChannel:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            # one client at a time: a silent one must not keep out the others
             connection.settimeout(_PATIENCE_S)
             try:
                 refused = self._take(read_line(connection))

@@ -30,6 +30,7 @@ class SignalPipe:
         self._control: ControlChannel | None = None
         self.fd, self._write_fd = os.pipe()
         for fd in (self.fd, self._write_fd):
+            # `signal.set_wakeup_fd` refuses a descriptor that could make a signal wait
             os.set_blocking(fd, False)
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -37,13 +38,16 @@ class SignalPipe:
     def read(self) -> list[signal.Signals]:
         """The signals since the last call, in order; never waits."""
         try:
+            # Python writes one byte for each signal: its number
             return [signal.Signals(number) for number in os.read(self.fd, 4096)]
         except BlockingIOError:
             return []
 
     def __enter__(self) -> SignalPipe:
+        # before the handlers: no signal may come between and be lost
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in _TAKEN:
+            # SIGCHLD ignored would reap children by itself, with their exit codes
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)
         if self._control_path is not None:
@@ -60,6 +64,7 @@ class SignalPipe:
         if self._control is not None:
             self._control.close()
         for number, handler in self._before.items():
+            # None: a handler that was not set from Python
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)

@@ -61,6 +61,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     if not isinstance(callback, keras.callbacks.Callback):
         message = f"{config.name} made {type(callback).__name__}; expected a keras.callbacks.Callback"
         raise ConfigError(Problem((*key, "name"), message))
+    # the chief has callbacks that other tasks have not, so positions in their lists differ
     callback._distlaunch_place = index
     # tells what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)
@@ -110,6 +111,7 @@ def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
     state = {}
     for name, value in vars(callback).items():
         plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
+        # names with _ are Keras's own, such as the model
         if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
             state[name] = plain
     return state
@@ -128,6 +130,7 @@ def continue_log(callback: keras.callbacks.Callback, epoch: int) -> None:
     with open(callback.filename, "rb+") as file:
         lines = file.readlines()
         end, last = len(lines), math.inf
+        # from the end, while numbers fall: what an earlier run appended to the file begins at 0 again
         while end > 0 and epoch <= (number := _epoch_of(lines[end - 1], callback.sep)) < last:
             end, last = end - 1, number
         if end < len(lines):
@@ -160,6 +163,7 @@ def restore_arrays(callback: keras.callbacks.Callback, state: Mapping[str, np.nd
     """The inverse of `array_state`."""
     lists: dict[str, list[np.ndarray]] = {}
     for name, value in state.items():
+        # an attribute's name has no /, so it marks a list
         attribute, is_part, _ = name.partition("/")
         if is_part:
             lists.setdefault(attribute, []).append(value)

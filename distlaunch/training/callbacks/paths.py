@@ -31,6 +31,7 @@ def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str
     if argument == "log_dir":
         found.setdefault(argument, str(run.tensorboard))
     path = found.get(argument)
+    # an address of object storage, such as gs://, is left to Keras
     if isinstance(path, str) and "://" not in path:
         own = run.own(path)
         found[argument] = str(own)

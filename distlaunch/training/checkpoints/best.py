@@ -52,6 +52,7 @@ class BestEpoch:
             return False
         value = logs.get(section.metric)
         if value is None:
+            # an epoch without validation (`validation.every_epochs`) cannot be the best
             if section.metric.startswith("val_") and not validated:
                 return False
             message = f"got '{section.metric}', which this run does not tell; it has {', '.join(sorted(logs))}"

@@ -36,6 +36,7 @@ class FileCopy:
     @classmethod
     def of(cls, file: BinaryIO, sha256: str) -> Self:
         """An open file that has just been verified."""
+        # absolute: another process may have another working directory
         return cls(os.path.abspath(file.name), sha256, _identity(file))
 
     def to_plain(self) -> list[Any]:
@@ -61,6 +62,7 @@ class FileCopy:
                 same = _identity(file) == self.identity
                 state, sha256 = read_state(file, checksum=not same)
                 return state if same or sha256 == self.sha256 else None
+        # no shared disk, or its view of the file is an older one: the state comes from the chief
         except (OSError, ValueError):
             return None
 
@@ -84,6 +86,7 @@ def read_ahead(path: Path) -> Ahead | None:
 
 def _identity(file: BinaryIO) -> Identity:
     status = os.fstat(file.fileno())
+    # numbers of devices and files mean something on one kernel only; size and time tell a file that was written anew
     return _host(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -86,8 +86,10 @@ class CheckpointStore:
             OSError: it could not be written (a full disk); what was there before is untouched.
         """
         final = self.directory / f"step-{progress.step:08d}"
+        # with a dot: `steps_of` does not count it
         temporary = self.directory / f".{final.name}.{os.getpid()}.tmp"
         self.directory.mkdir(parents=True, exist_ok=True)
+        # before anything is written: a killed process may have left no room
         self._remove_leftovers()
         try:
             temporary.mkdir()
@@ -100,6 +102,7 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        # last: an old checkpoint goes only when the new one is committed
         self._prune(progress.step)
         return final, num_bytes
 
@@ -107,19 +110,23 @@ class CheckpointStore:
         """The same step may be there already, and is lost at no moment: `_recover` finds it."""
         before = final.with_name(f".{final.name}{_BEFORE}")
         if final.exists():
+            # a folder cannot take the place of one that is not empty
             final.rename(before)
         try:
             temporary.rename(final)
         except OSError:
             self._recover()
             raise
+        # without it a power cut could undo the renaming
         _sync_directory(self.directory)
+        # only now: until the new one is on disk this is the only good one
         shutil.rmtree(before, ignore_errors=True)
 
     def _keep_as_best(self, path: Path) -> None:
         """Beside the others, whatever becomes of them: the same step may be written again with other weights."""
         temporary = self.directory / f".{BEST}.{os.getpid()}.tmp"
         try:
+            # linked, not copied: it costs no room, and `_prune` deletes names, not contents
             shutil.copytree(path, temporary, copy_function=_link_or_copy)
             self._put_in_place(temporary, self.directory / BEST)
         except BaseException:
@@ -139,11 +146,14 @@ class CheckpointStore:
                 meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
                 if meta is not None and meta.format >= SAFETENSORS:
                     state, sha256 = read_state(file)
+                    # and nothing behind it
                     whole = sha256 == meta.sha256 and not file.read(1)
                 else:
+                    # npz is read by seeking, so its checksum takes a pass of its own, before NumPy parses anything
                     whole = meta is not None and hashlib.file_digest(file, "sha256").hexdigest() == meta.sha256
                     file.seek(0)
                     state = read_npz(file) if whole else {}
+                # both files have a checksum: that of the state is in `meta.json`
                 if meta is None or not whole:
                     raise DamagedError(f"{path}: damaged: its content does not match its checksum")
                 copy = FileCopy.of(file, meta.sha256)
@@ -185,6 +195,7 @@ class CheckpointStore:
             except DamagedError as error:
                 damaged.append(f"step-{step:08d}")
                 on_damaged(step, error)
+        # those that earlier attempts have moved away
         damaged += sorted(path.name for path in self.directory.glob("damaged-step-*"))
         if not damaged:
             return None
@@ -205,6 +216,7 @@ class CheckpointStore:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
         damaged = self.directory / f"damaged-step-{step:08d}"
         with contextlib.suppress(OSError):
+            # of an earlier attempt at the same step
             shutil.rmtree(damaged, ignore_errors=True)
             (self.directory / f"step-{step:08d}").rename(damaged)
 

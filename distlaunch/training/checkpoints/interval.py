@@ -27,6 +27,7 @@ class Failures:
         Args:
             trained_s: what this attempt has trained by now, without a failure.
         """
+        # the time without a failure counts: the estimate grows while nothing happens
         return (self.trained_s + trained_s) / self.number if self.number else PRIOR_S
 
 
@@ -38,6 +39,7 @@ def past_failures(events: Iterable[Event]) -> Failures:
     for event in events:
         if isinstance(event, TrainingStarted):
             began.setdefault(event.attempt, event.time)
+        # whatever came last: a killed task tells no end
         ended[event.attempt] = event.time
         if isinstance(event, RunEnded) and event.status != "failed":
             well.add(event.attempt)

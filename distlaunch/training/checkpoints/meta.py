@@ -82,6 +82,7 @@ def write_meta(sha256: str, saved_at: float, progress: Progress, config: dict[st
         saved_at: seconds since the epoch.
     """
     told = {"format": FORMAT, "sha256": sha256, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
+    # what a reader gets: the checksum must not depend on types that JSON does not have, such as tuples
     read_back = json.loads(strict_json.dumps(told))
     return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
 
@@ -109,6 +110,7 @@ def read_meta(text: str) -> Meta | None:
 
 
 def _digest(data: Any) -> str:
+    # sorted: the order of keys says nothing
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 

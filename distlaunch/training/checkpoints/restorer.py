@@ -71,6 +71,7 @@ class Restorer:
         if steps:
             thread = ThreadPoolExecutor(1, "read-ahead")
             self._ahead = thread.submit(read_ahead, self._store.state_path(steps[-1]))
+            # returns at once; the thread ends when it has read
             thread.shutdown(wait=False)
 
     def _newest(self, *, archive: bool) -> Saved | None:
@@ -84,6 +85,7 @@ class Restorer:
         saved = self._store.newest_good(pass_over)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
+        # only training renames them: others may read beside a run
         for step in damaged if archive else ():
             self._store.archive(step)
         return saved
@@ -101,6 +103,7 @@ class Restorer:
             "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
             "copy": saved.copy.to_plain() if saved else None,
         }
+        # also on the chief: all go on from what was read back from the same text
         received = json.loads(self._strategy.from_chief(json.dumps(told).encode()))
         self._changed = received["changed"]
         self._copy = FileCopy.from_plain(received["copy"]) if received["copy"] else None

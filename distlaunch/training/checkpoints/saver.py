@@ -146,6 +146,7 @@ class Saver:
 
     def _wait(self) -> None:
         if self._pending is not None:
+            # first: what it raises is raised once
             pending, self._pending = self._pending, None
             with self._around.saving():
                 pending.result()
@@ -175,6 +176,7 @@ class Saver:
 
     def _write(self, save: _Save) -> None:
         step, began = save.progress.step, self._around.clock()
+        # before it is written: a checkpoint of NaN would take the place of a good one
         self._nonfinite.state(save.state, save.trained, step)
         try:
             path, num_bytes = self._around.store.save(
@@ -217,4 +219,5 @@ class Saver:
             restore_arrays(callback, own)
         history = self._model.history
         history.history = {name: list(values) for name, values in start.history.items()}
+        # `fit` lists the epochs that it has done
         history.epoch = list(range(start.epoch))

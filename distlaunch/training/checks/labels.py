@@ -23,7 +23,7 @@ from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import Batch
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
-_MARK = "distlaunch: label outside"
+_MARK = "distlaunch: label outside"  # what finds our own failure in TensorFlow's text
 _FOUND = re.compile(rf"\[{_MARK} (.*?)\] \[(\S+?)\]")
 
 
@@ -70,6 +70,7 @@ def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
     problems = []
     for rule in rules:
         values = np.asarray(rule.place.of(labels))
+        # floats hold class numbers too: 1.5 is none
         good = (values >= 0) & (values < rule.num_classes) & (values == np.floor(values))
         good |= False if rule.ignored is None else values == rule.ignored
         if not good.all():
@@ -112,6 +113,7 @@ def _assert_within(labels: Any, rule: LabelRule) -> None:
     good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
     if rule.ignored is not None:
         good |= values == tf.cast(rule.ignored, values.dtype)
+    # one is enough: a message with thousands helps nobody
     first = tf.boolean_mask(values, ~good)[:1]
     tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
 
@@ -122,6 +124,7 @@ def told_plainly() -> Iterator[None]:
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
+        # `tf.debugging.Assert` prints each of its data in brackets, on lines of their own
         found = _FOUND.search(str(error).replace("\n", " "))
         if found is None:
             raise

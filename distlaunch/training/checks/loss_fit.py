@@ -160,6 +160,7 @@ def known_loss(loss: Any) -> KnownLoss | None:
         loss = keras.losses.get(loss)
     if isinstance(loss, functools.partial):
         loss, options = loss.func, loss.keywords
+    # a class of the user's may compute something else under the same name
     if isinstance(loss, keras.losses.Loss) and type(loss).__module__.startswith("keras."):
         options, loss = loss.get_config(), getattr(loss, "fn", None)
     name = getattr(loss, "__name__", "")
@@ -228,8 +229,10 @@ def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
     layer: Any = model.layers[-1] if isinstance(model, keras.Sequential) and model.layers else None
     if layer is None and is_functional(model):
         layer = origin_of(model.outputs[0])
+    # they change no value, so the activation is that of the layer before
     while layer is not None and type(layer) in _PASSED_THROUGH:
         layer = origin_of(layer.input)
+    # `type` and not `isinstance`: a derived class may compute anything
     return layer if type(layer) in _WITH_ACTIVATION else None
 
 

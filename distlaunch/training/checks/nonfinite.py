@@ -16,7 +16,7 @@ from distlaunch.training.checkpoints.meta import Progress
 
 _HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues all the same"
 
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # elements
 
 
 class NonFinite:
@@ -55,6 +55,7 @@ class NonFinite:
             NonFiniteError: the policy is to fail.
         """
         for name, value in state.items():
+            # by name: bfloat16 and float8 are not below `np.floating`
             if name in trained and "float" in value.dtype.name and not _is_finite(value):
                 self._fail_or_warn("state", f"'{name}' is not finite after step {step:,}")
                 return
@@ -62,6 +63,7 @@ class NonFinite:
     def metrics(self, logs: Logs, epoch: int) -> None:
         """Values at the end of an epoch, which counts from 0: they only warn."""
         for name, value in _nonfinite(logs).items():
+            # a warning of the loss has come already, with its step
             if name not in self._warned and not (name == "loss" and "loss" in self._warned):
                 self._warned.add(name)
                 self._emit(Notice(level="warning", message=f"{name} is {value} in epoch {epoch + 1}"))

@@ -35,6 +35,7 @@ class _OnTensorFlow:
     @contextlib.contextmanager
     def exact_products(self) -> Iterator[None]:
         before = tf.config.experimental.tensor_float_32_execution_enabled()
+        # TensorFloat-32 keeps 10 bits of a fraction: more than `TOLERANCE` off
         tf.config.experimental.enable_tensor_float_32_execution(False)
         try:
             yield
@@ -46,6 +47,7 @@ class _OnJax:
     makes_saved_models = False
 
     def building(self) -> AbstractContextManager[None]:
+        # here: on TensorFlow nobody imports JAX
         from distlaunch.strategies.jax.keras_backend import building
 
         return building()

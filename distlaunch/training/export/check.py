@@ -18,6 +18,7 @@ from distlaunch.base.helper_process import ANSWER, ask
 _SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
 _LIMIT_S = 1800.0
+# with TF_CONFIG it would be a task of the cluster
 _LEFT_OUT = ("TF_CONFIG", "XLA_FLAGS")
 
 
@@ -94,12 +95,15 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         "tolerance": sample.tolerance,
         "function": code.function,
         "args": dict(code.args),
+        # the user's module is found as it is here; an empty entry is the working directory
         "sys_path": [entry or os.getcwd() for entry in sys.path],
     }
+    # pickle: rows may be arrays of texts, which are Python objects
     parcel.write_bytes(pickle.dumps(content))
     # -P: neither this folder nor that of the script is on the path
     command = [sys.executable, "-P", str(_SCRIPT), str(parcel), ANSWER]
     kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+    # on CPU: the GPUs are this process's
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
         answer = ask(command, environment, cwd=folder, timeout_s=_LIMIT_S)

@@ -14,7 +14,7 @@ from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.serving.exported import named_outputs
+from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.training.export.backends import export_backend
@@ -94,6 +94,7 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
         elif wanted:
             export_on_tensorflow(trained.config, trained.state, trained.rows, folder, wanted)
         findings = {name: Finding("", None, ()) for name in files}
+        # TFLite is converted in the clean process, so it takes part in any case
         if checked or "tflite" in files:
             to_convert = folder / (_PLAIN if alone else "saved_model")
             code = Code(trained.config.model.function, trained.config.model.args)
@@ -122,6 +123,7 @@ def _put_in_place(
             problems.append(f"the export as {name} failed its check and is not kept{kept}: {finding.problem}")
             continue
         put_in_place(path, final)
+        # notes of one format begin with its file's name
         own = tuple(note for note in notes if note.startswith(path.name))
         written.append(Written(name, final, finding.signature, (*own, *finding.notes)))
     if problems:
@@ -142,7 +144,9 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
     if prepared is None:
         return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are no plain arrays")]
     try:
+        # twice: what differs from itself cannot be compared
         expected, again = _predict(model, prepared), _predict(model, prepared)
+    # whatever the user's model raises; with Keras's own step it must have a forward pass
     except Exception as error:
         if type(model).train_step is keras.Model.train_step:
             raise
@@ -160,6 +164,7 @@ def _not_compared(why: str) -> str:
 
 
 def _has_nan(array: Any) -> bool:
+    # NaN alone differs from itself
     return bool(array.dtype.kind == "f" and (array != array).any())
 
 

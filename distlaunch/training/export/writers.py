@@ -40,6 +40,7 @@ def staging(directory: Path) -> Iterator[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob(f"{_STAGING}*"):
         remove(left)
+    # in the same folder: a rename must not cross file systems
     with tempfile.TemporaryDirectory(dir=directory, prefix=_STAGING) as folder:
         yield Path(folder)
 
@@ -89,6 +90,7 @@ def _specs(x: Any) -> Any:
     def spec(path: tuple[Any, ...], leaf: Any) -> tf.TensorSpec:
         shape, dtype = list(leaf.shape), tf.as_dtype(leaf.dtype)
         name = "_".join(map(str, path)) or "inputs"
+        # float64 in the data is float32 for the model, as in training
         return tf.TensorSpec([None, *shape[1:]], keras.config.floatx() if dtype.is_floating else dtype, name=name)
 
     return keras.tree.map_structure_up_to(x, spec, _paths(x), x)
@@ -118,6 +120,7 @@ def _named(raw: Any) -> Any:
 def _export_with(preprocessing: Preprocessing, model: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
+    # Keras does not find what an endpoint's function closes over
     archive.track(preprocessing.layer)
     for layer in layers_of(preprocessing.layer):
         for value in vars(layer).values():  # Keras tracks lookup tables, but no plain variables of TensorFlow

@@ -99,6 +99,7 @@ def per_example(model: keras.Model) -> PerExampleLoss | None:
     loss: Any = keras.losses.get(loss)
     if not isinstance(loss, keras.losses.Loss):
         return loss
+    # not `loss.reduction = ...`: the model's own loss stays as compiled
     unreduced: Any = type(loss).from_config({**loss.get_config(), "reduction": "none"})
     return unreduced
 

@@ -82,6 +82,7 @@ def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunct
     if not in_place:
         message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
         raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
+    # converted here: the program traces without AutoGraph
     context, step = _DenseGradients(model, per_example(model)), tf.autograph.to_graph(function)
     return _collecting(model, lambda batch: step(context, batch))
 
@@ -94,6 +95,7 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
             logs = step(batch)
         slots = slot_variables(model)
         groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
+        # `values` is None where an evaluation has no optimizer state
         new = [values and scope.values(group, values) for group, values in zip(groups, state, strict=True)]
         return logs, (new[0], new[1], new[2], new[3])
 

@@ -26,6 +26,7 @@ class _WithNorms:
         self._distlaunch_sparse_given |= any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
         if self._distlaunch_dense:
             grads = _dense(grads)
+        # it may be an iterator, and is gone through twice
         trainable_variables = trainable_variables and list(trainable_variables)
         self._distlaunch_norms.assign(_norms(self, grads, trainable_variables or optimized(self)))
         return super().apply(grads, trainable_variables)  # pyright: ignore[reportAttributeAccessIssue]
@@ -57,6 +58,7 @@ def watch_gradients(model: keras.Model) -> None:
     """Adds a variable for the norms to each optimizer; to be called under the strategy's scope, before its program."""
     for optimizer in optimizers_of(model):
         shape = (len(optimized(optimizer)),)
+        # gradients are summed already, so all replicas hold the same
         norms = optimizer.add_variable(shape, dtype="float32", aggregation="only_first_replica", name="gradient_norms")
         optimizer._distlaunch_norms = norms
         optimizer._distlaunch_dense = optimizer._distlaunch_sparse_given = False

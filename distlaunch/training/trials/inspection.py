@@ -127,6 +127,7 @@ def _seems_batch_norm(part: Any) -> bool:
 def draws(layer: Any) -> bool:
     """Whether it draws random numbers in training; a Dropout of rate 0, or a GRU without dropout, does not."""
     own = [value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator)]
+    # a layer with a generator and no known rate is taken to draw
     rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
     return bool(own or has_seed_generators(layer)) and (any(rates) or not rates)
 
@@ -146,6 +147,7 @@ def _mixes_rows(model: keras.Model, source: Source) -> str:
             return "model"
     if not model.compiled or y is None or weights is not None:  # weights are divided by their sum
         return ""
+    # regularisation counts once a batch, so it must not be averaged over the halves
     own = sum(float(loss) for loss in model.losses)
 
     def loss_of(start: int, stop: int) -> float:

@@ -42,6 +42,7 @@ class LayerFacts(keras.metrics.Metric):
             between(part, _Recorded)
             object.__setattr__(part, "_distlaunch_record", self._recorder(name))
         between(model, _WithFacts)
+        # past Keras's own `__setattr__`, which would track the metric: `_WithFacts` lists it
         object.__setattr__(model, "_distlaunch_facts", self)
 
     def _recorder(self, name: str) -> Any:
@@ -124,9 +125,11 @@ def _facts(values: Any) -> Any:
 
     Normalised outputs always have the same mean and squares; the others tell them apart.
     """
+    # sums of squares overflow in float16
     values = ops.cast(values, "float32")
     projected = values
     if len(values.shape) > 1 and values.shape[-1] is not None:
+        # the same weights in every process and trial
         weights = np.cos(np.arange(1, values.shape[-1] + 1)).astype(np.float32)
         projected = ops.sum(values * weights, axis=-1)
     parts = (ops.ones_like(values), values, ops.abs(values), ops.square(values), ops.square(projected))

@@ -28,8 +28,8 @@ from distlaunch.strategies.replica.input import num_rows, pack
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.loop import scalars
 from distlaunch.training.session import Session
+from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.trials.gradient_norm import (
     dense_gradients,
@@ -117,6 +117,7 @@ class Trial:
     def _reference(self, session: Session, store: CheckpointStore) -> Record:
         source, plain = _source(session), self._config.to_plain()
         initial = session.program.snapshot()
+        # step 0: the other trials start from it
         store.save(initial, Progress(), plain)
         facts = facts_of(self._config, session.model, source)
         self._rows = [int(num_rows(each)) for each in source.elements.take(self._order.steps)]
@@ -149,6 +150,7 @@ class Trial:
         seeds = range(1, NOISE_RUNS + 1)
         moved = [_compared(*self._train(session, rounded(initial, seed), source), final) for seed in seeds]
         kinds = {"rounded": (moved, limit)}
+        # `tf.gather` takes no sparse tensors
         if not _is_sparse(source):
             other = [_compared(*self._train(session, initial, source, seed), final) for seed in seeds]
             kinds = {"permuted": (other, limit_of_order), **kinds}
@@ -173,12 +175,14 @@ class Trial:
         program.set_train_data(source if order is None else permuted(source, order))
         program.restore(state)
         for step in range(1, self._order.steps + 1):
+            # each step's own values are wanted, not the mean so far
             program.reset_metrics()
             if self._places is not None:
                 rows = self._rows[step - 1]
                 self._places.assign(tf.range(rows, dtype=tf.int64) if order is None else _order(rows, order, step - 1))
             began = time.monotonic()
             result = program.run_steps(1, Vote(stop=self._should_stop()))
+            # the reference has one process, so it need not wait for a vote
             if result.vote.stop or (self._order.reference and self._should_stop()):
                 raise Stopped
             if not result.steps:
@@ -218,6 +222,7 @@ def permuted(source: Source, seed: int) -> Source:
 
 def _order(rows: Any, seed: int, number: Any) -> tf.Tensor:
     """Where each row of a permuted batch was; int64 of shape [rows]."""
+    # by the batch's number: the order is known without reading it, for `_places`
     seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(number, tf.int64)])
     return tf.random.experimental.stateless_shuffle(tf.range(rows, dtype=tf.int64), seed=seeds)
 
@@ -266,6 +271,7 @@ def _compared(series: Series, final: State, reference: State) -> Series:
         if not name.startswith("model/") or "float" not in expected.dtype.name:
             continue
         got = np.asarray(final[name], np.float64)
+        # float64: the difference is not to be rounded itself
         wide = np.asarray(expected, np.float64)
         scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
         deviation = float(np.abs(got - wide).max(initial=0.0)) / scale

@@ -61,7 +61,9 @@ def event_line(event: Event, epochs: int) -> Text | None:
 def task_line(task: str, text: str, *, alone: bool) -> Text:
     """A line that a task printed, after its name if there are several tasks."""
     if alone:
+        # colours of the user's program are kept
         return Text.from_ansi(text) if "\x1b" in text else Text(text)
+    # the same colour for a task in each attempt
     index = int(task.rpartition(":")[2] or 0)
     head = Text(f"[{task}] ", style=_TASK_STYLES[index % len(_TASK_STYLES)])
     return head + (Text.from_ansi(text) if "\x1b" in text else Text(text))

@@ -46,13 +46,14 @@ class LiveView:
         self.state.add(event)
         line = event_line(event, self.state.now.training.epochs if self.state.now.training else 1)
         if line is not None:
-            self._above.append((line, False))
+            self._above.append((line, False))  # False: our own line, broken at words
 
     def line(self, task: str, text: str) -> None:
         self._above.append((task_line(task, text, alone=len(self.state.tasks) == 1), True))
 
     def note(self, text: str) -> None:
         self._above.append((note_line(text), False))
+        # between attempts nothing draws: the note is printed at once
         if self._live is None:
             self._flush()
         elif text.startswith("stopping"):
@@ -68,6 +69,7 @@ class LiveView:
 
     def ended(self) -> None:
         if self._live is not None:
+            # the bar is gone before what is left is printed
             self._live.update(Text(""))
             self._flush()
             self._live.stop()

@@ -11,7 +11,7 @@ from distlaunch.ui import words
 from distlaunch.ui.progress.lines import event_line, note_line, task_line
 from distlaunch.ui.progress.state import ProgressState
 
-EVERY_S = 10.0
+EVERY_S = 10.0  # between two lines of progress
 
 
 class PlainView:
@@ -33,6 +33,7 @@ class PlainView:
         line = event_line(event, training.epochs if training else 1)
         if line is not None:
             self._print(line)
+        # any line shows that it lives: the time counts from there
         if isinstance(event, TrainingStarted) or (line is not None and self._told_at is not None):
             self._told_at = self._now
         if isinstance(event, StepsDone) and self._told_at is not None and self._now >= self._told_at + EVERY_S:

@@ -107,6 +107,7 @@ def finish_output() -> None:
     try:
         sys.stdout.flush()
     except OSError:
+        # the interpreter flushes once more at its end, and would fail and change the exit code
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

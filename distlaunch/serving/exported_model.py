@@ -1,0 +1,140 @@
+"""A model by the names of its inputs and outputs, and arrays by these names; without TensorFlow or Keras.
+
+Imports nothing of distlaunch's: see `exported.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+ENDPOINT = "serve"
+ANY = "any"
+"""The type of inputs of subclassed Keras models, whose files do not tell it."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An input or output: its type as NumPy names it, or `string`; a size of None may be any, the first is the rows."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def kind(self) -> str:
+        """`float32[?,28,28]`."""
+        sizes = "..." if self.shape is None else ",".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]"
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model by the names of its inputs and outputs.
+
+    Attributes:
+        format: `saved_model`, `keras`, `weights` or `tflite`.
+        inputs: None if the file does not tell them (a subclassed Keras model that was built in its own way).
+        outputs: None if they are known only after a call.
+        structure: the names of the inputs, in the structure in which the model was trained on them.
+        call: arrays by input -> arrays by output; of a model without `inputs`: what the model takes -> the same.
+    """
+
+    format: str
+    inputs: tuple[Spec, ...] | None
+    outputs: tuple[Spec, ...] | None
+    structure: Any
+    call: Callable[[Any], dict[str, np.ndarray]]
+
+    def __call__(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Arrays by name in, arrays by name out; values become of the types and ranks of the inputs."""
+        assert self.inputs is not None
+        return self.call({spec.name: adapted(values[spec.name], spec) for spec in self.inputs})
+
+    def on_structure(self, x: Any) -> dict[str, np.ndarray]:
+        """Calls it on inputs as training gave them: an array, or a list, tuple or dict of arrays."""
+        return self.call(x) if self.inputs is None else self(by_name(x, self.structure))
+
+    def signature(self, called: Mapping[str, np.ndarray] | None = None) -> str:
+        """`serve(image: float32[?,28,28]) -> float32[?,10]`; `called`: outputs of a call, where these are not known."""
+        takes = "..." if self.inputs is None else ", ".join(f"{spec.name}: {spec.kind}" for spec in self.inputs)
+        outputs = self.outputs or tuple(
+            Spec(name, dtype_name(array), (None, *array.shape[1:])) for name, array in (called or {}).items()
+        )
+        alone = len(outputs) == 1 and outputs[0].name == "output_0"
+        gives = outputs[0].kind if alone else ", ".join(f"{spec.name}: {spec.kind}" for spec in outputs)
+        return f"{ENDPOINT}({takes}) -> {gives if alone else f'({gives})' if gives else '...'}"
+
+
+def by_name(x: Any, structure: Any) -> dict[str, Any]:
+    """The arrays of a structure by the names of the inputs.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if isinstance(structure, str):
+        values = leaves(x)
+        if len(values) != 1:
+            raise ValueError(f"{len(values)} inputs, but the model takes one: {structure}")
+        return {structure: values[0]}
+    names = leaves(structure)
+    if isinstance(x, Mapping):
+        keys = structure if isinstance(structure, Mapping) else {name: name for name in names}
+        if not all(key in x or name in x for key, name in keys.items()):
+            raise ValueError(f"inputs {', '.join(map(str, x))}, but the model takes {', '.join(names)}")
+        return {name: x[key] if key in x else x[name] for key, name in keys.items()}
+    values = leaves(x)
+    if isinstance(structure, Mapping) or len(values) != len(names):
+        raise ValueError(f"{len(values)} inputs without names, but the model takes {', '.join(names)}")
+    return dict(zip(names, values, strict=True))
+
+
+def adapted(value: Any, spec: Spec) -> np.ndarray:
+    """In the type of an input; rows of single values get, or lose, a dimension of size 1."""
+    array = np.asarray(value)
+    rank = array.ndim if spec.shape is None else len(spec.shape)
+    # a column of a table, [rows], for an input of [rows, 1]
+    if array.ndim == 1 and rank == 2:
+        array = array[:, None]
+    elif array.ndim == 2 and rank == 1 and array.shape[1] == 1:
+        array = array[:, 0]
+    return array if spec.dtype in ("string", ANY) else array.astype(_numpy_type(spec.dtype), copy=False)
+
+
+def named_outputs(outputs: Any, convert: Callable[[Any], Any]) -> dict[str, Any]:
+    """A model's outputs by the names that a SavedModel gives them."""
+    if isinstance(outputs, Mapping):
+        return {str(name): convert(outputs[name]) for name in sorted(outputs)}
+    parts = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+    return {f"output_{index}": convert(part) for index, part in enumerate(parts)}
+
+
+def map_structure(function: Callable[[Any], Any], value: Any) -> Any:
+    """Of dicts, lists and tuples."""
+    if isinstance(value, Mapping):
+        return {key: map_structure(function, part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [map_structure(function, part) for part in value]
+    return function(value)
+
+
+def dtype_name(array: np.ndarray) -> str:
+    return "string" if array.dtype.kind in "OSU" else array.dtype.name
+
+
+def leaves(value: Any) -> list[Any]:
+    """What is in a structure, in order."""
+    found: list[Any] = []
+    map_structure(found.append, value)
+    return found
+
+
+def _numpy_type(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
