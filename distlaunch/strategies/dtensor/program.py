@@ -21,22 +21,20 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
-from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import layout_of, parts_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.arrays import parts_of
 from distlaunch.strategies.dtensor.errors import in_plain_words
+from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
-from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch, slot_layout
-from distlaunch.strategies.mesh.own_rows import RowCounts
+from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
 from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.patches.keras_private import put_value, value_of
 from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
-from distlaunch.strategies.replica.input import own_rows
 from distlaunch.strategies.variables import (
     host_value,
     metric_results,
@@ -63,7 +61,7 @@ class DTensorProgram:
         self, steps: Steps, mesh: dtensor.Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers
     ) -> None:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
-        self._input_axes = input_axes
+        self._feed = Feed(mesh, input_axes, peers)
         self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
         model = self._model
         for optimizer in optimizers_of(model):
@@ -84,7 +82,6 @@ class DTensorProgram:
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
-        self._rows = 0  # examples of all global batches that were read
         self._ends = False
         self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
         self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
@@ -92,12 +89,12 @@ class DTensorProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches, self._ends = self._feed(source), source.ends and not source.own
+        self._batches, self._ends = self._feed.batches(source), source.ends and not source.own
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
         done, nonfinite, ended = 0, None, False
-        seconds, input_s, rows_before, began = [], 0.0, self._rows, time.perf_counter()
+        seconds, input_s, rows_before, began = [], 0.0, self._feed.rows, time.perf_counter()
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             # the step before has ended, so that the devices wait with Python
             asked = time.perf_counter()
@@ -115,7 +112,7 @@ class DTensorProgram:
             seconds.append(time.perf_counter() - began)
             began += seconds[-1]  # not the time now: nothing between two steps is lost
         self._steps_in_epoch += done
-        times = StepTimes(tuple(seconds), input_s, (self._rows - rows_before) / self._peers.number)
+        times = StepTimes(tuple(seconds), input_s, (self._feed.rows - rows_before) / self._peers.number)
         return CallResult(done, ended, self._train_logs(), self._peers.agree(vote), nonfinite, times)
 
     def evaluate(
@@ -126,7 +123,7 @@ class DTensorProgram:
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
         self._model.reset_metrics()
-        batches = self._feed(source)
+        batches = self._feed.batches(source)
         done = 0
         while max_steps is None or done < max_steps:
             if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
@@ -145,7 +142,7 @@ class DTensorProgram:
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
-        for batch in self._feed(source):
+        for batch in self._feed.batches(source):
             if self._peers.is_over(ended=batch is None, unknown=source.ends and not source.own, steps=len(batches)):
                 break
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
@@ -214,50 +211,6 @@ class DTensorProgram:
         logs = tf.function(trace, autograph=False).get_concrete_function(batch).structured_outputs
         return extra_log_names(self._steps, logs)
 
-    # input
-
-    def _feed(self, source: Source) -> Iterator[Batch | None]:
-        """Batches on the mesh; None at the end of a pass whose length was not known."""
-        axis = self._input_axes[0] if self._input_axes else None
-        first, number = parts_of_process(self._mesh, axis)
-        parts = 1 if axis is None else self._sizes[axis]
-        for batch, start, total in own_rows(source, first=first, number=number, of=parts):
-            if source.own:
-                counts = RowCounts.agreed(self._peers, int(total), number)
-                self._rows += counts.total
-                yield self._pack_own(batch, counts) if counts.total else None
-                continue
-            self._rows += int(total)
-            yield self._pack(batch, int(start), int(total)) if total > 0 else None
-
-    def _pack_own(self, batch: Batch, counts: RowCounts) -> Batch:
-        """As `_pack`, of the rows that each process has for itself."""
-        if counts.even:
-            return self._pack(batch, counts.start, counts.total)
-        # rows of one process on devices of another: near the end of a pass only
-        padded = tf.nest.map_structure(lambda leaf: tf.constant(counts.pad(leaf.numpy())), batch)
-        split = self._pack(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
-        whole = tf.nest.map_structure(lambda leaf: tf.constant(counts.select(self._on_host(leaf))), split)
-        return self._pack(whole, 0, counts.total)
-
-    def _on_host(self, leaf: Any) -> np.ndarray:
-        """A tensor of the mesh, whole."""
-        whole = dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank))
-        return dtensor.unpack(whole)[0].numpy()
-
-    def _pack(self, batch: Batch, start: int, total: int) -> Batch:
-        """A batch on the mesh, of whose rows these are what the devices here need."""
-
-        def pack(leaf: Any, axes: Axes) -> Any:
-            if not isinstance(leaf, tf.Tensor):
-                message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
-                raise ConfigError(Problem(("data",), message))
-            shape = [total, *leaf.shape.as_list()[1:]]
-            chosen = dividing_axes(shape, axes, self._sizes, whole_rows=True)
-            return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
-
-        return map_batch(pack, batch, self._input_axes)
-
     # metrics
 
     def _metric_logs(self) -> Logs:
@@ -273,7 +226,7 @@ class DTensorProgram:
     # state
 
     def mesh(self) -> dict[str, Any]:
-        return described_mesh(self._sizes, self._input_axes)
+        return described_mesh(self._sizes, self._feed.axes)
 
     def placement(self) -> list[dict[str, Any]]:
         return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]

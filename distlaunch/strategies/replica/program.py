@@ -21,6 +21,7 @@ from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
+from distlaunch.strategies.replica.agreement import counted, ended_anywhere
 from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.share import replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -146,9 +147,9 @@ class ReplicaProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        counted = tf.function(self._counted) if source.own else lambda element: element
+        agreed = tf.function(lambda element: counted(strategy, element)) if source.own else lambda element: element
         batches: list[Any] = []
-        for element in map(counted, self._distribute(source)):
+        for element in map(agreed, self._distribute(source)):
             # every replica has the same total
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0
             if replicas.peers.is_over(ended=ended, unknown=self._may_differ(source), steps=len(batches)):
@@ -202,10 +203,10 @@ class ReplicaProgram:
             while done < num_steps:
                 element, waited = read_timed(lambda: next(iterator), at, totals)
                 if own:
-                    element = self._counted(element)
+                    element = counted(strategy, element)
                 ended = totals(element)[0] == 0
                 # a Python bool, so the graph of the usual case has no such all-reduce in it
-                if self._ended_anywhere(ended) if may_differ else ended:
+                if ended_anywhere(strategy, ended) if may_differ else ended:
                     break
                 finite = run(element)
                 done += 1
@@ -221,30 +222,6 @@ class ReplicaProgram:
             return done, *summed, times.stack()
 
         return call
-
-    @tf.autograph.experimental.do_not_convert
-    def _ended_anywhere(self, ended: tf.Tensor) -> tf.Tensor:
-        """Whether the data of any process has ended; asked before each step where lengths are not known."""
-
-        def local() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(ended, tf.float32))
-
-        return self._strategy.experimental_local_results(self._strategy.run(local))[0] > 0
-
-    @tf.autograph.experimental.do_not_convert
-    def _counted(self, element: Any) -> Any:
-        """An element of this process's own rows, with `total` and `start` as of the global batch of all processes."""
-
-        def local(rows: tf.Tensor) -> Any:
-            context = tf.distribute.get_replica_context()
-            replica, number = context.replica_id_in_sync_group, context.num_replicas_in_sync
-            mine = tf.one_hot(replica, number) * rows
-            counts = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-            before = tf.cumsum(counts, exclusive=True)[replica]
-            return tf.reduce_sum(counts), tf.cast(before, tf.int64)
-
-        return (*element[:2], *self._strategy.run(local, args=(element[1],)))
 
     def _make_extras(self) -> None:
         def trace(iterator: Any) -> Any:

@@ -1,0 +1,79 @@
+"""Batches on a DTensor mesh: each process reads the rows that its devices need."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.dtensor.arrays import layout_of, parts_of_process, place_rows
+from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
+from distlaunch.strategies.mesh.own_rows import RowCounts
+from distlaunch.strategies.protocol import Batch, Source
+from distlaunch.strategies.replica.input import own_rows
+
+
+class Feed:
+    """Puts the batches of sources on the mesh.
+
+    Args:
+        axes: mesh axis of each dimension of the inputs; the first splits the examples.
+        peers: the processes whose devices the mesh has.
+
+    Attributes:
+        rows: examples of all global batches that were read.
+    """
+
+    def __init__(self, mesh: dtensor.Mesh, axes: Axes, peers: Peers) -> None:
+        self._mesh, self.axes, self._peers = mesh, axes, peers
+        self._sizes = {axis: mesh.dim_size(axis) for axis in mesh.dim_names}
+        self.rows = 0
+
+    def batches(self, source: Source) -> Iterator[Batch | None]:
+        """Each in turn; None at the end of a pass whose length was not known."""
+        axis = self.axes[0] if self.axes else None
+        first, number = parts_of_process(self._mesh, axis)
+        parts = 1 if axis is None else self._sizes[axis]
+        for batch, start, total in own_rows(source, first=first, number=number, of=parts):
+            if source.own:
+                counts = RowCounts.agreed(self._peers, int(total), number)
+                self.rows += counts.total
+                yield self._pack_own(batch, counts) if counts.total else None
+                continue
+            self.rows += int(total)
+            yield self._pack(batch, int(start), int(total)) if total > 0 else None
+
+    def _pack(self, batch: Batch, start: int, total: int) -> Batch:
+        """A batch on the mesh, of whose rows these are what the devices here need."""
+
+        def pack(leaf: Any, axes: Axes) -> Any:
+            if not isinstance(leaf, tf.Tensor):
+                message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
+                raise ConfigError(Problem(("data",), message))
+            shape = [total, *leaf.shape.as_list()[1:]]
+            chosen = dividing_axes(shape, axes, self._sizes, whole_rows=True)
+            return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
+
+        return map_batch(pack, batch, self.axes)
+
+    def _pack_own(self, batch: Batch, counts: RowCounts) -> Batch:
+        """As `_pack`, of the rows that each process has for itself."""
+        if counts.even:
+            return self._pack(batch, counts.start, counts.total)
+        # rows of one process on devices of another: near the end of a pass only
+        padded = tf.nest.map_structure(lambda leaf: tf.constant(counts.pad(leaf.numpy())), batch)
+        split = self._pack(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
+        whole = tf.nest.map_structure(lambda leaf: tf.constant(counts.select(self._on_host(leaf))), split)
+        return self._pack(whole, 0, counts.total)
+
+    def _on_host(self, leaf: Any) -> np.ndarray:
+        """A tensor of the mesh, whole."""
+        whole = dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank))
+        return dtensor.unpack(whole)[0].numpy()
