@@ -79,11 +79,16 @@ class TaskStarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DataResolved(Event):
-    """Where a dataset was found, and how many examples it has (None: unknown)."""
+    """Where a dataset was found, and how many examples it has (None: unknown).
+
+    Attributes:
+        seen: by split, its types and hashes of some examples, in JSON; what a later attempt finds must be the same.
+    """
 
     name: str
     source: str
     examples: dict[str, int | None] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

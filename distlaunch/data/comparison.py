@@ -7,15 +7,15 @@ different steps, and wait for each other for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.events import Event, Notice
+from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.data.split import Split
-from distlaunch.strategies.data_ends import different_data, different_lengths, not_own_data
+from distlaunch.strategies.data_ends import different_data, different_lengths, first_difference, not_own_data
 from distlaunch.strategies.protocol import Strategy
 
 
@@ -51,6 +51,31 @@ def compared(
             train = replace(train, num_batches=None, num_examples=None, describe=types_only(train))
     agreed = {name: _agreed(split, name, seen) for name, split in {"training": train, "validation": validation}.items()}
     return agreed["training"] or train, agreed["validation"]
+
+
+def seen_by_all(train: Split, validation: Split | None) -> dict[str, str]:
+    """What is said of the splits that all processes read alike."""
+    splits = {"train": train, "validation": validation}
+    return {name: split.describe() for name, split in splits.items() if split is not None and not split.own}
+
+
+def what_changed(events: Iterable[Event], now: DataResolved) -> str:
+    """How the data differ from those of the attempt before, if there was one; empty if they are the same."""
+    before = next((event for event in reversed([*events]) if isinstance(event, DataResolved)), None)
+    if before is None:
+        return ""
+    for name in before.seen:
+        if name not in now.seen:
+            continue
+        lengths = before.examples.get(name), now.examples.get(name)
+        told = {"the attempt before": json.loads(before.seen[name]), "this one": json.loads(now.seen[name])}
+        difference = first_difference(told)
+        if None not in lengths and lengths[0] != lengths[1]:
+            difference = f"{lengths[0]:,} examples in the attempt before, {lengths[1]:,} in this one"
+        if difference:
+            what = {"train": "training"}.get(name, name)
+            return f"data: the {what} data have changed since the attempt before: {difference}"
+    return ""
 
 
 def types_only(split: Split) -> Callable[[], str]:

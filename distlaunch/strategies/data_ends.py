@@ -77,12 +77,13 @@ def different_data(told: Mapping[str, Mapping[str, str]]) -> str:
     names = list(told)
     for split in told[names[0]]:
         seen = {name: json.loads(told[name].get(split, "{}")) for name in names}
-        if difference := _first_difference(seen):
+        if difference := first_difference(seen):
             return f"the processes read different data for {split}: {difference}; {REASONS}"
     return ""
 
 
-def _first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
+def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
+    """The first fact that differs from the first name's, in words; empty if none does."""
     first, *others = seen
     # types come before examples, as `fingerprint` writes them: other types explain other hashes
     for fact in seen[first]:
