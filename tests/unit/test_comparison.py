@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
-from distlaunch.base.events import DataResolved, Event, RunEnded  # noqa: E402
-from distlaunch.data.comparison import what_changed  # noqa: E402
+from distlaunch.base.events import DataResolved, Event, RunEnded
+from distlaunch.data.comparison import what_changed
 
 
 def data(number: int | None = 9, *, types: str = "int64 ()", **hashes: str) -> DataResolved:
