@@ -24,6 +24,8 @@ _PATTERNS = (
     r"\s*\[\[\{\{node ",
     r"\*\*\* Check failure stack trace: \*\*\*|\s+@\s+0x[0-9a-f]+ ",
     r"(?:\[Gloo\] |Rank |\d+ )+is connected to \d+ peer ranks",
+    # libjpeg of a damaged image, whose example is told by name
+    r"Improper call to JPEG library in state \d+$",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",
 )

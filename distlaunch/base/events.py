@@ -123,6 +123,19 @@ class StepsDone(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExampleSkipped(Event):
+    """A training example fails and is left out, as `data.on_error: skip` wants it; each task tells of its own.
+
+    Attributes:
+        example: what it is called, e.g. `example 17`.
+        reason: why, with the user's line.
+    """
+
+    example: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepsTimed(Event):
     """How the time of a task's steps has gone so far: sums over this attempt, without the first call, which compiles.
 

@@ -71,6 +71,11 @@ class Data(Section):
     `shuffle_buffer_bytes` holds. A number: a buffer of that many."""
     shuffle_buffer_bytes: Positive = 256_000_000
     """The most that the buffer of `shuffle: true` holds in each process, in bytes of examples before `map`."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """What a training example that cannot be read or mapped does to the run. `skip`: the example after it takes its
+    place, and the run says so."""
+    skip_limit: Positive = 100
+    """With `on_error: skip`, how many different examples each process leaves out before the run stops all the same."""
     sharding: Literal["rows", "function", "shuffled"] = "rows"
     """Who gets which training examples. `rows`: the function returns the same in every process, which then reads its
     own rows of each batch. `function`: the function gets `context` and returns this worker's own examples. `shuffled`

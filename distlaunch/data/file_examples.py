@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import reading
+from distlaunch.data.read_failures import quiet_function, reading
+from distlaunch.data.skipping import first_good
 
 
 class FileExamples:
@@ -26,13 +27,14 @@ class FileExamples:
     whole = False
     labels = None
 
-    def __init__(self, files: IndexedFiles, limit: int | None) -> None:
-        self._files = files
+    def __init__(self, files: IndexedFiles, limit: int | None, *, skips: bool = False) -> None:
+        self._files, self._skips = files, skips
         self.number = len(files) if limit is None else min(len(files), limit)
 
     def rows(self, indices: tf.Tensor) -> Any:
         specs = self._files.raw_spec
-        parts = tf.nest.flatten(tf.numpy_function(self._read, [indices], [spec.dtype for spec in specs]))
+        call = quiet_function if self._skips else tf.numpy_function
+        parts = tf.nest.flatten(call(self._read, [indices], [spec.dtype for spec in specs]))
         return tuple(tf.ensure_shape(part, [None, *spec.shape]) for part, spec in zip(parts, specs, strict=True))
 
     def example(self, row: Any) -> Any:
@@ -43,7 +45,8 @@ class FileExamples:
 
     def describe(self) -> str:
         numbers = spread(self.number)
-        examples = [self._files[number] for number in numbers]
+        read = self._files.__getitem__
+        examples = [first_good(read, at, self.number) if self._skips else read(at) for at in numbers]
         spec = tf.nest.map_structure(_type, examples[0])
         return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
 

@@ -19,6 +19,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, num_threads
 from distlaunch.data.read_failures import noted
+from distlaunch.data.skipping import Skipping
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch
@@ -65,15 +66,19 @@ class Indexed:
     Args:
         seed: order of the passes; None: their own.
         drop: leave out what makes no whole global batch.
+        skips: what `data.on_error` says of it; else an example that fails ends the run.
     """
 
     def __init__(self, examples: Examples, config: DataConfig, example_map: ExampleMap | None, seed: int | None, *,
-                 drop: bool) -> None:  # fmt: skip
+                 drop: bool, skips: bool = False) -> None:  # fmt: skip
         self._examples, self._config, self._map, self._seed = examples, config, example_map, seed
         self._size, self._number = config.global_batch, examples.number
         self._used = self._number - self._number % self._size if drop else self._number
         if self._number < (self._size if drop else 1):
             raise ConfigError(Problem(("data",), f"{self._number} examples make no batch of {self._size}"))
+        skips = skips and config.on_error == "skip"
+        one = self._one_by_number
+        self._skipping = Skipping(self._number, one, examples.name, config.skip_limit) if skips else None
         # workers in one process may be in two passes
         self._known_order = functools.lru_cache(maxsize=2)(self._order_in_memory)
 
@@ -114,6 +119,9 @@ class Indexed:
     def _load(self, numbers: tf.Tensor) -> Batch:
         if self._examples.whole and self._map is None:
             return self._examples.rows(tf.math.floormod(numbers, self._number))
+        return self._made(numbers) if self._skipping is None else self._skipping.load(numbers, self._made)
+
+    def _made(self, numbers: tf.Tensor) -> Batch:
         numbers = noted(numbers, self._first_failure)
         began = now(numbers)
         given = tf.data.Dataset.from_tensor_slices(self._given(numbers))
@@ -128,10 +136,10 @@ class Indexed:
         example = row if self._examples.whole else self._examples.example(row)
         return example if self._map is None else self._map(example, number_of_pass, index)
 
-    def _first_failure(self, numbers: np.ndarray) -> tuple[str, Exception] | None:
-        def one(number: np.ndarray) -> None:
-            rows, passes, indices = self._given(tf.constant([number], tf.int64))
-            self._one(tf.nest.map_structure(lambda leaf: leaf[0], rows), passes[0], indices[0])
+    def _one_by_number(self, number: Any) -> Any:
+        rows, passes, indices = self._given(tf.reshape(tf.cast(number, tf.int64), [1]))
+        return self._one(tf.nest.map_structure(lambda leaf: leaf[0], rows), passes[0], indices[0])
 
+    def _first_failure(self, numbers: np.ndarray) -> tuple[str, Exception] | None:
         examples = ((self._examples.name(int(number) % self._number), number) for number in numbers)
-        return first_failure(examples, one)
+        return first_failure(examples, self._one_by_number)

@@ -15,7 +15,8 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.data.arrays import as_tensors
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import reading
+from distlaunch.data.read_failures import quiet_function, reading
+from distlaunch.data.skipping import first_good
 
 _KEY = ("data", "function")
 
@@ -60,8 +61,8 @@ class Items:
     whole = False
     labels = None
 
-    def __init__(self, items: Any, limit: int | None) -> None:
-        self._items = items
+    def __init__(self, items: Any, limit: int | None, *, skips: bool = False) -> None:
+        self._items, self._skips = items, skips
         number = _length(items)
         self.number = number if limit is None else min(number, limit)
         if not self.number:
@@ -73,7 +74,8 @@ class Items:
 
     def example(self, row: tf.Tensor) -> Any:
         leaves = tf.nest.flatten(self._spec)
-        values = tf.nest.flatten(tf.numpy_function(self._read, [row], [leaf.dtype for leaf in leaves]))
+        call = quiet_function if self._skips else tf.numpy_function
+        values = tf.nest.flatten(call(self._read, [row], [leaf.dtype for leaf in leaves]))
         for value, leaf in zip(values, leaves, strict=True):
             value.set_shape(leaf.shape)
         return tf.nest.pack_sequence_as(self._spec, values)
@@ -83,7 +85,7 @@ class Items:
 
     def describe(self) -> str:
         numbers = spread(self.number)
-        return fingerprint([self._leaves(self._item(at)) for at in numbers], self._spec, numbers)
+        return fingerprint([self._leaves(self._nearest(at)) for at in numbers], self._spec, numbers)
 
     def _read(self, index: np.ndarray) -> list[np.ndarray]:
         number = int(index)
@@ -99,6 +101,10 @@ class Items:
 
     def _item(self, number: int) -> Any:
         return _structure(self._items[number])
+
+    def _nearest(self, number: int) -> Any:
+        """An item; if examples may fail, the next that does not, to learn what examples are like."""
+        return first_good(self._item, number, self.number) if self._skips else self._item(number)
 
     @staticmethod
     def _leaves(item: Any) -> list[np.ndarray]:
@@ -116,7 +122,7 @@ class Items:
         return tf.nest.pack_sequence_as(first[0], spec)
 
     def _checked(self, number: int) -> tuple[Any, list[np.ndarray]]:
-        item = self._item(number)
+        item = self._nearest(number)
         leaves = self._leaves(item)
         for leaf in leaves:
             if leaf.dtype == object and not all(isinstance(value, (str, bytes)) for value in leaf.flat):

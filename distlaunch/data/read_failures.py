@@ -6,8 +6,9 @@ import contextlib
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -54,6 +55,21 @@ def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
     return same
 
 
+def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """As `tf.numpy_function`, of which TensorFlow logs a traceback for each exception: here the graph alone fails."""
+
+    def call(*arguments: Any) -> list[Any]:
+        try:
+            values = function(*arguments)
+            return [np.True_, *(values if isinstance(values, (list, tuple)) else [values])]
+        except Exception:
+            return [np.False_, *(np.zeros([], dtype.as_numpy_dtype) for dtype in types)]
+
+    good, *values = tf.numpy_function(call, inputs, [tf.bool, *types])
+    with tf.control_dependencies([tf.debugging.Assert(good, ["the function has raised an exception"])]):
+        return [tf.identity(value) for value in values]
+
+
 @contextlib.contextmanager
 def failures_told() -> Iterator[None]:
     """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
@@ -69,16 +85,28 @@ def failures_told() -> Iterator[None]:
         raise failure from failure.__cause__
 
 
+def explained(what: str, error: Exception) -> Exception:
+    """The DataError that says why an example, read or mapped by itself, failed with an error.
+
+    Args:
+        what: the example, e.g. `example 17`.
+    """
+    with _lock:
+        failure = _first[-1] if _first else None
+        _first.clear()
+    if failure is None:
+        failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
+        failure.__cause__ = error
+    return failure
+
+
 def _found() -> Exception | None:
     """The example with which an operation of `data.map` fails, or one that decodes."""
     latest = list(_latest)
     _latest.clear()
     for find, rows in latest:
         if (found := find(rows)) is not None:
-            what, error = found
-            failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
-            failure.__cause__ = error
-            return failure
+            return explained(*found)
     return None
 
 

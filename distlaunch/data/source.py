@@ -66,9 +66,16 @@ def make_split(
     if isinstance(data, StreamData):
         split = Streams(data, config, mapping, order_seed).split()
     elif isinstance(data, tf.data.Dataset):
-        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
+        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop, training=training).split()
     else:
-        split = Indexed(_examples(data, limit), config, mapping, order_seed, drop=drop).split()
+        split = Indexed(
+            _examples(data, limit, skips=training and config.on_error == "skip"),
+            config,
+            mapping,
+            order_seed,
+            drop=drop,
+            skips=training,
+        ).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
     name = "train" if training else "validation"
@@ -85,10 +92,10 @@ def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
     return (share if config.sharding == "function" else of_streams), of_streams
 
 
-def _examples(data: Any, limit: int | None) -> Examples:
+def _examples(data: Any, limit: int | None, *, skips: bool) -> Examples:
     if isinstance(data, IndexedFiles):
-        return FileExamples(data, limit)
-    return Items(data, limit) if gives_items(data) else Arrays(data, limit)
+        return FileExamples(data, limit, skips=skips)
+    return Items(data, limit, skips=skips) if gives_items(data) else Arrays(data, limit)
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

@@ -9,6 +9,7 @@ from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
     Event,
+    ExampleSkipped,
     RunEnded,
     StepsDone,
     StepsTimed,
@@ -32,6 +33,7 @@ class EventFollower:
     def __init__(self, plan: LaunchPlan, *, from_now: bool = True) -> None:
         self._plan = plan
         self._lead = str(plan.lead)
+        self._skipped: set[str] = set()  # in another pass another task may have the same example
         self._readers = [
             # the run's file has the events of earlier attempts, too
             EventReader(RunDir(plan.run_dir).events, from_end=from_now),
@@ -43,13 +45,17 @@ class EventFollower:
         for reader in self._readers:
             for event in reader.read():
                 ours = event.task in (self._lead, LAUNCHER) or isinstance(
-                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated | StepsTimed
+                    event, TaskStarted | TrainingStarted | RunEnded | Evaluated | StepsTimed | ExampleSkipped
                 )
                 if event.attempt == self._plan.attempt and ours:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Whether an event tells of the run something that the lead's events do not."""
+        """Whether an event tells of the run something that was not told before."""
+        if isinstance(event, ExampleSkipped):
+            is_new = event.example not in self._skipped
+            self._skipped.add(event.example)
+            return is_new
         if event.task in (self._lead, LAUNCHER) or isinstance(event, TaskStarted | StepsTimed):
             return True
         return isinstance(event, Evaluated) and event.of_evaluator

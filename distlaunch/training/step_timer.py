@@ -12,6 +12,7 @@ from distlaunch.base.events import Event, StepsTimed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.each_example import num_cores, num_threads
 from distlaunch.data.example_times import ExampleTimes, measured
+from distlaunch.data.skipping import news
 from distlaunch.data.split import Split
 from distlaunch.strategies.protocol import StepTimes
 
@@ -46,6 +47,8 @@ class StepTimer:
 
     def add(self, times: StepTimes) -> None:
         """A call has ended."""
+        for skipped in news():
+            self._emit(skipped)
         if not times.seconds:
             return
         self._calls += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -194,6 +195,22 @@ WRONG = {
         ["example 0 is not the same in ", "random choices without a seed"],
     ),
 }
+
+
+def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BAD_KIND", "train")
+    found = []
+    for words in ((), STRATEGIES["multi_worker_mirrored"]):
+        code, out, err = run("train", "mine.yaml", *overrides((*words, "data.on_error=skip")), cwd=project)
+        assert code == 0, out + err
+        told = " ".join((out + err).split())
+        assert told.count("example 77 cannot be read: OSError: no such image (") == 1
+        assert "it is left out" in told
+        assert "Traceback" not in told
+        found.append(epochs(project))
+        shutil.rmtree(project / "runs")
+    for one, other in zip(*found, strict=True):
+        assert one == pytest.approx(other, rel=2e-5)
 
 
 @pytest.mark.parametrize(("kind", "what"), [

@@ -180,6 +180,7 @@ WRONG = [
         ("mirrored", 1, 0),
         "data.remainder: got 'drop', but the last batches of streams",
     ),
+    (", streams: 2, on_error: skip", ("mirrored", 1, 0), "data.on_error: got 'skip', but a stream gives no example by"),
     (
         ", streams: 2, validation_examples: 2",
         ("mirrored", 1, 0),

@@ -60,6 +60,9 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
     if data.remainder == "drop":
         message = "got 'drop', but the last batches of streams differ in size, as the streams differ in length"
         yield Problem(("data", "remainder"), f"{message}; remove it")
+    if data.on_error == "skip":
+        message = "got 'skip', but a stream gives no example by number to take the place of one that fails"
+        yield Problem(("data", "on_error"), f"{message}; write 'stop', and `.ignore_errors()` in the data function")
     if data.sharding != "rows":
         yield Problem(
             _SHARDING, f"got '{data.sharding}', but streams are shared by distlaunch; remove it, or `streams`"

@@ -12,6 +12,7 @@ from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
     Event,
+    ExampleSkipped,
     Exported,
     Notice,
     Predicted,
@@ -51,6 +52,8 @@ def event_line(event: Event, epochs: int) -> Text | None:
             return _pair("predicted", f"{event.split}{at} to {shown(event.path)}: {arrays}")
         case CheckpointFailed():
             return _warning(f"checkpoint of step {event.step:,}: {event.reason}")
+        case ExampleSkipped():
+            return _warning(f"{event.reason}; it is left out")
         case Notice(level="warning"):
             return _warning(event.message)
         case Notice():
