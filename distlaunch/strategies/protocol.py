@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from distlaunch.cluster.spec import Task
+from distlaunch.strategies.state_files import Cut
 
 Logs = dict[str, float]
 State = dict[str, np.ndarray]
@@ -196,6 +197,40 @@ class Program(Protocol):
         ...
 
 
+class Parts(Protocol):
+    """The state of a program as each of several processes holds a part of it.
+
+    `post` and `collect` may be called in any thread.
+
+    Attributes:
+        rank: place of this process; 0 is the chief.
+        number: of the processes.
+    """
+
+    rank: int
+    number: int
+
+    def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
+        """This process's share of all state, as host arrays that no later step changes; every process must call it.
+
+        Each part of a variable is in the share of one process that holds it. Arrays that are parts have names of their
+        own; the mapping tells what they are.
+        """
+        ...
+
+    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+        """Which blocks of split variables this process needs to restore them."""
+        ...
+
+    def post(self, key: str, message: str) -> None:
+        """Tells the chief something under a key that no message had before."""
+        ...
+
+    def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
+        """On the chief, what all others have posted under a key, in their order; None if that is given up before."""
+        ...
+
+
 class Strategy(Protocol):
     """A way to distribute training."""
 
@@ -230,6 +265,10 @@ class Strategy(Protocol):
         """What each task that trains says, by its name, in every one; every task must call it."""
         ...
 
+    def parts(self) -> Parts | None:
+        """The parts of the program's state, where several processes hold some; asked for after `program`."""
+        ...
+
     def notes(self) -> list[str]:
         """What the user should know of how the strategy placed the model; asked for after `program`."""
         ...
@@ -255,6 +294,9 @@ class StrategyDefaults:
 
     def gather(self, message: str) -> dict[str, str]:
         return {"": message}
+
+    def parts(self) -> Parts | None:
+        return None
 
     def notes(self) -> list[str]:
         return []

@@ -23,13 +23,14 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import layout_of, parts_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.arrays import layout_of, parts_of_process, place_rows
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch, slot_layout
-from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.mesh.parts import Held
+from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
 from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.patches.keras_private import put_value, value_of
 from distlaunch.strategies.patches.tensorflow_random import draws_through
@@ -253,14 +254,7 @@ class DTensorProgram:
         return described_mesh(self._sizes, self._input_axes)
 
     def placement(self) -> list[dict[str, Any]]:
-        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
-
-    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
-        value: MeshVariable = value_of(variable)
-        shape = value.shape.as_list()
-        parts = enumerate(parts_of(shape, value.layout))
-        devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
-        return placed(name, shape, np.dtype(value.dtype.as_numpy_dtype), value.axes, devices)
+        return [value_of(variable).placed(name) for name, variable in state_variables(self._model).items()]
 
     def snapshot(self) -> State:
         return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
@@ -268,6 +262,14 @@ class DTensorProgram:
     def _whole_value(self, variable: Any) -> np.ndarray:
         value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
+
+    def held(self) -> dict[str, Held]:
+        """As of `PartedProgram`."""
+        return {name: value_of(variable).held() for name, variable in snapshot_variables(self._model).items()}
+
+    def log_state(self) -> State:
+        """As of `PartedProgram`."""
+        return log_state(self._sums, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)
