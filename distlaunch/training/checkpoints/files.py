@@ -66,7 +66,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
-        self.directory, self._keep, self._retry_s = directory, keep, retry_s
+        self.directory, self.keep, self._retry_s = directory, keep, retry_s
 
     def save(self, state: State, progress: Progress, config: dict[str, Any], *, best: bool = False) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
@@ -85,15 +85,16 @@ class CheckpointStore:
             return self.commit(folder, [file], progress, config, best=best), file.num_bytes
 
     @contextlib.contextmanager
-    def draft(self, step: int, name: str) -> Iterator[Path]:
+    def draft(self, step: int, name: str, shared: str = "") -> Iterator[Path]:
         """A folder for the files of a checkpoint that is not committed yet; it is gone if an error rises.
 
         Args:
             name: by which several processes find the same one.
+            shared: what names of drafts have that other processes may have begun to write already.
         """
         folder = self.draft_path(step, name)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers(folder)
+        self._remove_leftovers(shared)
         try:
             folder.mkdir(exist_ok=True)  # another process may have been earlier
             yield folder
@@ -227,7 +228,7 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
         earlier = [step for step in self.steps() if step < newest]
-        for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
+        for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
             shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
 
     def _recover(self) -> None:
@@ -238,11 +239,11 @@ class CheckpointStore:
                 if not final.exists():
                     before.rename(final)
 
-    def _remove_leftovers(self, draft: Path) -> None:
-        """Half-written checkpoints of processes that were killed; not the draft that others may write to already."""
+    def _remove_leftovers(self, shared: str) -> None:
+        """Half-written checkpoints of processes that were killed."""
         self._recover()
         for path in self.directory.glob(".*.tmp"):
-            if path != draft:
+            if not shared or shared not in path.name:
                 shutil.rmtree(path, ignore_errors=True)
 
 
