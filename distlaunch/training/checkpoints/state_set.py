@@ -130,7 +130,7 @@ class _OpenFile:
             if target.flags.c_contiguous:
                 buffers.append(bytes_of(target))
             else:
-                part = np.empty(entry.shape, entry.dtype)
+                part = np.zeros(entry.shape, entry.dtype)  # not all of it may be read
                 copies.append((target, part))
                 buffers.append(bytes_of(part))
         numbers = None if wanted is None else self._wanted_pieces(wanted)
