@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 PIECE_BYTES = 4 << 20
-_TURN_BYTES = 256 << 10
-"""Small enough for a core's cache, so that what is checksummed need not come from memory again to be copied."""
+"""Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
+it has that, and training waits with it."""
 _MOST_BUFFERS = 512  # to a system call
 _MOST_THREADS = 8
 
@@ -29,15 +29,13 @@ class Buffers:
         self.num_bytes = self._starts[-1]
 
     def turns(self, number: int) -> Iterator[tuple[int, list[memoryview]]]:
-        """The bytes of a piece, some at a time, and where they are in the file."""
-        start = number * PIECE_BYTES
-        stop = min(start + PIECE_BYTES, self.num_bytes)
-        for at in range(start, stop, _TURN_BYTES):
-            views = list(self._between(at, min(at + _TURN_BYTES, stop)))
-            for first in range(0, len(views), _MOST_BUFFERS):
-                some = views[first : first + _MOST_BUFFERS]
-                yield at, some
-                at += sum(map(len, some))
+        """The buffers of a piece, as many at a time as a system call takes, and where they are in the file."""
+        at = number * PIECE_BYTES
+        views = list(self._between(at, min(at + PIECE_BYTES, self.num_bytes)))
+        for first in range(0, len(views), _MOST_BUFFERS):
+            some = views[first : first + _MOST_BUFFERS]
+            yield at, some
+            at += sum(map(len, some))
 
     def _between(self, start: int, stop: int) -> Iterator[memoryview]:
         index = bisect_right(self._starts, start) - 1
@@ -60,7 +58,8 @@ def write_pieces(fd: int, buffers: Buffers) -> list[bytes]:
             _whole(os.pwritev, fd, views, at)
         return digest.digest()
 
-    return _in_threads(write, pieces_of(0, buffers.num_bytes))
+    # steps go on meanwhile, and need the memory as much as the cores
+    return _in_threads(write, pieces_of(0, buffers.num_bytes), max(_num_cores() // 2, 1))
 
 
 def read_pieces(fd: int, buffers: Buffers, wanted: Collection[int] | None = None) -> dict[int, bytes]:
@@ -86,7 +85,7 @@ def read_pieces(fd: int, buffers: Buffers, wanted: Collection[int] | None = None
         return digest.digest()
 
     numbers = pieces_of(0, buffers.num_bytes) if wanted is None else sorted(wanted)
-    return dict(zip(numbers, _in_threads(read, numbers), strict=True))
+    return dict(zip(numbers, _in_threads(read, numbers, _num_cores()), strict=True))
 
 
 def pieces_of(start: int, stop: int) -> range:
@@ -108,8 +107,8 @@ def _whole(call: Callable[[int, list[memoryview], int], int], fd: int, views: li
             views = [views[0][done:], *views[1:]]
 
 
-def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int]) -> list[bytes]:
-    threads = min(_num_cores(), len(numbers), _MOST_THREADS)
+def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int], most: int) -> list[bytes]:
+    threads = min(most, len(numbers), _MOST_THREADS)
     if threads < 2:
         return [action(number) for number in numbers]
     pool = ThreadPoolExecutor(threads, "pieces")  # as patient as the thread that starts them
