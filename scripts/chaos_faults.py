@@ -156,7 +156,7 @@ class Disturbance:
     def _truncate(self, launch: Launch) -> None:
         """The launcher is lost with its machine, whose disk has half of the newest checkpoint."""
         self._lost_launcher(launch)
-        newest = checkpoints(self.run)[-1] / STATE
+        newest = max(checkpoints(self.run)[-1].glob(STATE))
         os.truncate(newest, newest.stat().st_size // 2)
 
     def _lost_launcher(self, launch: Launch) -> None:

@@ -16,7 +16,7 @@ import psutil
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
-from distlaunch.strategies.state_files import read_state
+from distlaunch.training.checkpoints.files import CheckpointStore
 
 STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "one_device": ({}, ("worker:0",)),
@@ -38,7 +38,8 @@ STRATEGIES: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "jax_2": ({"strategy": "{kind: jax, mesh: {batch: 2}}", "cluster.workers": 2}, ("worker:0", "worker:1")),
 }
 EPOCHS, STEPS_PER_EPOCH, SAVE_STEPS = 6, 40, 15
-STATE = "state.safetensors"
+STATE = "*.safetensors"
+"""What the files with a state are called: one, or one of each process."""
 STALL_S = 15.0
 LIMIT_S = 300.0
 
@@ -104,7 +105,7 @@ def write_config(work: Path) -> None:
 
 
 def undisturbed(strategy: str, work: Path) -> Path:
-    """The final weights of a run that nothing happens to, as a file; raises RuntimeError if it fails."""
+    """The last checkpoint of a run that nothing happens to; raises RuntimeError if it fails."""
     write_config(work)
     launch = Launch(work, "job.yaml", *options(strategy))
     if launch.wait() != 0:
@@ -117,7 +118,7 @@ def checkpoints(run: RunDir) -> list[Path]:
 
 
 def final_state(run: RunDir) -> Path:
-    return checkpoints(run)[-1] / STATE
+    return checkpoints(run)[-1]
 
 
 def differences(expected: Path, got: Path) -> list[str]:
@@ -130,8 +131,7 @@ def differences(expected: Path, got: Path) -> list[str]:
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    with path.open("rb") as file:
-        return read_state(file)[0]
+    return CheckpointStore(path.parent).load(int(path.name.removeprefix("step-"))).state
 
 
 def processes_of(work: Path) -> list[int]:

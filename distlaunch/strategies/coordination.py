@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
@@ -181,6 +182,22 @@ class Peers:
         # in the order of ranks, which is that of `names`, whoever has written first
         messages = [message, *(self._take(f"{name}/{rank}").decode() for rank in range(1, self.number))]
         return json.loads(self.from_chief(json.dumps(messages).encode()))
+
+    def post(self, key: str, message: str) -> None:
+        """Tells the chief something; in any thread, unlike all else, under a key that no message had before."""
+        self._store.set(f"{_PREFIX}/post/{key}/{self.rank}", message.encode())
+
+    def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
+        """On the chief, what all others have posted, in the order of their ranks; None if that is given up before."""
+        messages = []
+        for rank in range(1, self.number):
+            name = f"{_PREFIX}/post/{key}/{rank}"
+            while (value := self._store.get(name, _TURN_MS)) is None:
+                if given_up():
+                    return None
+            self._store.delete(name)
+            messages.append(value.decode())
+        return messages
 
     def is_over(self, *, ended: bool, unknown: bool, steps: int) -> bool:
         """Whether the data ends here, in all processes alike.

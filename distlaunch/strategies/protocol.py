@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import keras
 import numpy as np
 
 from distlaunch.cluster.spec import Task
+from distlaunch.strategies.state_files import Cut
+from distlaunch.strategies.step_times import StepTimes
 
 Logs = dict[str, float]
 State = dict[str, np.ndarray]
@@ -99,35 +101,6 @@ class Vote:
 
 
 @dataclass(frozen=True)
-class StepTimes:
-    """How the time of a call's steps went in this process.
-
-    Attributes:
-        seconds: of each step, from the end of the one before; the wait for its input included.
-        input_s: of all together, the time in which there was nothing to compute, because the next batch was not there.
-        examples: this process's share of the examples of these steps.
-    """
-
-    seconds: tuple[float, ...] = ()
-    input_s: float = 0.0
-    examples: float = 0.0
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> Self:
-        """Of float64 [steps, 3]: seconds of waiting, seconds of the step, examples.
-
-        Nothing if no step took any time, as where there is no clock; see `graph_clock.now`.
-        """
-        waited, seconds, examples = rows.T
-        if not seconds.any():
-            return cls()
-        return cls(tuple(seconds.tolist()), float(waited.sum()), float(examples.sum()))
-
-    def __add__(self, other: StepTimes) -> StepTimes:
-        return StepTimes(self.seconds + other.seconds, self.input_s + other.input_s, self.examples + other.examples)
-
-
-@dataclass(frozen=True)
 class CallResult:
     """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks.
 
@@ -140,7 +113,7 @@ class CallResult:
     logs: Logs
     vote: Vote
     nonfinite: int | None = None
-    times: StepTimes = StepTimes()
+    times: StepTimes = field(default_factory=StepTimes)
 
 
 @dataclass(frozen=True)
@@ -208,6 +181,40 @@ class Program(Protocol):
         ...
 
 
+class Parts(Protocol):
+    """The state of a program as each of several processes holds a part of it.
+
+    `post` and `collect` may be called in any thread.
+
+    Attributes:
+        rank: place of this process; 0 is the chief.
+        number: of the processes.
+    """
+
+    rank: int
+    number: int
+
+    def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
+        """This process's share of all state, as host arrays that no later step changes; every process must call it.
+
+        Each part of a variable is in the share of one process that holds it. Arrays that are parts have names of their
+        own; the mapping tells what they are.
+        """
+        ...
+
+    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+        """Which blocks of split variables this process needs to restore them."""
+        ...
+
+    def post(self, key: str, message: str) -> None:
+        """Tells the chief something under a key that no message had before."""
+        ...
+
+    def collect(self, key: str, given_up: Callable[[], bool]) -> list[str] | None:
+        """On the chief, what all others have posted under a key, in their order; None if that is given up before."""
+        ...
+
+
 class Strategy(Protocol):
     """A way to distribute training."""
 
@@ -250,6 +257,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def parts(self) -> Parts | None:
+        """The parts of the program's state, where several processes hold some; asked for after `program`."""
+        ...
+
     def notes(self) -> list[str]:
         """What the user should know of how the strategy placed the model; asked for after `program`."""
         ...
@@ -278,6 +289,9 @@ class StrategyDefaults:
 
     def share(self) -> Share:
         return Share()
+
+    def parts(self) -> Parts | None:
+        return None
 
     def notes(self) -> list[str]:
         return []

@@ -1,11 +1,11 @@
-"""The state as a stream of bytes, in a file or over a network: safetensors, which other tools read.
+"""The state as bytes, in files or over a network: safetensors, which other tools read.
 
 npz of formats 1 and 2 is only read.
 
 safetensors is the length of a header (8 bytes), the header (JSON: type, shape and place of each array), and the arrays'
 bytes. It has no strings, complex numbers, 4-bit numbers or other byte orders: such an array is kept as bytes, with one
-more dimension, and `__metadata__` tells its type. Arrays are written and read piece by piece, each checksummed on its
-way: no file is read twice, and the interpreter's lock is never held for long. Nothing in it can run code.
+more dimension, and `__metadata__` tells its type. A file of a process that holds parts of variables only has each as an
+array of its own; `__metadata__` tells which part of what it is. Nothing in it can run code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import ml_dtypes
@@ -24,16 +25,49 @@ if TYPE_CHECKING:
 
 _MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 STATE_FILE, OLDER_STATE_FILE = "state.safetensors", "state.npz"
-_METADATA, _TYPES = "__metadata__", "types"
-_PIECE_BYTES = 1 << 20
-"""Small enough for a core's cache, so that what is checksummed is not fetched from memory again to be written: steps
-that run meanwhile need the memory, too."""
+_METADATA, _TYPES, _CUTS = "__metadata__", "types", "parts"
+_STREAM_BYTES = 1 << 20
 _NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 _OF_NAMES = {theirs: name for name, theirs in _NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which part of a variable an array is.
+
+    Attributes:
+        of: the variable's name.
+        shape: that of the whole variable.
+        start: where the part begins, in each dimension.
+    """
+
+    of: str
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+    def within(self, part: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where a part of this shape lies in the whole."""
+        return tuple(slice(first, first + size) for first, size in zip(self.start, part, strict=True))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of a file.
+
+    Attributes:
+        begin, end: where its bytes are, counted from the end of the header.
+        cut: which part of which variable it is; None: it is a whole one.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    cut: Cut | None
 
 
 def write_state(file: BinaryIO, state: State) -> str:
@@ -44,14 +78,8 @@ def write_state(file: BinaryIO, state: State) -> str:
         TypeError: an array of Python objects, which only pickle could hold.
     """
     digest = hashlib.sha256()
-    # the largest elements first: so each array begins at a multiple of its elements' size
-    placed = sorted(state, key=lambda name: -_itemsize(state[name]))
-    header = _header(state, placed)
-    for piece in (len(header).to_bytes(8, "little"), header):
-        digest.update(piece)
-        file.write(piece)
-    for name in placed:
-        for piece in _pieces(state[name]):
+    for buffer in buffers_of(state, {}):
+        for piece in _pieces(buffer):
             digest.update(piece)
             file.write(piece)
     return digest.hexdigest()
@@ -71,13 +99,14 @@ def read_state(file: BinaryIO, *, checksum: bool = True) -> tuple[State, str]:
         ValueError: it is no such file.
     """
     digest = hashlib.sha256() if checksum else None
-    header = _read_header(file, digest)
-    try:
-        state, places = _empty_arrays(header)
-    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, MemoryError) as error:
-        raise ValueError(f"its header is wrong: {type(error).__name__}: {error}") from None
-    for name in sorted(state, key=places.__getitem__):
-        for piece in _pieces(state[name]):
+    head = file.read(8)
+    text = file.read(header_bytes(head))
+    if digest is not None:
+        digest.update(head + text)
+    entries = read_header(text)
+    state = {name: np.empty(entry.shape, entry.dtype) for name, entry in entries.items()}
+    for name in in_order(entries):
+        for piece in _pieces(bytes_of(state[name])):
             if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
                 raise ValueError(f"'{name}' is cut off")
             if digest is not None:
@@ -85,36 +114,78 @@ def read_state(file: BinaryIO, *, checksum: bool = True) -> tuple[State, str]:
     return state, "" if digest is None else digest.hexdigest()
 
 
-def _read_header(file: BinaryIO, digest: Any) -> dict[str, Any]:
-    head = file.read(8)
+def buffers_of(state: State, cuts: Mapping[str, Cut]) -> list[memoryview]:
+    """All bytes of a file, in their order: the header, then the arrays.
+
+    Args:
+        cuts: by name, of those arrays that are parts.
+
+    Raises:
+        TypeError: an array of Python objects, which only pickle could hold.
+    """
+    # the largest elements first: so each array begins at a multiple of its elements' size
+    placed = sorted(state, key=lambda name: -_itemsize(state[name]))
+    header = _header(state, placed, cuts)
+    head = memoryview(len(header).to_bytes(8, "little") + header)
+    return [head, *(bytes_of(np.require(state[name], requirements="C")) for name in placed)]
+
+
+def header_bytes(head: bytes) -> int:
+    """How long the header is, from the first 8 bytes. Raises ValueError if they are none of such a file."""
     length = int.from_bytes(head, "little")
     if len(head) < 8 or length > _MOST_HEADER_BYTES:
         raise ValueError("its header is cut off or has no sensible length")
-    text = file.read(length)
-    if digest is not None:
-        digest.update(head + text)
+    return length
+
+
+def read_header(text: bytes) -> dict[str, Entry]:
+    """What a header tells, in its order. Raises ValueError if it is wrong."""
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("its header is no mapping")
-    return header
+    try:
+        entries = _entries(header)
+        total = sum(entry.end - entry.begin for entry in entries.values())
+        if total != max((entry.end for entry in entries.values()), default=0):
+            raise ValueError("its header is wrong: there is room between the arrays")
+        for entry in entries.values():  # what is too large, or negative, is no damage to stop for later
+            np.empty(entry.shape, entry.dtype)
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, MemoryError) as error:
+        raise ValueError(f"its header is wrong: {type(error).__name__}: {error}") from None
+    return entries
 
 
-def _empty_arrays(header: dict[str, Any]) -> tuple[State, dict[str, int]]:
-    """Arrays to be filled, in the order of the header, and where the bytes of each begin."""
-    types = json.loads(header.pop(_METADATA)[_TYPES])
-    state, places, total = {}, {}, 0
+def in_order(entries: Mapping[str, Entry]) -> list[str]:
+    """Names of the arrays in the order of their bytes."""
+    return sorted(entries, key=lambda name: entries[name].begin)
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """Those of an array without gaps."""
+    return array.reshape(-1).view(np.uint8).data if array.nbytes else memoryview(b"")
+
+
+def _entries(header: dict[str, Any]) -> dict[str, Entry]:
+    metadata = header.pop(_METADATA)
+    types, cuts = json.loads(metadata[_TYPES]), json.loads(metadata.get(_CUTS, "{}"))
+    entries = {}
     for name, told in header.items():
-        shape = told["shape"] if name not in types else told["shape"][:-1]
+        shape = tuple(told["shape"] if name not in types else told["shape"][:-1])
         dtype = _dtype(types.get(name) or _OF_NAMES[told["dtype"]])
         begin, end = told["data_offsets"]
         # checked before memory is taken: a header may claim any size
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
             raise ValueError(f"its header is wrong: '{name}' cannot be {told}")
-        state[name], places[name] = np.empty(shape, dtype), begin
-        total += end - begin
-    if total != max((told["data_offsets"][1] for told in header.values()), default=0):
-        raise ValueError("its header is wrong: there is room between the arrays")
-    return state, places
+        entries[name] = Entry(dtype, shape, begin, end, _cut(cuts[name], shape) if name in cuts else None)
+    return entries
+
+
+def _cut(told: dict[str, Any], part: tuple[int, ...]) -> Cut:
+    cut = Cut(told["of"], tuple(told["shape"]), tuple(told["start"]))
+    ends = [first + size for first, size in zip(cut.start, part, strict=True)]
+    if any(first < 0 or end > size for first, end, size in zip(cut.start, ends, cut.shape, strict=True)):
+        raise ValueError(f"its header is wrong: '{cut.of}' has no part {told}")
+    return cut
 
 
 def read_npz(file: BinaryIO) -> State:
@@ -126,7 +197,7 @@ def read_npz(file: BinaryIO) -> State:
     return {n: v.view(getattr(ml_dtypes, foreign[n])) if n in foreign else v for n, v in state.items()}
 
 
-def _header(state: State, placed: list[str]) -> bytes:
+def _header(state: State, placed: list[str], cuts: Mapping[str, Cut]) -> bytes:
     """Padded with spaces, so that what follows it begins at a multiple of 8 bytes."""
     ends = np.cumsum([state[name].nbytes for name in placed], dtype=np.int64).tolist()
     places = {name: [end - state[name].nbytes, end] for name, end in zip(placed, ends, strict=True)}
@@ -134,7 +205,10 @@ def _header(state: State, placed: list[str]) -> bytes:
         if value.dtype.hasobject:
             raise TypeError(f"{name}: got an array of the type {value.dtype}; only plain numbers and texts can be kept")
     types = {name: _type_name(value.dtype) for name, value in state.items() if not _is_known(value.dtype)}
-    told: dict[str, Any] = {_METADATA: {_TYPES: json.dumps(types)}}
+    metadata = {_TYPES: json.dumps(types)}
+    if cuts:
+        metadata[_CUTS] = json.dumps({name: asdict(cut) for name, cut in cuts.items()})
+    told: dict[str, Any] = {_METADATA: metadata}
     for name, value in state.items():
         assert name != _METADATA
         kind, shape = (
@@ -145,17 +219,9 @@ def _header(state: State, placed: list[str]) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
-def _pieces(array: np.ndarray) -> Iterator[memoryview]:
-    if not array.nbytes:
-        return
-    # a slice or a transposed array has no bytes in one piece
-    whole = _bytes_of(np.require(array, requirements="C"))
-    for start in range(0, len(whole), _PIECE_BYTES):
-        yield whole[start : start + _PIECE_BYTES]
-
-
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+def _pieces(buffer: memoryview) -> Iterator[memoryview]:
+    for start in range(0, len(buffer), _STREAM_BYTES):
+        yield buffer[start : start + _STREAM_BYTES]
 
 
 def _is_known(dtype: np.dtype) -> bool:

@@ -40,6 +40,7 @@ from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.restorer import Restorer
+from distlaunch.training.checkpoints.writers import PartsWriter
 from distlaunch.training.checks.labels import told_plainly, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
@@ -107,7 +108,7 @@ class Session:
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
-            self._writing, failures=self._past_failures(),
+            self._writing, PartsWriter.agree(self.strategy, self.store), self._past_failures(),
         )  # fmt: skip
         validation = self.validation if can_be_tested(self.model) else None
         if self.validation is not None and validation is None:

@@ -14,7 +14,7 @@ from distlaunch.data.each_example import num_cores, num_threads
 from distlaunch.data.example_times import ExampleTimes, measured
 from distlaunch.data.skipping import news
 from distlaunch.data.split import Split
-from distlaunch.strategies.protocol import StepTimes
+from distlaunch.strategies.step_times import StepTimes
 
 INTERVAL_S = 5.0  # seconds; each report is an event in a file
 _LATEST = 1_000  # steps, of which the median and the 99th percentile are told

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distlaunch.base.events import Event
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures
+from distlaunch.training.checkpoints.writers import PartsWriter
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Surroundings:
             what callbacks keep.
         failures: of the run before this attempt.
         writing: entered while a thread writes a checkpoint beside training.
+        together: writes checkpoints with other processes; None: the chief writes them.
     """
 
     emit: Callable[[Event], None]
@@ -34,5 +36,6 @@ class Surroundings:
     on_meeting: Callable[[], None] = lambda: None
     saving: Callable[[], AbstractContextManager[None]] = nullcontext
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
+    together: PartsWriter | None = None
     failures: Failures = Failures()  # noqa: RUF009 (frozen)
     clock: Callable[[], float] = time.monotonic

@@ -16,7 +16,9 @@ import pytest
 from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.strategies.state_files import OLDER_STATE_FILE, STATE_FILE
+from distlaunch.strategies.file_pieces import read_pieces
+from distlaunch.strategies.state_files import OLDER_STATE_FILE, STATE_FILE, write_state
+from distlaunch.training.checkpoints import state_set
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
 from distlaunch.training.checkpoints.meta import Progress, write_meta
 
@@ -115,18 +117,28 @@ def _write_npz(path: Path, state: dict[str, np.ndarray]) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_checkpoints_of_format_2_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [2, 3])
+def test_checkpoints_of_earlier_formats_are_read(tmp_path: Path, version: int) -> None:
     path = tmp_path / "step-00000003"
     path.mkdir()
-    digest = _write_npz(path / OLDER_STATE_FILE, STATE)
-    text = write_meta(digest, 1.0, Progress(step=3), {"data": {}})
-    meta = {**json.loads(text), "format": 2}
-    del meta["meta_sha256"]
+    if version == 2:
+        digest = _write_npz(path / OLDER_STATE_FILE, STATE)
+    else:
+        with (path / STATE_FILE).open("wb") as file:
+            digest = write_state(file, STATE)
+    meta = {**json.loads(write_meta([], 1.0, Progress(step=3), {"data": {}})), "format": version, "sha256": digest}
+    del meta["meta_sha256"], meta["files"]
     own = hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
     (path / "meta.json").write_text(json.dumps({**meta, "meta_sha256": own}))
-    saved = CheckpointStore(tmp_path).load(3)
+    store = CheckpointStore(tmp_path)
+    saved = store.load(3)
     assert saved.progress == Progress(step=3)
     assert same(saved.state, STATE)
+    assert saved.copy.read() is None, "others have it from the chief"
+    state = path / (OLDER_STATE_FILE if version == 2 else STATE_FILE)
+    state.write_bytes(state.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamagedError, match=f"{state.name}: damaged: its content does not match its checksum"):
+        store.load(3)
 
 
 def same(state: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -153,8 +165,8 @@ def test_one_of_a_later_format_is_refused_and_not_called_damaged(tmp_path: Path)
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
     meta = tmp_path / "step-00000001" / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 3', '"format": 4'))
-    with pytest.raises(CheckpointError, match=r"format 4.*up to 3") as caught:
+    meta.write_text(meta.read_text().replace('"format": 4', '"format": 5'))
+    with pytest.raises(CheckpointError, match=r"format 5.*up to 4") as caught:
         store.newest_good()
     assert not isinstance(caught.value, DamagedError)
 
@@ -279,15 +291,16 @@ def test_when_all_are_damaged_nobody_begins_anew(tmp_path: Path) -> None:
 
 
 def test_one_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, digest = CheckpointStore(tmp_path), hashlib.file_digest
+    store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
 
     def deleting(*words: Any) -> Any:
         shutil.rmtree(tmp_path / "step-00000001")
-        return digest(*words)
+        return read_pieces(*words)
 
-    monkeypatch.setattr(hashlib, "file_digest", deleting)
-    assert store.load(1).state.keys() == STATE.keys()
+    monkeypatch.setattr(state_set, "read_pieces", deleting)
+    assert same(store.load(1).state, STATE)
+    assert store.steps() == []
 
 
 @pytest.mark.parametrize("keep", [1, 3])

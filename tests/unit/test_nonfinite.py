@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.events import Event, Notice
-from distlaunch.training.checks.nonfinite import NonFinite
+from distlaunch.training.checks.nonfinite import NonFinite, nonfinite_name
 
 BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
 
@@ -23,19 +23,18 @@ BAD = np.array([1.0, np.inf], ml_dtypes.bfloat16)
     ],
 )
 def test_a_state_that_is_to_be_saved(state: dict[str, np.ndarray], fails: bool) -> None:
-    trained = {"model/kernel", "optimizer/momentum"}
-    if fails:
+    name = nonfinite_name(state, {"model/kernel", "optimizer/momentum"})
+    assert (name is not None) == fails
+    if name is not None:
         with pytest.raises(NonFiniteError, match=r"is not finite after step 1,250.*on_nonfinite: warn"):
-            NonFinite("fail", _nobody).state(state, trained, 1250)
-    else:
-        NonFinite("fail", _nobody).state(state, trained, 1250)
+            NonFinite("fail", _nobody).state(name, 1250)
 
 
 def test_a_warning_is_told_once() -> None:
     told: list[Event] = []
     found = NonFinite("warn", told.append)
     for step in (1, 2):
-        found.state({"model/kernel": BAD}, {"model/kernel"}, step)
+        found.state("model/kernel", step)
         found.metrics({"accuracy": float("nan"), "loss": 0.5}, step)
     messages = [event.message for event in told if isinstance(event, Notice)]
     assert messages == [

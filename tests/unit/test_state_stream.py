@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import multiprocessing
 import shutil
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import ml_dtypes
@@ -15,9 +18,12 @@ import pytest
 pytest.importorskip("tensorflow")
 
 from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.protocol import State
 from distlaunch.strategies.state_stream import StateServer, fetch_state
+from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
 
 STATE = {
@@ -98,21 +104,48 @@ def test_who_has_it_keeps_it_and_who_has_not_gets_it(chief: str) -> None:
     assert sum(len(value) for value in store.values.values()) < 1000, "what was read is deleted"
 
 
-def test_a_file_is_read_by_all_who_can(tmp_path: Path) -> None:
+def test_memory_is_shared_by_all_of_one_host(tmp_path: Path) -> None:
+    """Each has a state of its own, whatever others do to theirs, also when the first has closed it."""
+    store, memory = CheckpointStore(tmp_path), SharedMemory()
+    store.save(STATE, Progress(step=1), {})
+    saved = store.load(1, memory)
+    assert same(saved.state, STATE)
+    copy = FileCopy.from_plain(json.loads(json.dumps(saved.copy.to_plain())))
+    assert copy == saved.copy
+    shutil.rmtree(tmp_path)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert same(pool.submit(_read_and_change, copy).result(DEADLINE_S) or {}, STATE)
+    mine = copy.read() or {}
+    mine["a/b:0"][0] = 7
+    saved.state["a/b:0"][1] = 7
+    assert same(copy.read() or {}, STATE)
+    assert copy.memory is not None
+    other = dataclasses.replace(copy.memory, identity=(0, 0, 0))
+    assert dataclasses.replace(copy, memory=other).read() is None, "in a container, the path may lead to another"
+    memory.close()
+    assert copy.read() is None
+    assert mine["a/b:0"][:2].tolist() == [7, 1]
+
+
+def _read_and_change(copy: FileCopy) -> State | None:
+    state = copy.read()
+    was = None if state is None else {name: value.copy() for name, value in state.items()}
+    for value in (state or {}).values():
+        value[...] = np.zeros((), value.dtype)
+    return was
+
+
+def test_files_are_read_by_all_who_can(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
     told = store.load(1).copy
-    copy = type(told).from_plain(told.to_plain())
+    copy = FileCopy.from_plain(told.to_plain())
     assert copy == told
     assert same(copy.read() or {}, STATE)
-    path = Path(copy.path)
-    # not the same file, as on another host: its content decides
-    shutil.copy2(path, path.with_name("moved"))
-    path.with_name("moved").replace(path)
-    assert same(copy.read() or {}, STATE)
+    path = Path(copy.folder, copy.files[0].name)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    assert copy.read() is None
+    assert copy.read() is None, "as it was not verified"
     path.unlink()
     assert copy.read() is None

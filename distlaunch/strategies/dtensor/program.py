@@ -22,19 +22,20 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import parts_of
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
-from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.mesh.parts import Held
+from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
 from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.patches.keras_private import put_value, value_of
 from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
+from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     host_value,
     metric_results,
@@ -229,14 +230,7 @@ class DTensorProgram:
         return described_mesh(self._sizes, self._feed.axes)
 
     def placement(self) -> list[dict[str, Any]]:
-        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
-
-    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
-        value: MeshVariable = value_of(variable)
-        shape = value.shape.as_list()
-        parts = enumerate(parts_of(shape, value.layout))
-        devices = [(device, [[piece.start, piece.stop] for piece in part]) for device, part in parts]
-        return placed(name, shape, np.dtype(value.dtype.as_numpy_dtype), value.axes, devices)
+        return [value_of(variable).placed(name) for name, variable in state_variables(self._model).items()]
 
     def snapshot(self) -> State:
         return state_of(self._model, self._sums, self._steps_in_epoch, self._whole_value)
@@ -244,6 +238,14 @@ class DTensorProgram:
     def _whole_value(self, variable: Any) -> np.ndarray:
         value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
+
+    def held(self) -> dict[str, Held]:
+        """As of `PartedProgram`."""
+        return {name: value_of(variable).held() for name, variable in snapshot_variables(self._model).items()}
+
+    def log_state(self) -> State:
+        """As of `PartedProgram`."""
+        return log_state(self._sums, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state)

@@ -22,6 +22,7 @@ from distlaunch.strategies.coordination import Peers, addresses_and_rank
 from distlaunch.strategies.devices import virtual_cpus
 from distlaunch.strategies.dtensor.arrays import parts_of_process
 from distlaunch.strategies.dtensor.program import DTensorProgram
+from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.mesh.strategy import MeshStrategy
 from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.tensorflow_store import TensorFlowStore
@@ -50,7 +51,9 @@ class DTensor(MeshStrategy):
 
     def program(self, steps: Steps) -> DTensorProgram:
         layouts, inputs = self.lay_out(steps.model, self._sizes)
-        return DTensorProgram(steps, self.mesh, layouts, inputs, self._peers)
+        program = DTensorProgram(steps, self.mesh, layouts, inputs, self._peers)
+        self._parts = MeshParts(self._peers, program) if self._peers.number > 1 else None
+        return program
 
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
         return parts_of_process(self.mesh, axis)

@@ -9,8 +9,10 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.dtensor.arrays import joined, layout_of, place
+from distlaunch.strategies.dtensor.arrays import joined, layout_of, parts_of, place
 from distlaunch.strategies.mesh.layout import Axes
+from distlaunch.strategies.mesh.parts import Block, Held
+from distlaunch.strategies.mesh.state import placed
 from distlaunch.strategies.stand_in import StandIn
 
 
@@ -51,7 +53,7 @@ class MeshVariable(StandIn):
         Raises:
             UsageError: other processes hold parts of it.
         """
-        whole = joined(dtensor.unpack(self.on_mesh.read_value()), [int(n or 0) for n in self.shape], self.layout)
+        whole = joined(dtensor.unpack(self.on_mesh.read_value()), self._sizes(), self.layout)
         if whole is None:
             message = "a variable is read whole in one process, but others hold parts of it"
             raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")
@@ -61,6 +63,34 @@ class MeshVariable(StandIn):
         """The whole value; every process must call it."""
         whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
         return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
+
+    def held(self) -> Held:
+        """What each device holds of it."""
+        blocks = self._blocks()
+        components: list[Any] = []
+
+        def value_of(block: Block) -> np.ndarray:
+            if not components:
+                components.extend(dtensor.unpack(self.on_mesh.read_value()))
+            here = [blocks[device] for device in local]
+            return np.array(components[here.index(block)])
+
+        local = self.layout.mesh.local_device_ids()
+        devices = [(device // len(local), block) for device, block in enumerate(blocks)]
+        return Held(self._sizes(), self.dtype.size, devices, value_of)
+
+    def placed(self, name: str) -> dict[str, Any]:
+        """As the event VariablesPlaced has it."""
+        devices = [(device, [list(bounds) for bounds in block]) for device, block in enumerate(self._blocks())]
+        return placed(name, self._sizes(), np.dtype(self.dtype.as_numpy_dtype), self.axes, devices)
+
+    def _blocks(self) -> list[Block]:
+        """Of each device of the mesh."""
+        parts = parts_of(self._sizes(), self.layout)
+        return [tuple((one.start, one.stop) for one in part) for part in parts]
+
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(int(n or 0) for n in self.shape)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)

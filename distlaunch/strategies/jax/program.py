@@ -24,12 +24,14 @@ from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
 from distlaunch.strategies.jax.step_clock import StepClock
+from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.mesh.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
-from distlaunch.strategies.mesh.layout import Axes, slot_layout
-from distlaunch.strategies.mesh.state import described_mesh, placed, restore_state, state_of
+from distlaunch.strategies.mesh.layout import Axes
+from distlaunch.strategies.mesh.parts import Held
+from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
-from distlaunch.strategies.variables import metric_results, plain_logs, state_variables
+from distlaunch.strategies.variables import metric_results, plain_logs
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
 _LOOK = 16  # steps of an evaluation between two looks at the wish to stop
@@ -47,22 +49,9 @@ class JaxProgram:
 
     def __init__(self, steps: Steps, mesh: Mesh, layouts: Mapping[str, Axes], input_axes: Axes, peers: Peers) -> None:
         self._steps, self._model, self._mesh, self._peers = steps, steps.model, mesh, peers
-        self._layouts = dict(layouts)
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._placement = Placement(mesh, input_axes)
-        model = self._model
-        optimizer = getattr(model, "optimizer", None)
-        self._groups = (
-            list(model.trainable_variables),
-            list(model.non_trainable_variables),
-            list(optimizer.variables) if optimizer is not None else [],
-            list(model.metrics_variables),
-        )
-        trainable, others, slots, metrics = self._groups
-        weights = model.weights
-        of_slots = [self._sharding(slot_layout(slot, weights, layouts)) for slot in slots]
-        self._shardings: Any = (self._own(trainable), self._own(others), of_slots, [self._whole for _ in metrics])
-        self._assign(self._read())
+        self._values = Values(self._model, mesh, layouts, peers)
         self._sums: dict[str, Any] | None = None
         self._steps_in_epoch = 0
         self._feed: Feed | None = None
@@ -70,7 +59,6 @@ class JaxProgram:
         self._ends = False
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
-        self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
         self._result = jax.jit(self._metrics_result, out_shardings=self._whole)
 
     # steps
@@ -81,7 +69,7 @@ class JaxProgram:
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed = self._feed
         assert feed is not None, "set_train_data comes first"
-        state, done, running = self._read(), 0, deque()
+        state, done, running = self._values.read(), 0, deque()
         nonfinite, ended = None, False
         self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
@@ -98,7 +86,7 @@ class JaxProgram:
                 nonfinite = nonfinite or _if_nonfinite(*running.popleft())
                 self._clock.step_ended()
         # the values that the variables held were donated to the first step, and are gone
-        self._assign(state)
+        self._values.assign(state)
         self._steps_in_epoch += done
         agreed = self._peers.agree(vote)  # while the devices compute
         for step, probe in running:
@@ -116,7 +104,7 @@ class JaxProgram:
     ) -> Logs | None:
         self._model.reset_metrics()
         feed = Feed(source, self._placement, self._peers)
-        trainable, others, slots, metrics = self._read()
+        trainable, others, slots, metrics = self._values.read()
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
@@ -140,11 +128,11 @@ class JaxProgram:
                 # else Python would start all steps at once, and their batches would fill the memory
                 jax.block_until_ready(metrics)
         # also if it was stopped: what the variables held was donated
-        self._assign((trainable, others, slots, metrics))
+        self._values.assign((trainable, others, slots, metrics))
         return None if stopped else plain_logs(self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        feed, state = Feed(source, self._placement, self._peers), self._read()[:2]
+        feed, state = Feed(source, self._placement, self._peers), self._values.read()[:2]
 
         def step(state: Any, batch: Any) -> Any:
             trainable, others = state
@@ -186,19 +174,20 @@ class JaxProgram:
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
             return state, sums, loss_probe(logs)
 
-        shardings = (self._shardings, self._whole, self._whole)
+        shardings = (self._values.shardings, self._whole, self._whole)
         # donated: the new state takes the memory of the old one, so that never both are held
         return jax.jit(call, donate_argnums=(0, 1), out_shardings=shardings)
 
     def _make_test_call(self) -> Callable[..., Any]:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         step, constrain = drawing(self._steps.test), self._placement.constrain
+        shardings = self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
             _, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
             return others, metrics
 
-        return jax.jit(call, donate_argnums=(1, 2), out_shardings=(self._shardings[1], self._shardings[3]))
+        return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3]))
 
     def _check_convolutions(self, step: Any, state: Any, batch: Any) -> None:
         """XLA's gradients of convolutions are wrong, silently, for inputs split within an example on such meshes."""
@@ -223,7 +212,7 @@ class JaxProgram:
     # metrics
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
-        with keras.StatelessScope(state_mapping=list(zip(self._groups[3], metrics, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(self._values.groups[3], metrics, strict=True))):
             return metric_results(self._model)
 
     def _train_logs(self, state: TrainState) -> Logs:
@@ -240,59 +229,27 @@ class JaxProgram:
 
     # state
 
-    def _own(self, variables: list[Any]) -> list[NamedSharding]:
-        return [self._sharding(self._layouts.get(variable.path, ())) for variable in variables]
-
-    def _sharding(self, axes: Axes) -> NamedSharding:
-        return NamedSharding(self._mesh, PartitionSpec(*axes)) if axes else self._whole
-
-    def _read(self) -> TrainState:
-        """Values of all variables in their places; what a callback has assigned lies elsewhere."""
-        read = [
-            [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
-            for group, shardings in zip(self._groups, self._shardings, strict=True)
-        ]
-        return read[0], read[1], read[2], read[3]
-
-    def _assign(self, state: TrainState) -> None:
-        for group, values in zip(self._groups, state, strict=True):
-            for variable, value in zip(group, values, strict=True):
-                variable.assign(value)
-
     def mesh(self) -> dict[str, Any]:
         return described_mesh(self._mesh.shape, self._placement.axes)
 
     def placement(self) -> list[dict[str, Any]]:
-        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
-
-    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
-        value: Any = variable.value
-        shape = [int(size) for size in value.shape]
-        spec = getattr(value.sharding, "spec", ())
-        axes = [*spec, *[None] * (len(shape) - len(spec))]
-        order = {device: index for index, device in enumerate(self._mesh.devices.flat)}
-        devices = [
-            (order[device], [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
-            for device, index in value.sharding.devices_indices_map(value.shape).items()
-        ]
-        return placed(name, shape, value.dtype, axes, devices)
+        return self._values.placement()
 
     def snapshot(self) -> State:
-        return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._whole_value)
+        return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._values.copy)
 
-    def _whole_value(self, variable: Any) -> np.ndarray:
-        value: Any = variable.value
-        if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
-            value = self._gather(value)
-        array = np.asarray(value)
-        # a buffer of the host that JAX shares is no copy; what was put together or came from a device is
-        shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
-        return array.copy() if shared else array
+    def held(self) -> dict[str, Held]:
+        """As of `PartedProgram`."""
+        return self._values.held()
+
+    def log_state(self) -> State:
+        """As of `PartedProgram`."""
+        return log_state(self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
-        sums, self._steps_in_epoch = restore_state(self._model, state)
+        sums, self._steps_in_epoch = restore_state(self._model, state, self._values.put)
         self._sums = {name: place(value, self._whole) for name, value in sums.items()}
-        self._assign(self._read())
+        self._values.assign(self._values.read())
 
 
 def _if_nonfinite(step: int, probe: jax.Array) -> int | None:

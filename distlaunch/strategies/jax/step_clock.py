@@ -15,7 +15,7 @@ from collections import deque
 import jax
 
 from distlaunch.strategies.jax.feed import Feed
-from distlaunch.strategies.protocol import StepTimes
+from distlaunch.strategies.step_times import StepTimes
 
 _EVERY = 8  # steps, of which one is measured
 _LATEST = 8  # measurements whose mean stands for the other steps

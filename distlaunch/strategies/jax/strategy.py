@@ -23,6 +23,7 @@ from distlaunch.strategies.jax.feed import parts_of_process
 from distlaunch.strategies.jax.keras_backend import building
 from distlaunch.strategies.jax.processes import connect
 from distlaunch.strategies.jax.program import JaxProgram
+from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.mesh.strategy import MeshStrategy
 from distlaunch.strategies.protocol import Steps
 
@@ -61,7 +62,9 @@ class Jax(MeshStrategy):
     def program(self, steps: Steps) -> JaxProgram:
         sizes = {str(axis): int(size) for axis, size in self.mesh.shape.items()}
         layouts, inputs = self.lay_out(steps.model, sizes)
-        return JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
+        program = JaxProgram(steps, self.mesh, layouts, inputs, self._peers)
+        self._parts = MeshParts(self._peers, program) if self._peers.number > 1 else None
+        return program
 
     def _parts_here(self, axis: str | None) -> tuple[int, int]:
         return parts_of_process(self.mesh, axis)

@@ -25,21 +25,34 @@ def state_of(
         value_of: a copy of the whole value of a variable, also where other processes hold parts of it.
         sums: of the scalars that the step returns beside the model's metrics, by name.
     """
-    variables = {**state_variables(model), **named_metrics(model)}
-    state = {name: value_of(variable) for name, variable in variables.items()}
-    state.update({f"log/{name}": np.array(value) for name, value in sums.items()})
-    state["log/steps_in_epoch"] = np.array(steps_in_epoch, np.int64)
-    return state
+    state = {name: value_of(variable) for name, variable in snapshot_variables(model).items()}
+    return {**state, **log_state(sums, steps_in_epoch)}
 
 
-def restore_state(model: keras.Model, state: State) -> tuple[dict[str, np.ndarray], int]:
+def snapshot_variables(model: keras.Model) -> dict[str, Any]:
+    """The variables of a snapshot, by name."""
+    return {**state_variables(model), **named_metrics(model)}
+
+
+def log_state(sums: Mapping[str, Any], steps_in_epoch: int) -> State:
+    """What a snapshot has beside variables."""
+    state = {f"log/{name}": np.array(value) for name, value in sums.items()}
+    return {**state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
+
+
+def restore_state(
+    model: keras.Model, state: State, assign: Callable[[Any, np.ndarray], None] = lambda one, value: one.assign(value)
+) -> tuple[dict[str, np.ndarray], int]:
     """Puts a snapshot back into the model's variables; returns the sums and the steps of the epoch.
+
+    Args:
+        assign: gives a variable its value.
 
     Raises:
         StateMismatchError: a variable is missing or has another shape.
     """
     for name, variable in state_variables(model).items():
-        variable.assign(checked_value(name, variable, state))
+        assign(variable, checked_value(name, variable, state))
     # a checkpoint of a model with other metrics is no mistake: they begin anew
     model.reset_metrics()
     metrics = named_metrics(model)

@@ -8,7 +8,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import Mesh as MeshConfig
 from distlaunch.strategies.coordination import AmongPeers
 from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
-from distlaunch.strategies.protocol import Share
+from distlaunch.strategies.mesh.parts import MeshParts
+from distlaunch.strategies.protocol import Parts, Share
 
 
 class MeshStrategy(AmongPeers):
@@ -23,6 +24,8 @@ class MeshStrategy(AmongPeers):
     def __init__(self, config: MeshConfig, whole: tuple[type, ...] = ()) -> None:
         self._config, self._whole = config, whole
         self._notes: list[str] = []
+        self._parts: MeshParts | None = None
+        """Set with the program, if several processes have the mesh."""
 
     def lay_out(self, model: keras.Model, sizes: Mesh) -> tuple[dict[str, Axes], Axes]:
         """Layouts of the weights that are split, by path, and the mesh axis of each dimension of the inputs.
@@ -58,3 +61,6 @@ class MeshStrategy(AmongPeers):
 
     def notes(self) -> list[str]:
         return self._notes
+
+    def parts(self) -> Parts | None:
+        return self._parts

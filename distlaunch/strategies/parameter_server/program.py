@@ -33,7 +33,8 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_private import raw_counter
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, StepTimes, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     checked_value,
     host_value,

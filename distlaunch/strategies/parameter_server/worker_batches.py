@@ -22,8 +22,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.data_ends import REASONS, different_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
-from distlaunch.strategies.protocol import Batch, Source, StepTimes
+from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
+from distlaunch.strategies.step_times import StepTimes
 
 Read = Callable[[int, int], Batch]
 """Worker index and batch number -> the batch; one without rows is past the end."""

@@ -1,4 +1,4 @@
-"""The file of a checkpoint, as several processes see it."""
+"""The state of a checkpoint, as processes find it that did not choose it: in memory of this host, or on the disk."""
 
 from __future__ import annotations
 
@@ -7,91 +7,69 @@ import functools
 import os
 import socket
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from distlaunch.strategies.state_files import read_state
+from distlaunch.training.checkpoints.shared_memory import MemoryName, read_memory
+from distlaunch.training.checkpoints.state_set import StateFile, Wanted, read_files
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
 
-Identity = tuple[str | int, ...]
-
-
 @dataclass(frozen=True)
 class FileCopy:
-    """A file with a state that one process has verified. It tells others, who may be able to read it themselves.
+    """Where others may find a state that one process has verified.
 
     Attributes:
-        sha256: of its content.
-        identity: what this file has for every process of the same host, and no other file.
+        host: where that process is.
+        memory: the state in its memory; None: it is not to be had there.
     """
 
-    path: str
-    sha256: str
-    identity: Identity
+    folder: str
+    files: tuple[StateFile, ...]
+    host: str
+    memory: MemoryName | None
 
     @classmethod
-    def of(cls, file: BinaryIO, sha256: str) -> Self:
-        """An open file that has just been verified."""
-        # absolute: another process may have another working directory
-        return cls(os.path.abspath(file.name), sha256, _identity(file))
+    def of(cls, folder: Path, files: Sequence[StateFile], memory: MemoryName | None) -> Self:
+        """What this process has verified."""
+        return cls(os.path.abspath(folder), tuple(files), this_host(), memory)
 
-    def to_plain(self) -> list[Any]:
-        return [self.path, self.sha256, *self.identity]
+    def to_plain(self) -> dict[str, Any]:
+        memory = self.memory.to_plain() if self.memory is not None else None
+        return {
+            "folder": self.folder,
+            "files": [asdict(file) for file in self.files],
+            "host": self.host,
+            "memory": memory,
+        }
 
     @classmethod
-    def from_plain(cls, plain: list[Any]) -> Self:
-        path, sha256, *identity = plain
-        return cls(path, sha256, tuple(identity))
+    def from_plain(cls, plain: dict[str, Any]) -> Self:
+        memory = MemoryName.from_plain(plain["memory"]) if plain["memory"] is not None else None
+        return cls(plain["folder"], tuple(StateFile(**file) for file in plain["files"]), plain["host"], memory)
 
-    def read(self, ahead: Ahead | None = None) -> State | None:
-        """The state in it; None if this process cannot have it from there.
-
-        Checksummed again unless it is the very file that was verified, on the same host.
+    def read(self, wanted: Wanted | None = None) -> State | None:
+        """The state; None if this process cannot have it from there. What it reads from the disk, it verifies.
 
         Args:
-            ahead: what this process has read already, perhaps of this file.
+            wanted: blocks of variables that it needs; what lies beside them may be zero.
         """
-        if ahead is not None and ahead.identity == self.identity:
-            return ahead.state
-        try:
-            with open(self.path, "rb") as file:
-                same = _identity(file) == self.identity
-                state, sha256 = read_state(file, checksum=not same)
-                return state if same or sha256 == self.sha256 else None
-        # no shared disk, or its view of the file is an older one: the state comes from the chief
-        except (OSError, ValueError):
-            return None
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """The state in a file that nobody has verified yet."""
-
-    identity: Identity
-    state: State
-
-
-def read_ahead(path: Path) -> Ahead | None:
-    """Reads what will be wanted, if it turns out to be good; None if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return Ahead(_identity(file), read_state(file, checksum=False)[0])
-    except (OSError, ValueError):
+        if self.memory is not None and self.host == this_host():
+            state = read_memory(self.memory)
+            if state is not None:
+                return state
+        if self.files:
+            with contextlib.suppress(OSError, ValueError):
+                return read_files(Path(self.folder), self.files, wanted)
         return None
 
 
-def _identity(file: BinaryIO) -> Identity:
-    status = os.fstat(file.fileno())
-    # numbers of devices and files mean something on one kernel only; size and time tell a file that was written anew
-    return _host(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
 @functools.cache
-def _host() -> str:
+def this_host() -> str:
     """What no other host has, and all containers of it have, as they have the kernel's device numbers."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -1,35 +1,30 @@
 """Checkpoints: committed atomically, checksummed, the same for every strategy.
 
-A checkpoint is a directory `step-00000123` with `state.safetensors` (see state_files) and `meta.json` (see meta). It is
-written under another name and renamed when complete, so a directory of that name is whole unless the disk damaged
-it, which the checksums show.
+A checkpoint is a directory `step-00000123` with the state (see state_set) and `meta.json` (see meta). It is written
+under another name and renamed when complete, so a directory of that name is whole unless the disk damaged it, which
+the checksums show.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.run_dir import BEST, BestName, steps_of
-from distlaunch.strategies.state_files import (
-    OLDER_STATE_FILE,
-    STATE_FILE,
-    read_npz,
-    read_state,
-    write_state,
-)
+from distlaunch.strategies.state_files import STATE_FILE
 from distlaunch.training.checkpoints.file_copy import FileCopy
-from distlaunch.training.checkpoints.meta import SAFETENSORS, NewerFormatError, Progress, read_meta, write_meta
+from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
+from distlaunch.training.checkpoints.older_formats import read_older
+from distlaunch.training.checkpoints.shared_memory import SharedMemory
+from distlaunch.training.checkpoints.state_set import FileDamagedError, StateFile, read_files, write_file
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
@@ -71,7 +66,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
-        self.directory, self._keep, self._retry_s = directory, keep, retry_s
+        self.directory, self.keep, self._retry_s = directory, keep, retry_s
 
     def save(self, state: State, progress: Progress, config: dict[str, Any], *, best: bool = False) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
@@ -85,26 +80,43 @@ class CheckpointStore:
         Raises:
             OSError: it could not be written (a full disk); what was there before is untouched.
         """
-        final = self.directory / f"step-{progress.step:08d}"
-        # with a dot: `steps_of` does not count it
-        temporary = self.directory / f".{final.name}.{os.getpid()}.tmp"
+        with self.draft(progress.step, str(os.getpid())) as folder:
+            file = write_file(folder, STATE_FILE, state, {})
+            return self.commit(folder, [file], progress, config, best=best), file.num_bytes
+
+    @contextlib.contextmanager
+    def draft(self, step: int, name: str, shared: str = "") -> Iterator[Path]:
+        """A folder for the files of a checkpoint that is not committed yet; it is gone if an error rises.
+
+        Args:
+            name: by which several processes find the same one.
+            shared: what names of drafts have that other processes may have begun to write already.
+        """
+        folder = self.draft_path(step, name)
         self.directory.mkdir(parents=True, exist_ok=True)
-        # before anything is written: a killed process may have left no room
-        self._remove_leftovers()
+        self._remove_leftovers(shared)
         try:
-            temporary.mkdir()
-            digest, num_bytes = _write_state(temporary / STATE_FILE, state)
-            meta = write_meta(digest, time.time(), progress, config)
-            _write_synced(temporary / "meta.json", meta.encode())
-            self._put_in_place(temporary, final)
-            if best:
-                self._keep_as_best(final)
+            folder.mkdir(exist_ok=True)  # another process may have been earlier
+            yield folder
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
-        # last: an old checkpoint goes only when the new one is committed
+
+    def draft_path(self, step: int, name: str) -> Path:
+        return self.directory / f".step-{step:08d}.{name}.tmp"
+
+    def commit(
+        self, folder: Path, files: Sequence[StateFile], progress: Progress, config: dict[str, Any], *, best: bool
+    ) -> Path:
+        """Makes a checkpoint of a draft whose files are all on the disk, then deletes old ones; returns its path."""
+        final = self._path(progress.step)
+        _write_synced(folder / "meta.json", write_meta(files, time.time(), progress, config).encode())
+        _sync_directory(folder)
+        self._put_in_place(folder, final)
+        if best:
+            self._keep_as_best(final)
         self._prune(progress.step)
-        return final, num_bytes
+        return final
 
     def _put_in_place(self, temporary: Path, final: Path) -> None:
         """The same step may be there already, and is lost at no moment: `_recover` finds it."""
@@ -137,27 +149,25 @@ class CheckpointStore:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)
 
-    def load(self, step: int | BestName) -> Saved:
-        """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged."""
+    def load(self, step: int | BestName, memory: SharedMemory | None = None) -> Saved:
+        """Reads one checkpoint. Raises CheckpointError if it is missing, and DamagedError if it is damaged.
+
+        Args:
+            memory: where its state is to be, so that other processes can have it from there.
+        """
         path = self._path(step)
         try:
-            # opened once: `keep` may delete it meanwhile
-            with _open_state(path) as file:
-                meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
-                if meta is not None and meta.format >= SAFETENSORS:
-                    state, sha256 = read_state(file)
-                    # and nothing behind it
-                    whole = sha256 == meta.sha256 and not file.read(1)
-                else:
-                    # npz is read by seeking, so its checksum takes a pass of its own, before NumPy parses anything
-                    whole = meta is not None and hashlib.file_digest(file, "sha256").hexdigest() == meta.sha256
-                    file.seek(0)
-                    state = read_npz(file) if whole else {}
-                # both files have a checksum: that of the state is in `meta.json`
-                if meta is None or not whole:
-                    raise DamagedError(f"{path}: damaged: its content does not match its checksum")
-                copy = FileCopy.of(file, meta.sha256)
-                return Saved(path, meta.progress, meta.config, state, copy)
+            meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
+            if meta is None:
+                raise DamagedError(f"{path}/meta.json: damaged: its content does not match its checksum")
+            if meta.sha256 is not None:
+                copy, state = FileCopy.of(path, (), None), read_older(path, meta.format, meta.sha256)
+            elif memory is not None:
+                read_files(path, meta.files, allocate=memory.allocate)
+                copy, state = FileCopy.of(path, meta.files, memory.name), memory.filled()
+            else:
+                copy, state = FileCopy.of(path, meta.files, None), read_files(path, meta.files)
+            return Saved(path, meta.progress, meta.config, state, copy)
         except FileNotFoundError as error:
             if path.exists():
                 raise DamagedError(f"{path}: damaged: {Path(error.filename).name} is missing") from None
@@ -166,23 +176,24 @@ class CheckpointStore:
             raise CheckpointError(f"{path}: there is {which}; those there are: {have}") from None
         except NewerFormatError as error:
             raise CheckpointError(f"{path}: {error}; use the version that wrote it, or a later one") from None
-        except ValueError as error:
-            raise DamagedError(f"{path}: cannot be read: {error}") from None
+        except FileDamagedError as error:
+            raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:
             raise UnreadableError(f"{path}: cannot be read: {error}") from None
-
-    def state_path(self, step: int | BestName) -> Path:
-        """The file with a checkpoint's state, if it has been written."""
-        return self._path(step) / STATE_FILE
 
     def _path(self, step: int | BestName) -> Path:
         return self.directory / (BEST if step == BEST else f"step-{step:08d}")
 
-    def newest_good(self, on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None) -> Saved | None:
+    def newest_good(
+        self,
+        on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None,
+        memory: Callable[[], SharedMemory | None] = lambda: None,
+    ) -> Saved | None:
         """The newest checkpoint that is whole, None if none was ever written; to be called while nobody writes.
 
         Args:
             on_damaged: hears of each newer one that is damaged.
+            memory: as of `load`, for each that is tried.
 
         Raises:
             CheckpointError: there are checkpoints, but all are damaged; or one cannot be read, also when tried again.
@@ -191,7 +202,7 @@ class CheckpointStore:
         damaged = []
         for step in reversed(self.steps()):
             try:
-                return self._load_patiently(step)
+                return self._load_patiently(step, memory)
             except DamagedError as error:
                 damaged.append(f"step-{step:08d}")
                 on_damaged(step, error)
@@ -203,14 +214,14 @@ class CheckpointStore:
         hint = f"restore one of them from a copy; to begin anew on purpose, start a new run, or delete {self.directory}"
         raise CheckpointError(f"{message}; {hint}")
 
-    def _load_patiently(self, step: int) -> Saved:
+    def _load_patiently(self, step: int, memory: Callable[[], SharedMemory | None]) -> Saved:
         """Reads one that may be out of reach for a moment: a network disk that does not answer is no damage."""
         for pause_s in self._retry_s:
             try:
-                return self.load(step)
+                return self.load(step, memory())
             except UnreadableError:
                 threading.Event().wait(pause_s)
-        return self.load(step)
+        return self.load(step, memory())
 
     def archive(self, step: int) -> None:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
@@ -223,7 +234,7 @@ class CheckpointStore:
     def _prune(self, newest: int) -> None:
         """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
         earlier = [step for step in self.steps() if step < newest]
-        for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
+        for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
             shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
 
     def _recover(self) -> None:
@@ -234,20 +245,12 @@ class CheckpointStore:
                 if not final.exists():
                     before.rename(final)
 
-    def _remove_leftovers(self) -> None:
+    def _remove_leftovers(self, shared: str) -> None:
         """Half-written checkpoints of processes that were killed."""
         self._recover()
         for path in self.directory.glob(".*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_state(path: Path, state: State) -> tuple[str, int]:
-    """Returns checksum and size."""
-    with path.open("wb") as file:
-        digest = write_state(file, state)
-        file.flush()
-        os.fsync(file.fileno())
-        return digest, file.tell()
+            if not shared or shared not in path.name:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -256,15 +259,6 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-
-
-def _open_state(path: Path) -> BufferedReader:
-    try:
-        return (path / STATE_FILE).open("rb")
-    except FileNotFoundError:
-        if not (path / OLDER_STATE_FILE).exists():
-            raise
-        return (path / OLDER_STATE_FILE).open("rb")
 
 
 def _write_synced(path: Path, data: bytes) -> None:

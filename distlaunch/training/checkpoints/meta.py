@@ -1,6 +1,7 @@
-"""`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of both its files.
+"""`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of all its files.
 
-Format 3 has its state in a safetensors file, the earlier ones in `state.npz`. Format 2 is the first that says so under
+Format 4 names the safetensors files with the state, each with checksums of its pieces. Format 3 has one such file with
+one checksum, the earlier ones have `state.npz`. Format 2 is the first that says so under
 `format`. Its own checksum is that of the data as JSON reads them back, and numbers that JSON
 does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the Python
 data, in which mappings with numbers as keys have another order than the text that is read back. A later format is
@@ -12,13 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from distlaunch.base import strict_json
+from distlaunch.training.checkpoints.state_set import StateFile
 
-FORMAT = 3
+FORMAT = 4
 SAFETENSORS = 3
 """The first format whose state is a safetensors file."""
 _NUMBER = "$float"
@@ -66,22 +68,30 @@ class Progress:
 
 @dataclass(frozen=True)
 class Meta:
-    """What `meta.json` says. `config` is as JSON holds it: with text for keys that are numbers."""
+    """What `meta.json` says.
+
+    Attributes:
+        files: with the state; none before format 4.
+        sha256: of the one file of earlier formats.
+        config: as JSON holds it: with text for keys that are numbers.
+    """
 
     format: int
-    sha256: str
+    files: list[StateFile]
+    sha256: str | None
     progress: Progress
     config: dict[str, Any]
 
 
-def write_meta(sha256: str, saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
+def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
     """The text of the file.
 
     Args:
-        sha256: of the state's file.
+        files: with the state.
         saved_at: seconds since the epoch.
     """
-    told = {"format": FORMAT, "sha256": sha256, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
+    listed = [asdict(file) for file in files]
+    told = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
     # what a reader gets: the checksum must not depend on types that JSON does not have, such as tuples
     read_back = json.loads(strict_json.dumps(told))
     return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
@@ -102,7 +112,9 @@ def read_meta(text: str) -> Meta | None:
         candidates = [meta] if version > 1 else _of_format_1(meta)
         if all(own != _digest(candidate) for candidate in candidates):
             return None
-        return Meta(version, meta["sha256"], Progress.from_plain(meta["progress"]), meta["config"])
+        files = [StateFile(**told) for told in meta.get("files", ())]
+        sha256 = meta["sha256"] if version < FORMAT else None
+        return Meta(version, files, sha256, Progress.from_plain(meta["progress"]), meta["config"])
     except NewerFormatError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError):

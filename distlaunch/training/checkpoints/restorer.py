@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ from distlaunch.base.run_dir import BestName
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
-from distlaunch.training.checkpoints.file_copy import Ahead, FileCopy, read_ahead
+from distlaunch.training.checkpoints.file_copy import FileCopy, this_host
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.shared_memory import SharedMemory
 
 
 class Restorer:
@@ -42,7 +41,8 @@ class Restorer:
         self._saved: Saved | None = None
         """The chief's, until its state is taken."""
         self._copy: FileCopy | None = None
-        self._ahead: Future[Ahead | None] | None = None
+        self._memory: SharedMemory | None = None
+        """The chief's, until all others have it from there."""
         self._changed: list[str] = []
         """What has changed in the config since that checkpoint, as far as it makes the model."""
 
@@ -56,25 +56,26 @@ class Restorer:
         Returns:
             How far it has come, and, on the chief, where it is; the beginning and None if there is no checkpoint.
         """
+        hosts = self._strategy.gather(this_host())
         saved = None
         if self._strategy.is_chief:
-            saved = self._store.load(step) if step is not None else self._newest(archive=archive)
-        else:
-            self._read_ahead(step)
+            memory = self._new_memory if list(hosts.values()).count(this_host()) > 1 else lambda: None
+            saved = self._store.load(step, memory()) if step is not None else self._newest(memory, archive=archive)
         return self._share(saved), saved.path if saved else None
 
-    def _read_ahead(self, step: int | BestName | None) -> None:
-        """While the chief verifies what it takes, this task reads what that will most likely be."""
-        steps: list[int | BestName] = []
-        with contextlib.suppress(OSError):  # a folder of the chief's host
-            steps = [*self._store.steps()] if step is None else [step]
-        if steps:
-            thread = ThreadPoolExecutor(1, "read-ahead")
-            self._ahead = thread.submit(read_ahead, self._store.state_path(steps[-1]))
-            # returns at once; the thread ends when it has read
-            thread.shutdown(wait=False)
+    def _new_memory(self) -> SharedMemory | None:
+        """For a state that processes of this host are to share, instead of the last one."""
+        self._close_memory()
+        if SharedMemory.is_possible():
+            self._memory = SharedMemory()
+        return self._memory
 
-    def _newest(self, *, archive: bool) -> Saved | None:
+    def _close_memory(self) -> None:
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            memory.close()
+
+    def _newest(self, memory: Callable[[], SharedMemory | None], *, archive: bool) -> Saved | None:
         """The newest good checkpoint; damaged ones are told of."""
         damaged: list[int] = []
 
@@ -82,7 +83,7 @@ class Restorer:
             damaged.append(step)
             self._emit(CheckpointFailed(step=step, reason=str(error)))
 
-        saved = self._store.newest_good(pass_over)
+        saved = self._store.newest_good(pass_over, memory)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
         # only training renames them: others may read beside a run
@@ -114,14 +115,19 @@ class Restorer:
     def take_state(self) -> State:
         """The state of the checkpoint that was found, in every task; every task must call it, and only once.
 
-        Who can reads the chief's file; the others have it from the chief.
+        Who can maps the chief's memory or reads its files; the others have it from the chief.
         """
         assert self._copy is not None, "a checkpoint was found"
-        # nothing keeps them while training goes on
-        (saved, self._saved), (ahead, self._ahead) = (self._saved, None), (self._ahead, None)
-        return self._strategy.state_from_chief(
-            saved.state if saved is not None else self._copy.read(None if ahead is None else ahead.result())
-        )
+        saved, self._saved = self._saved, None  # nothing keeps it while training goes on
+        try:
+            return self._strategy.state_from_chief(self._read_copy() if saved is None else saved.state)
+        finally:
+            self._close_memory()
+
+    def _read_copy(self) -> State | None:
+        assert self._copy is not None
+        parts = self._strategy.parts()
+        return self._copy.read(None if parts is None else parts.wanted())
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.

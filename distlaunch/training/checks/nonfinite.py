@@ -45,20 +45,13 @@ class NonFinite:
         what = ", ".join(found) or "weights are not finite"
         self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}")
 
-    def state(self, state: State, trained: Collection[str], step: int) -> None:
-        """A checkpoint is about to be written. A bad update is in the weights before it is in a loss.
-
-        Args:
-            trained: names of the values that must be finite.
+    def state(self, name: str, step: int) -> None:
+        """A value that is about to be saved is not finite. A bad update is in the weights before it is in a loss.
 
         Raises:
             NonFiniteError: the policy is to fail.
         """
-        for name, value in state.items():
-            # by name: bfloat16 and float8 are not below `np.floating`
-            if name in trained and "float" in value.dtype.name and not _is_finite(value):
-                self._fail_or_warn("state", f"'{name}' is not finite after step {step:,}")
-                return
+        self._fail_or_warn("state", f"'{name}' is not finite after step {step:,}")
 
     def metrics(self, logs: Logs, epoch: int) -> None:
         """Values at the end of an epoch, which counts from 0: they only warn."""
@@ -74,6 +67,18 @@ class NonFinite:
         if kind not in self._warned:
             self._warned.add(kind)
             self._emit(Notice(level="warning", message=f"{message}; training continues (train.on_nonfinite: warn)"))
+
+
+def nonfinite_name(state: State, trained: Collection[str]) -> str | None:
+    """The first value of a state that is not finite, of those that must be.
+
+    Args:
+        trained: their names.
+    """
+    for name, value in state.items():
+        if name in trained and "float" in value.dtype.name and not _is_finite(value):
+            return name
+    return None
 
 
 def trained_names(model: Any) -> set[str]:

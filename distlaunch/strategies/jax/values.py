@@ -1,0 +1,131 @@
+"""The values of a model's variables on a JAX mesh: in their places for a step, and as host arrays for a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.jax.feed import place
+from distlaunch.strategies.mesh.functional_step import TrainState
+from distlaunch.strategies.mesh.layout import Axes, slot_layout
+from distlaunch.strategies.mesh.parts import Block, Held
+from distlaunch.strategies.mesh.state import placed, snapshot_variables
+from distlaunch.strategies.variables import state_variables
+
+
+class Values:
+    """Puts the values in their places when it is made.
+
+    Args:
+        layouts: axes of the weights that are split, by path.
+        peers: the processes whose devices the mesh has.
+
+    Attributes:
+        groups: variables of a step: trainable, not trainable, of the optimizer, of metrics.
+        shardings: where the values of each group lie.
+    """
+
+    def __init__(self, model: keras.Model, mesh: Mesh, layouts: Mapping[str, Axes], peers: Peers) -> None:
+        self._model, self._mesh, self._peers = model, mesh, peers
+        self._layouts = dict(layouts)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        optimizer = getattr(model, "optimizer", None)
+        self.groups = (
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            list(optimizer.variables) if optimizer is not None else [],
+            list(model.metrics_variables),
+        )
+        trainable, others, slots, metrics = self.groups
+        weights = model.weights
+        of_slots = [self._sharding(slot_layout(slot, weights, layouts)) for slot in slots]
+        self.shardings: Any = (self._own(trainable), self._own(others), of_slots, [self._whole for _ in metrics])
+        self._sharding_of = {
+            id(variable): sharding
+            for group, shardings in zip(self.groups, self.shardings, strict=True)
+            for variable, sharding in zip(group, shardings, strict=True)
+        }
+        self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
+        self.assign(self.read())
+
+    def _own(self, variables: list[Any]) -> list[NamedSharding]:
+        return [self._sharding(self._layouts.get(variable.path, ())) for variable in variables]
+
+    def _sharding(self, axes: Axes) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(*axes)) if axes else self._whole
+
+    def read(self) -> TrainState:
+        """Values of all variables in their places; what a callback has assigned lies elsewhere."""
+        read = [
+            [place(variable.value, sharding) for variable, sharding in zip(group, shardings, strict=True)]
+            for group, shardings in zip(self.groups, self.shardings, strict=True)
+        ]
+        return read[0], read[1], read[2], read[3]
+
+    def assign(self, state: TrainState) -> None:
+        for group, values in zip(self.groups, state, strict=True):
+            for variable, value in zip(group, values, strict=True):
+                variable.assign(value)
+
+    def put(self, variable: Any, value: np.ndarray) -> None:
+        """Gives a variable a value, of which only the blocks that devices here need are looked at."""
+        sharding = self._sharding_of.get(id(variable))
+        same_type = value.dtype.name == variable.dtype
+        variable.assign(place(value, sharding) if sharding is not None and same_type else value)
+
+    def copy(self, variable: Any) -> np.ndarray:
+        """A copy of the whole value; where processes hold parts of it, all must call it."""
+        value: Any = variable.value
+        if self._peers.number > 1 and not value.is_fully_replicated and not value.is_fully_addressable:
+            value = self._gather(value)
+        return _copied(value)
+
+    def held(self) -> dict[str, Held]:
+        """What each device holds of each variable of a snapshot."""
+        self.assign(self.read())
+        return {name: self._held(variable.value) for name, variable in snapshot_variables(self._model).items()}
+
+    def _held(self, value: Any) -> Held:
+        shape = tuple(value.shape)
+
+        def block_of(index: Any) -> Block:
+            return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+        def value_of(block: Block) -> np.ndarray:
+            return _copied(next(shard.data for shard in value.addressable_shards if block_of(shard.index) == block))
+
+        if getattr(value.sharding, "mesh", None) == self._mesh:
+            indices = value.sharding.devices_indices_map(shape)
+            devices = [(device.process_index, block_of(index)) for device, index in indices.items()]
+        else:  # it takes no part in steps: each process has a whole one
+            devices = [(rank, tuple((0, size) for size in shape)) for rank in range(self._peers.number)]
+        return Held(shape, value.dtype.itemsize, devices, value_of)
+
+    def placement(self) -> list[dict[str, Any]]:
+        """As of `Program`."""
+        return [self._placed(name, variable) for name, variable in state_variables(self._model).items()]
+
+    def _placed(self, name: str, variable: Any) -> dict[str, Any]:
+        value: Any = variable.value
+        shape = [int(size) for size in value.shape]
+        spec = getattr(value.sharding, "spec", ())
+        axes = [*spec, *[None] * (len(shape) - len(spec))]
+        order = {device: index for index, device in enumerate(self._mesh.devices.flat)}
+        devices = [
+            (order[device], [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)])
+            for device, index in value.sharding.devices_indices_map(value.shape).items()
+        ]
+        return placed(name, shape, value.dtype, axes, devices)
+
+
+def _copied(value: jax.Array) -> np.ndarray:
+    array = np.asarray(value)
+    # a buffer of the host that JAX shares is no copy; what was put together or came from a device is
+    shared = not array.flags.owndata and all(device.platform == "cpu" for device in value.devices())
+    return array.copy() if shared else array

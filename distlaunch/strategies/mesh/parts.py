@@ -1,0 +1,106 @@
+"""The state of a mesh over several processes in parts: which process writes which, and which it needs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state_files import Cut
+
+Block = tuple[tuple[int, int], ...]
+"""First and last + 1 of each dimension."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """One variable, and what each device holds of it; the same in all processes but for `value_of`.
+
+    Attributes:
+        devices: the process of each device, and its block.
+        value_of: a copy of a block that this process holds.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    devices: list[tuple[int, Block]]
+    value_of: Callable[[Block], np.ndarray]
+
+
+class PartedProgram(Protocol):
+    """A program on a mesh."""
+
+    def held(self) -> dict[str, Held]:
+        """All variables that a snapshot has, by name; every process must call it."""
+        ...
+
+    def log_state(self) -> State:
+        """What a snapshot has beside variables."""
+        ...
+
+
+class MeshParts:
+    """Implements `Parts`."""
+
+    def __init__(self, peers: Peers, program: PartedProgram) -> None:
+        self._program = program
+        self.rank, self.number = peers.rank, peers.number
+        self.post, self.collect = peers.post, peers.collect
+
+    def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
+        held = self._program.held()
+        state: State = self._program.log_state() if self.rank == 0 else {}
+        cuts = {}
+        for name, block in shares(held, self.number)[self.rank]:
+            one = held[name]
+            if _is_whole(block, one.shape):
+                state[name] = one.value_of(block)
+                continue
+            part = f"{name}[{','.join(f'{start}:{stop}' for start, stop in block)}]"
+            state[part] = one.value_of(block)
+            cuts[part] = Cut(name, one.shape, tuple(start for start, _ in block))
+        return state, cuts
+
+    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+        found = {}
+        for name, one in self._program.held().items():
+            blocks = dict.fromkeys(block for rank, block in one.devices if rank == self.rank)
+            if not any(_is_whole(block, one.shape) for block in blocks):
+                found[name] = [tuple(slice(*bounds) for bounds in block) for block in blocks]
+        return found
+
+
+def shares(held: Mapping[str, Held], number: int) -> list[list[tuple[str, Block]]]:
+    """Which blocks each process writes: each block one process that holds it, and all about equally many bytes."""
+    blocks = [
+        (_num_bytes(block, one.itemsize), name, block, ranks)
+        for name, one in held.items()
+        for block, ranks in _holders(one.devices).items()
+    ]
+    found: list[list[tuple[str, Block]]] = [[] for _ in range(number)]
+    loads = [0] * number
+    # the largest first, as long as there are smaller ones to make up for them
+    for num_bytes, name, block, ranks in sorted(blocks, key=lambda one: (-one[0], one[1], one[2])):
+        rank = min(ranks, key=lambda rank: (loads[rank], rank))
+        loads[rank] += num_bytes
+        found[rank].append((name, block))
+    return found
+
+
+def _holders(devices: Iterable[tuple[int, Block]]) -> dict[Block, set[int]]:
+    found: dict[Block, set[int]] = {}
+    for rank, block in devices:
+        found.setdefault(block, set()).add(rank)
+    return found
+
+
+def _is_whole(block: Block, shape: tuple[int, ...]) -> bool:
+    return all(bounds == (0, size) for bounds, size in zip(block, shape, strict=True))
+
+
+def _num_bytes(block: Block, itemsize: int) -> int:
+    return int(np.prod([stop - start for start, stop in block], dtype=np.int64)) * itemsize

@@ -1,0 +1,204 @@
+"""The state of a checkpoint on disk: one file, or one for each process that has written the parts it holds."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distlaunch.strategies.file_pieces import Buffers, pieces_of, read_pieces, write_pieces
+from distlaunch.strategies.state_files import Cut, Entry, buffers_of, bytes_of, header_bytes, in_order, read_header
+
+if TYPE_CHECKING:
+    from distlaunch.strategies.protocol import State
+
+_DIGEST_CHARS = 64
+Shapes = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+"""Type and shape of each array, by name."""
+Wanted = Mapping[str, Sequence[tuple[slice, ...]]]
+"""Which blocks of variables a process needs; it needs the whole of others."""
+
+
+class FileDamagedError(ValueError):
+    """A file is not as it was written."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(why)
+        self.name = name
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """What a checkpoint tells of one of its files.
+
+    Attributes:
+        digests: SHA-256 of each piece, in hexadecimal digits, one after the other.
+    """
+
+    name: str
+    num_bytes: int
+    digests: str
+
+
+def write_file(folder: Path, name: str, state: State, cuts: Mapping[str, Cut]) -> StateFile:
+    """Writes a file, and waits until the disk has it. Raises OSError: a full disk."""
+    buffers = Buffers(buffers_of(state, cuts))
+    fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        digests = write_pieces(fd, buffers)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return StateFile(name, buffers.num_bytes, b"".join(digests).hex())
+
+
+def read_files(
+    folder: Path,
+    files: Sequence[StateFile],
+    wanted: Wanted | None = None,
+    allocate: Callable[[Shapes], State] | None = None,
+) -> State:
+    """The variables that some files hold, put together, and verified as far as they are read.
+
+    Args:
+        wanted: blocks that are needed; what lies beside them may be zero.
+        allocate: makes the arrays.
+
+    Raises:
+        FileDamagedError: a file is not what was written, or a part of a variable is missing.
+        OSError: a file is missing, or the disk does not give it out.
+    """
+    opened: list[_OpenFile] = []
+    try:
+        opened.extend(_OpenFile(folder, told) for told in files)
+        shapes = _shapes(opened)
+        make = allocate or (_zeros if wanted is not None else _empty)
+        state = make(shapes)
+        for file in opened:
+            file.read_into(state, wanted)
+        return state
+    finally:
+        for file in opened:
+            file.close()
+
+
+class _OpenFile:
+    """A file whose header has been read, but not yet verified."""
+
+    def __init__(self, folder: Path, told: StateFile) -> None:
+        self._told, self.name = told, told.name
+        self._file = (folder / told.name).open("rb", buffering=0)
+        self._fd = self._file.fileno()
+        try:
+            self._read_header()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_header(self) -> None:
+        told = self._told
+        found = os.fstat(self._fd).st_size
+        if found != told.num_bytes:
+            raise FileDamagedError(told.name, f"it has {found:,} bytes, and {told.num_bytes:,} were written")
+        try:
+            head = os.pread(self._fd, 8, 0)
+            text = os.pread(self._fd, header_bytes(head), 8)
+            self._header = bytearray(head + text)
+            self.entries = read_header(text)
+        except ValueError as error:
+            raise FileDamagedError(told.name, str(error)) from None
+        data = sum(entry.end - entry.begin for entry in self.entries.values())
+        if len(self._header) + data != told.num_bytes or len(told.digests) != _DIGEST_CHARS * len(
+            pieces_of(0, told.num_bytes)
+        ):
+            raise FileDamagedError(told.name, "its header is wrong: it tells another size")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read_into(self, state: State, wanted: Wanted | None) -> None:
+        """Reads the arrays to where they belong."""
+        buffers, copies = [memoryview(self._header)], []
+        for name in in_order(self.entries):
+            entry = self.entries[name]
+            target = state[name] if entry.cut is None else state[entry.cut.of][entry.cut.within(entry.shape)]
+            if target.flags.c_contiguous:
+                buffers.append(bytes_of(target))
+            else:
+                part = np.zeros(entry.shape, entry.dtype)  # not all of it may be read
+                copies.append((target, part))
+                buffers.append(bytes_of(part))
+        numbers = None if wanted is None else self._wanted_pieces(wanted)
+        try:
+            digests = read_pieces(self._fd, Buffers(buffers), numbers)
+        except EOFError:
+            raise FileDamagedError(self._told.name, "it is cut off") from None
+        for number, digest in digests.items():
+            if digest.hex() != self._told.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
+                raise FileDamagedError(self._told.name, "its content does not match its checksum")
+        for target, part in copies:
+            target[...] = part
+
+    def _wanted_pieces(self, wanted: Wanted) -> Collection[int]:
+        numbers = set(pieces_of(0, len(self._header)))
+        for name, entry in self.entries.items():
+            of = name if entry.cut is None else entry.cut.of
+            start = len(self._header) + entry.begin
+            for first, stop in _wanted_bytes(entry, wanted.get(of)):
+                numbers.update(pieces_of(start + first, start + stop))
+        return numbers
+
+
+def _wanted_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
+    """Where in an array the bytes of blocks of its variable lie, from the first to the last of each."""
+    size = entry.end - entry.begin
+    if blocks is None or not entry.shape:
+        return [(0, size)]
+    if not size:
+        return []
+    begins = entry.cut.start if entry.cut is not None else (0,) * len(entry.shape)
+    found = []
+    for block in blocks:
+        firsts = [max(one.start - begin, 0) for one, begin in zip(block, begins, strict=True)]
+        lasts = [min(one.stop - b, n) - 1 for one, b, n in zip(block, begins, entry.shape, strict=True)]
+        if all(first <= last for first, last in zip(firsts, lasts, strict=True)):
+            low = int(np.ravel_multi_index(firsts, entry.shape)) * entry.dtype.itemsize
+            high = (int(np.ravel_multi_index(lasts, entry.shape)) + 1) * entry.dtype.itemsize
+            found.append((low, high))
+    return found
+
+
+def _shapes(files: Sequence[_OpenFile]) -> Shapes:
+    """Type and shape of each variable in some files.
+
+    Raises:
+        FileDamagedError: no file has a part of it, or two have the same.
+    """
+    shapes: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
+    missing: dict[str, int] = {}
+    last = ""
+    for file in files:
+        last = file.name
+        for name, entry in file.entries.items():
+            of, shape = (name, entry.shape) if entry.cut is None else (entry.cut.of, entry.cut.shape)
+            if shapes.setdefault(of, (entry.dtype, shape)) != (entry.dtype, shape):
+                raise FileDamagedError(file.name, f"its part of '{of}' does not fit those of other files")
+            missing[of] = missing.get(of, math.prod(shape)) - math.prod(entry.shape)
+    for name, number in missing.items():
+        if number:
+            raise FileDamagedError(last, f"parts of '{name}' are missing in the files, or there twice")
+    return shapes
+
+
+def _empty(shapes: Shapes) -> State:
+    return {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
+
+
+def _zeros(shapes: Shapes) -> State:
+    """Memory that nobody writes to is not taken."""
+    return {name: np.zeros(shape, dtype) for name, (dtype, shape) in shapes.items()}

@@ -1,0 +1,203 @@
+"""Who writes a checkpoint: the chief alone, or all processes of a mesh together, each the parts that it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from distlaunch.strategies.protocol import Parts, Program, State, Strategy
+from distlaunch.strategies.state_files import Cut
+from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.state_set import StateFile, write_file
+from distlaunch.training.checks.nonfinite import nonfinite_name
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one process writes of a state.
+
+    Attributes:
+        cuts: as of `Parts.snapshot`.
+        number: counts the snapshots, alike in all processes.
+    """
+
+    state: State
+    cuts: Mapping[str, Cut]
+    number: int = 0
+
+    def nonfinite(self, trained: Collection[str]) -> str | None:
+        """The first of the values, which must be finite, that is not."""
+        parts = {part for part, cut in self.cuts.items() if cut.of in trained}
+        return nonfinite_name(self.state, {*trained, *parts})
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a checkpoint is to be written.
+
+    Attributes:
+        trained: names of the values that must be finite.
+        on_nonfinite: told of one that is not; may raise.
+        writing: to be left when this process has written what it can without others, and entered for the commit.
+        given_up: whether nobody waits for other processes any more.
+    """
+
+    progress: Progress
+    config: dict[str, Any]
+    best: bool
+    trained: Collection[str]
+    on_nonfinite: Callable[[str], None]
+    writing: Callable[[], AbstractContextManager[Any]]
+    given_up: Callable[[], bool]
+
+
+class Writer(Protocol):
+    """Takes part in writing checkpoints, if this process does at all."""
+
+    takes_part: bool
+
+    def snapshot(self, program: Program) -> Snapshot:
+        """What this process has to write; every task must call it."""
+        ...
+
+    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
+        """Writes it, in any thread; the chief commits, and gets the path and the size in bytes.
+
+        Raises:
+            OSError: it cannot be written, here or elsewhere.
+        """
+        ...
+
+
+class ChiefWriter:
+    """Implements `Writer`: the chief writes all."""
+
+    def __init__(self, store: CheckpointStore, *, is_chief: bool) -> None:
+        self._store, self.takes_part = store, is_chief
+
+    def snapshot(self, program: Program) -> Snapshot:
+        return Snapshot(program.snapshot(), {})
+
+    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
+        with order.writing():
+            bad = snapshot.nonfinite(order.trained)
+            if bad is not None:
+                order.on_nonfinite(bad)
+            return self._store.save(snapshot.state, order.progress, order.config, best=order.best)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """What a process tells of its part.
+
+    Attributes:
+        nonfinite: a value that is not finite, but must be.
+        error: why it could not be written.
+    """
+
+    file: StateFile | None
+    nonfinite: str | None
+    error: str | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        told = json.loads(text)
+        return cls(**{**told, "file": StateFile(**told["file"]) if told["file"] else None})
+
+
+class PartsWriter:
+    """Implements `Writer`: each process writes a file with its share of the state, and the chief commits.
+
+    The others tell the chief when the disk has theirs. As long as one has not, there is no checkpoint.
+
+    Args:
+        key: what this attempt has, and no other.
+    """
+
+    takes_part = True
+
+    def __init__(self, store: CheckpointStore, parts: Parts, key: str) -> None:
+        self._store, self._parts, self._key = store, parts, key
+        self._count = 0
+
+    @classmethod
+    def agree(cls, strategy: Strategy, store: CheckpointStore) -> Self | None:
+        """One in every process, if all have parts and write to the same disk; every task must call it."""
+        parts = strategy.parts()
+        if parts is None:
+            return None
+        key = uuid.uuid4().hex
+        probe = store.directory / f".probe.{key}.tmp"
+        made = strategy.is_chief and _tried(lambda: probe.mkdir(parents=True))
+        told = json.loads(strategy.from_chief(json.dumps([str(probe.absolute()), key]).encode()))
+        seen = made or _tried((Path(told[0]) / str(parts.rank)).touch)
+        told_by = strategy.gather("seen" if seen else "")
+        ranks = range(1, parts.number)
+        shared = made and all(told_by.values()) and all((probe / str(rank)).exists() for rank in ranks)
+        shared = bool(strategy.from_chief(b"shared" if shared else b""))
+        if strategy.is_chief:
+            _tried(lambda: [path.unlink() for path in probe.iterdir()])
+            _tried(probe.rmdir)
+        return cls(CheckpointStore(Path(told[0]).parent, store.keep), parts, told[1]) if shared else None
+
+    def snapshot(self, program: Program) -> Snapshot:
+        self._count += 1
+        return Snapshot(*self._parts.snapshot(), self._count)
+
+    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
+        name, step = f"{self._key}-{snapshot.number}", order.progress.step
+        if self._parts.rank != 0:
+            with order.writing():
+                report = self._write_part(self._store.draft_path(step, name), snapshot, order)
+                self._parts.post(name, report.to_json())
+            return None
+        with self._store.draft(step, name, shared=self._key) as folder:
+            with order.writing():
+                own = self._write_part(folder, snapshot, order)
+            others = self._parts.collect(name, order.given_up)
+            if others is None:
+                raise OSError("other processes have not written their parts")
+            with order.writing():
+                return self._commit(folder, [own, *map(_Report.from_json, others)], order)
+
+    def _write_part(self, folder: Path, snapshot: Snapshot, order: Order) -> _Report:
+        bad = snapshot.nonfinite(order.trained)
+        name = f"state-{self._parts.rank + 1:05d}-of-{self._parts.number:05d}.safetensors"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            return _Report(write_file(folder, name, snapshot.state, snapshot.cuts), bad, None)
+        except OSError as error:
+            return _Report(None, bad, error.strerror or str(error))
+
+    def _commit(self, folder: Path, reports: list[_Report], order: Order) -> tuple[Path, int]:
+        for report in reports:
+            if report.nonfinite is not None:
+                order.on_nonfinite(report.nonfinite)
+        for report in reports:
+            if report.error is not None:
+                raise OSError(report.error)
+        files = [report.file for report in reports if report.file is not None]
+        for file in files:
+            if os.stat(folder / file.name).st_size != file.num_bytes:
+                raise OSError(f"{file.name}: another process has written it, but it has not arrived")
+        path = self._store.commit(folder, files, order.progress, order.config, best=order.best)
+        return path, sum(file.num_bytes for file in files)
+
+
+def _tried(action: Callable[[], Any]) -> bool:
+    """Whether an action on the disk has succeeded."""
+    try:
+        action()
+    except OSError:
+        return False
+    return True
