@@ -21,23 +21,34 @@ from distlaunch.cli.options import OVERRIDES
     show_default=True,
     help="Build the model and show which task or device holds which variable, where they differ.",
 )
+@click.option("--data", "with_data", is_flag=True, help="Read the data and show which task reads which examples.")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def command(
-    target: str, overrides: tuple[str, ...], name: str | None, resume: bool, variables: bool, as_json: bool
+    target: str,
+    overrides: tuple[str, ...],
+    name: str | None,
+    resume: bool,
+    variables: bool,
+    with_data: bool,
+    as_json: bool,
 ) -> None:
     """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing."""
     from distlaunch.jobs import job
-    from distlaunch.jobs.describe_model import describe_variables
+    from distlaunch.jobs.describe_model import describe_data, describe_variables
     from distlaunch.plan.train import plan_json, render_plan
     from distlaunch.ui.boxes import pen_for
+    from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
 
     plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), os.environ)
     placed = describe_variables(choice.config, choice.locate) if variables else None
+    data = describe_data(choice.config, choice.locate) if with_data else None
     if as_json:
-        click.echo(plan_json(plan, placed))
+        click.echo(plan_json(plan, placed, data))
         return
     click.echo(render_plan(plan, choice.config))
     if placed is not None:
         for section in placement_sections(placed.variables, placed.mesh, pen_for(sys.stdout.encoding)):
             click.echo("\n".join(["", *section]))
+    if data is not None:
+        click.echo("\n".join(["", *data_lines(data)]))

@@ -83,7 +83,14 @@ class Pipeline:
             describe=functools.cache(self._describe),
             in_parallel=self._map is not None,
             work="" if self._map is None else "map",
+            buffer=self._buffer_size,
         )
+
+    def _buffer_size(self) -> tuple[int, int]:
+        known = int(self._dataset.cardinality())
+        held = 0 if self._seed is None or self._config.batched else self._buffer
+        held = min(held, known) if known >= 0 else held
+        return held, held * self._example_bytes if held else 0
 
     # order
 
@@ -110,11 +117,16 @@ class Pipeline:
         most = self._config.shuffle_buffer_bytes
         if self._config.shuffle is not True:
             return max(1, int(self._config.shuffle) // self._stream.num_streams)
+        return max(1, min(BUFFER, most // max(self._example_bytes, 1)) // self._stream.num_streams)
+
+    @functools.cached_property
+    def _example_bytes(self) -> int:
+        """Of one example, before `data.map`."""
         size = _num_bytes(self._dataset.element_spec)
-        if size is None:
-            sizes = [sum(map(_leaf_bytes, tf.nest.flatten(one, expand_composites=True))) for one in self.head]
-            size = math.ceil(sum(sizes) / max(len(sizes), 1))
-        return max(1, min(BUFFER, most // max(size, 1)) // self._stream.num_streams)
+        if size is not None:
+            return size
+        sizes = [sum(map(_leaf_bytes, tf.nest.flatten(one, expand_composites=True))) for one in self.head]
+        return math.ceil(sum(sizes) / max(len(sizes), 1))
 
     @functools.cached_property
     def head(self) -> list[Any]:

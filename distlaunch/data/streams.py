@@ -63,8 +63,13 @@ class Streams:
             describe=functools.cache(self._describe),
             in_parallel=parts[0].in_parallel,
             work=parts[0].work,
+            buffer=self._buffer,
             forever=self._forever,
         )
+
+    def _buffer(self) -> tuple[int, int]:
+        held = [part.buffer() for part in self._splits.values()]
+        return sum(examples for examples, _ in held), sum(num_bytes for _, num_bytes in held)
 
     def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         def until_all_end(part: Split) -> tf.data.Dataset:

@@ -1,4 +1,4 @@
-"""Asks a process that has TensorFlow where a model's variables would go; the launcher never loads it itself."""
+"""Asks a process that has TensorFlow what a plan cannot know without; the launcher never loads it itself."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.helper_process import ANSWER, ask
-from distlaunch.cluster.devices import VISIBLE
+from distlaunch.cluster.devices import VISIBLE, find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
 from distlaunch.plan.train import REMOVED_ENV
 
+_WITHOUT = {"variables": "; `--no-variables` leaves them out", "data": "; leave `--data` out to see the rest"}
 _LIMIT_S = 600.0  # for the user's own functions, the data function among them
 
 
@@ -25,26 +27,39 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
         ConfigError: the model cannot be built, with the lines that say why.
         UsageError: building it failed otherwise.
     """
-    from distlaunch.config.read.load import dump_config
-
     if not config.strategy.places_variables:
         return None
+    told = _ask("variables", config, locate, "the model could not be built, so its variables cannot be shown")
+    return VariablesPlaced(variables=told["variables"], mesh=told["mesh"])
+
+
+def describe_data(config: RunConfig, locate: Locate) -> dict[str, Any]:
+    """Who reads what, as `data/overview.py` tells it.
+
+    Raises:
+        ConfigError: the data does not fit the config, with the lines that say why.
+        UsageError: reading it failed otherwise.
+    """
+    return _ask("data", config, locate, "the data could not be read")
+
+
+def _ask(what: str, config: RunConfig, locate: Locate, failure: str) -> dict[str, Any]:
+    from distlaunch.config.read.load import dump_config
+
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        argv = [sys.executable, "-m", "distlaunch.tasks.describe", str(path), ANSWER]
+        gpus = str(len(find_gpus(os.environ)))
+        argv = [sys.executable, "-m", "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
         kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
         try:
             answer = ask(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)
         except TimeoutError:
-            message = f"the model was not built within {_LIMIT_S:g} s; `--no-variables` leaves its variables out"
-            raise UsageError(message) from None
+            raise UsageError(f"{failure} within {_LIMIT_S:g} s{_WITHOUT[what]}") from None
     if answer.told is None:
         last = answer.said[-1].strip() if answer.said else "no reason given"
-        raise UsageError(
-            f"the model could not be built, so its variables cannot be shown: {last}; `--no-variables` leaves them out"
-        )
+        raise UsageError(f"{failure}: {last}{_WITHOUT[what]}")
     if "problems" in answer.told:
         found = [Problem(tuple(item["key"]), str(item["message"])) for item in answer.told["problems"]]
         raise ConfigError(locate(found))
-    return VariablesPlaced(variables=answer.told["variables"], mesh=answer.told["mesh"])
+    return answer.told

@@ -1,16 +1,20 @@
-"""`python -m distlaunch.tasks.describe CONFIG ANSWER`: builds a config's model and says where its variables go.
+"""Says what only TensorFlow can tell, for `distlaunch plan`.
 
-For `distlaunch plan`. Writes one JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has
-them, or `problems`. Servers run inside this process and nothing is trained.
+`python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and tells
+where its variables go; or `data`: reads its data and tells who reads what. GPUS: how many a run would see. Writes one
+JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has them, what `data/overview.py` tells, or
+`problems`. Servers run inside this process and nothing is trained.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +23,57 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
+from distlaunch.config.run import RunConfig
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
 
 
 def main() -> None:
     refuse_input()
-    config, answer = sys.argv[1:]
-    code, told = _describe(config)
+    what, config, gpus, answer = sys.argv[1:]
+    tell = functools.partial(_data, num_gpus=int(gpus)) if what == "data" else _variables
+    code, told = _describe(tell, config)
     if told is not None:
         Path(answer).write_text(json.dumps(told), encoding="utf-8")
     end_process(code)  # servers in this process cannot be stopped
 
 
-def _describe(path: str) -> tuple[ExitCode, dict[str, Any] | None]:
+def _describe(tell: Callable[[RunConfig, RunDir], dict[str, Any]], path: str) -> tuple[ExitCode, dict[str, Any] | None]:
     # before TensorFlow is imported, which reads it then
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
         choose_backend(config.strategy.backend)
-        if config.strategy.has_coordinator:
-            in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
-            config = config.model_copy(update={"cluster": in_process})
-        from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
-        from distlaunch.training.session import Session
-
-        # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
-        end_process.skip_earlier_hooks()
-        keep_in_memory()
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
-            session = Session(
-                config,
-                RunDir(folder),
-                Task("chief", 0),
-                emit=lambda event: None,
-                should_stop=lambda: False,
-            )
-            return ExitCode.DONE, {"variables": session.program.placement(), "mesh": session.program.mesh()}
+            return ExitCode.DONE, tell(config, RunDir(folder))
     except ConfigError as error:
         return ExitCode.USAGE, {"problems": [problem.to_plain() for problem in error.problems]}
-    except Exception:  # the user's model may raise anything; the last line is what is shown
+    except Exception:  # the user's functions may raise anything; the last line is what is shown
         traceback.print_exc()
         return ExitCode.FAILED, None
+
+
+def _variables(config: RunConfig, run: RunDir) -> dict[str, Any]:
+    if config.strategy.has_coordinator:
+        in_process = config.cluster.model_copy(update={"hosting": "in_process", "ports": "auto"})
+        config = config.model_copy(update={"cluster": in_process})
+    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.training.session import Session
+
+    # after the imports of Session: hooks of the frameworks are skipped, those of the user are not
+    end_process.skip_earlier_hooks()
+    keep_in_memory()
+    session = Session(config, run, Task("chief", 0), emit=lambda event: None, should_stop=lambda: False)
+    return {"variables": session.program.placement(), "mesh": session.program.mesh()}
+
+
+def _data(config: RunConfig, run: RunDir, num_gpus: int) -> dict[str, Any]:
+    from distlaunch.data.overview import overview
+    from distlaunch.data.seeds import seed_process
+
+    end_process.skip_earlier_hooks()
+    seed_process(config)
+    return overview(config, run, num_gpus)
 
 
 if __name__ == "__main__":

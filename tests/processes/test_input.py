@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections import Counter
@@ -226,3 +227,23 @@ def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch
     summary = " ".join(err.split())
     for words_told in told:
         assert words_told in summary, err
+
+
+def test_the_plan_shows_who_reads_what(project: Path) -> None:
+    """What it says of two workers is what they read; of servers, meshes, streams and pipelines other words."""
+    words = overrides((*STRATEGIES["multi_worker_mirrored"], "data.global_batch=50", "data.shuffle=false"))
+    code, out, err = run("plan", "mine.yaml", "--data", *words, cwd=project)
+    assert code == 0, out + err
+    assert "train     203 examples, 5 global batches\n" in out
+    assert "batch 0, worker:0: rows 1 to 16: examples 0, 1, 2, 3, 4, 5, 6, 7, ...\n" in out
+    assert "batch 1, worker:2: rows 34 to 50: examples 83, 84, 85, " in out
+    assert "batch 1, worker:2: rows 5 to 7: examples 54, 55, 56\n" in out, "of validation the rest"
+    told = run("plan", "mine.yaml", "--data", "--json", *overrides((*PIPELINE, *STRATEGIES["jax"])), cwd=project)[1]
+    data = json.loads(told)["data"]
+    assert data["splits"]["train"] | {"first": []} == {
+        "examples": 203, "batches": 9, "shuffled": True, "by_number": False, "work": "map", "first": [],
+        "buffer_examples": 203, "buffer_bytes": 203 * 8, "ahead_bytes": 2 * 25 * 28 / 2,
+    }  # fmt: skip
+    assert {(entry["start"], entry["stop"]) for entry in data["splits"]["train"]["first"]} == {(0, 25)}, "odd: whole"
+    code, _, err = run("plan", "mine.yaml", "--data", "--set", "data.map=mine.py:model", cwd=project)
+    assert (code, "data.map" in err) == (2, True), err

@@ -87,6 +87,11 @@ class StrategySection(Section):
         """Equal parts that each global batch is cut into; None where that depends on devices that are not known."""
         return 1
 
+    def parts_of_worker(self, worker: int, cluster: Cluster, num_gpus: int | None) -> tuple[int, int, int]:
+        """What a worker that takes every step reads of each batch: the first of its parts, their number, and of how
+        many; `distlaunch plan --data` shows it."""
+        return worker, 1, cluster.num_workers
+
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int] | None:
         """The devices that each process must have if the machine has GPUs, and the key that says so."""
         return None

@@ -72,6 +72,17 @@ class Mesh(StrategySection):
     def num_parts(self, cluster: Cluster, num_gpus: int | None) -> int | None:
         return 1 if self.batch_axis is None else self._size(self.batch_axis, num_gpus)
 
+    def parts_of_worker(self, worker: int, cluster: Cluster, num_gpus: int | None) -> tuple[int, int, int]:
+        axis = self.batch_axis
+        sizes = [self._size(name, num_gpus) or 1 for name in self.mesh]
+        if axis is None:
+            return 0, 1, 1
+        at = list(self.mesh).index(axis)
+        stride, each = math.prod(sizes[at + 1 :]), math.prod(sizes) // cluster.num_workers
+        # devices are laid out row by row, those of one process after those of another
+        places = [device // stride % sizes[at] for device in range(worker * each, (worker + 1) * each)]
+        return min(places), max(places) - min(places) + 1, sizes[at]
+
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int]:
         # whether this machine has GPUs for all workers that it starts is told when it is known which these are
         return ("strategy", "mesh"), self.product // cluster.num_workers

@@ -1,0 +1,81 @@
+"""Who reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.run import RunConfig
+from distlaunch.data.numbered_batches import first_worker
+from distlaunch.data.source import open_splits
+from distlaunch.data.split import Split
+
+_BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many of them
+_AHEAD = 2  # batches that each process reads before they are wanted
+
+
+def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, Any]:
+    """In JSON's types; see `ui/data_overview.py`. Reads the data in this process, as the first worker does.
+
+    Raises:
+        ConfigError: the data does not fit the config.
+    """
+    splits, train, validation = open_splits(config, run, context=first_worker(config))
+    both = {"train": train, "validation": validation}
+    readers = _readers(config, num_gpus)
+    return {
+        "origin": splits.origin,
+        "sharding": config.data.sharding,
+        "streams": config.data.streams,
+        "readers": readers,
+        "splits": {name: _of_split(config, split, readers) for name, split in both.items() if split is not None},
+    }
+
+
+def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
+    """The tasks that read, with the part of each batch that they do: `first` and `number` of `of` parts."""
+    strategy, cluster = config.strategy, config.cluster
+    if strategy.has_coordinator:
+        return []
+    told = []
+    for worker in range(cluster.num_workers):
+        first, number, of = strategy.parts_of_worker(worker, cluster, num_gpus)
+        uneven = strategy.has_replicas or of == 1
+        told.append({"task": f"worker:{worker}", "first": first, "number": number, "of": of, "uneven": uneven})
+    return told
+
+
+def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = config.data.global_batch
+    examples, num_bytes = split.buffer()
+    share = max((reader["number"] / reader["of"] for reader in readers), default=1.0)
+    loaded = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split.first_rows(1), expand_composites=True))
+    return {
+        "examples": split.num_examples,
+        "batches": split.num_batches,
+        "shuffled": split.name == "train" and config.data.shuffle is not False and not config.data.batched,
+        "by_number": split.pick is not None,
+        "work": split.work,
+        "first": [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers],
+        "buffer_examples": examples,
+        "buffer_bytes": num_bytes,
+        "ahead_bytes": round(_AHEAD * batch * share * loaded),
+    }
+
+
+def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[str, Any]:
+    """The rows of a batch that a task reads, from `start` to before `stop`, and the first of their numbers."""
+    total = batch
+    numbers: list[int] = []
+    if split.pick is not None and split.num_examples:
+        picked = split.pick(0, at) % split.num_examples if at < (split.num_batches or 0) else np.zeros(0, np.int64)
+        total, numbers = len(picked), picked.tolist()
+    first, number, of = reader["first"], reader["number"], reader["of"]
+    # on a mesh a batch that its axis does not divide is read whole
+    whole = not reader["uneven"] and total % of
+    start, stop = (0, total) if whole else (total * first // of, total * (first + number) // of)
+    shown = numbers[start:stop][:_NUMBERS]
+    return {"batch": at, "task": reader["task"], "start": start, "stop": stop, "numbers": shown}
