@@ -47,7 +47,8 @@ def measure(name: str, steps: int, rounds: int) -> dict[str, list[float]]:
     choose_backend(config.strategy.backend)
     session = _session(config)
     own = _distlaunch(session, steps)
-    other = _dtensor_loop(session, steps) if config.strategy.kind == "dtensor" else _jax_loop(session, steps)
+    section = config.strategy
+    other = _dtensor_loop(session, section, steps) if section.kind == "dtensor" else _jax_loop(session, steps)
     contenders = {"distlaunch": own, "by hand": other}
     seconds: dict[str, list[float]] = {key: [] for key in contenders}
     for epoch in contenders.values():
@@ -85,18 +86,17 @@ def _batches(session: Any) -> Any:
     return iter(source.elements.map(source.load))
 
 
-def _dtensor_loop(session: Any, steps: int) -> Epoch:
+def _dtensor_loop(session: Any, section: Any, steps: int) -> Epoch:
     import keras
     import tensorflow as tf
     from tensorflow.experimental import dtensor
 
-    strategy, config = session.strategy, session._config.strategy
-    mesh = strategy.mesh
+    mesh = session.strategy.mesh
 
     def layout(*axes: str | None) -> Any:
         return dtensor.Layout([axis or dtensor.UNSHARDED for axis in axes], mesh)
 
-    rules = config.layout
+    rules = section.layout
     first, second = rules.get("dense1/weight", [None, None]), rules.get("dense2/weight", [None, None])
 
     def variable(value: Any, *axes: str | None) -> Any:
@@ -104,7 +104,7 @@ def _dtensor_loop(session: Any, steps: int) -> Epoch:
 
     train_step = _dtensor_step([variable(v.numpy(), *a) for v, a in _weights_and_axes(first, second)])
     batches = _batches(session)
-    inputs, labels = layout(*(config.input_layout or ["batch", None])), layout("batch")
+    inputs, labels = layout(*(section.input_layout or ["batch", None])), layout("batch")
 
     def epoch() -> None:
         progress = keras.utils.Progbar(steps, verbose=1)
@@ -179,10 +179,8 @@ def _jax_loop(session: Any, steps: int) -> Epoch:
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from distlaunch.training.export.writers import rebuild
-
     mesh = session.strategy.mesh
-    model = rebuild(session._config, session.program.snapshot(), session._rows)
+    model = session.trained_model()
     optimizer: Any = model.optimizer
     accuracy = keras.metrics.SparseCategoricalAccuracy()
     mean_loss = keras.metrics.Mean()

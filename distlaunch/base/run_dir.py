@@ -164,6 +164,21 @@ class RunDir:
         """Whether there is a checkpoint of the best epoch."""
         return (self.checkpoints / BEST).is_dir()
 
+    def best_checkpoint(self) -> tuple[int, Path] | None:
+        """Step and folder of the best epoch's checkpoint, if there is one; that of its step if it is the same."""
+        best = self.checkpoints / BEST
+        try:
+            meta = (best / "meta.json").read_bytes()
+            step = int(json.loads(meta)["progress"]["step"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        other = self.checkpoints / f"step-{step:08d}"
+        with contextlib.suppress(OSError):
+            # a resumed run may have written the same step again, with other weights
+            if (other / "meta.json").read_bytes() == meta:
+                return step, other
+        return step, best
+
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""
         return owner_of(self._lock)

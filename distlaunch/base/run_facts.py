@@ -41,6 +41,7 @@ class AttemptFacts:
         timed: how the time of each task's steps has gone.
         stopped_after_failure: somebody called the next attempt off; the last `ended` says how.
         has_result: whether it has evaluated, predicted or exported.
+        last_at: the time of its newest event.
     """
 
     hosts: dict[str, str] = field(default_factory=dict)
@@ -56,8 +57,10 @@ class AttemptFacts:
     ended: RunEnded | None = None
     stopped_after_failure: bool = False
     has_result: bool = False
+    last_at: float = 0.0
 
     def add(self, event: Event) -> None:
+        self.last_at = event.time
         match event:
             case TaskStarted():
                 self.hosts[event.task] = event.host

@@ -12,7 +12,12 @@ READ_LATE = ("TF_CONFIG", VISIBLE, *REUSE_ENV)
 """Variables of a task that frameworks read when they look for devices or open a port, and not when imported."""
 
 
-def preload_for(config: RunConfig, task: Task) -> Preload:
+USES = ("evaluate", "predict", "export")
+"""Modes of tasks that do not train: less is made ready for them."""
+
+
+def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
     """What a task of a run imports in any case."""
     quiet = ["quiet"] if config.strategy.has_coordinator else []
-    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *quiet), READ_LATE)
+    use = [mode] if mode in USES else []
+    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *quiet, *use), READ_LATE)

@@ -197,7 +197,7 @@ def plan_launch(
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,
             host=place_of[task].host,
-            preload=preload_for(config, task) if config.engine.warm_start else None,
+            preload=preload_for(config, task, mode) if config.engine.warm_start else None,
         )
         for task in chosen
     )

@@ -72,6 +72,7 @@ class RunReport:
     Attributes:
         command: what was called, of a run of a script; else empty.
         checkpoints: those that are still there.
+        best: that of the best epoch; one of `checkpoints`, or kept beside them.
         evaluator: results of the evaluator beside training, by step.
         evaluations: results of `distlaunch evaluate`, in order.
         variables: which task holds what, as in VariablesPlaced.
@@ -89,12 +90,19 @@ class RunReport:
     data: DataResolved | None
     epochs: tuple[EpochEnded, ...]
     checkpoints: tuple[CheckpointSaved, ...]
+    best: CheckpointSaved | None
     evaluator: tuple[Evaluated, ...]
     evaluations: tuple[Evaluated, ...]
     exports: dict[str, str]
     variables: list[dict[str, Any]]
     mesh: dict[str, Any] | None
     timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
+
+    @property
+    def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
+        """By step, with the best one."""
+        beside = () if self.best is None or self.best in self.checkpoints else (self.best,)
+        return tuple(sorted((*self.checkpoints, *beside), key=lambda event: event.step))
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -107,7 +115,10 @@ class RunReport:
             "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
             "data": _only(self.data, "name", "source", "examples") if self.data else None,
             "epochs": [_only(event, "epoch", "step", "seconds", "logs") for event in self.epochs],
-            "checkpoints": [_only(event, "step", "path", "num_bytes") for event in self.checkpoints],
+            "checkpoints": [
+                {**_only(event, "step", "path", "num_bytes"), "best": event is self.best}
+                for event in self.all_checkpoints
+            ],
             "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
             "times": summary(self.timed),
@@ -148,6 +159,7 @@ def read_report(run: RunDir) -> RunReport:
         data=facts.data,
         epochs=_by({event.epoch: event for event in facts.epochs}),
         checkpoints=_by(saved),
+        best=_best(run, facts, saved),
         evaluator=_by({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(facts.evaluations),
         exports=facts.exports,
@@ -155,6 +167,16 @@ def read_report(run: RunDir) -> RunReport:
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),
     )
+
+
+def _best(run: RunDir, facts: RunFacts, saved: dict[int, CheckpointSaved]) -> CheckpointSaved | None:
+    if (found := run.best_checkpoint()) is None:
+        return None
+    step, path = found
+    if step in saved and saved[step].path == str(path):
+        return saved[step]
+    told = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
+    return dataclasses.replace(told, path=str(path)) if told else None
 
 
 def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:

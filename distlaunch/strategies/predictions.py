@@ -56,13 +56,26 @@ def _whole(leaf: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor)
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         message = f"the model predicts {dtype.name}, which processes cannot send each other"
         raise ConfigError(Problem(("model", "function"), f"{message}; predict with --set strategy.kind=one_device"))
-    # float16 and bfloat16 fit into float32, short integers and bool into int32
-    travelling = dtype if dtype in _TRAVELS else tf.float32 if dtype.is_floating else tf.int32
     context = tf.distribute.get_replica_context()
     number, count, first = tf.cast(total, tf.int32), tf.cast(rows, tf.int32), tf.cast(start, tf.int32)
     around = [[first, number - first - count], *[[0, 0]] * (leaf.shape.rank - 1)]
-    padded = tf.pad(tf.cast(leaf[:count], travelling), around)
-    return tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, padded), dtype)
+    own = leaf[:count]
+    if dtype == tf.uint64:
+        # no type that can be summed holds all its values; bits beside zeros stay what they are
+        own = tf.bitcast(own, tf.int64)
+    padded = tf.pad(tf.cast(own, _travelling(own.dtype)), around)
+    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, padded)
+    return tf.bitcast(sums, dtype) if dtype == tf.uint64 else tf.cast(sums, dtype)
+
+
+def _travelling(dtype: tf.DType) -> tf.DType:
+    """The type that values are summed in, which holds all of them."""
+    if dtype in _TRAVELS:
+        return dtype
+    if dtype == tf.uint32:
+        return tf.int64
+    # float16 and bfloat16 fit into float32, short integers and bool into int32
+    return tf.float32 if dtype.is_floating else tf.int32
 
 
 def concatenated(batches: list[Any]) -> Any:

@@ -18,15 +18,9 @@ from distlaunch.base.task_error import write_exit, write_signal, write_stall
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
+from distlaunch.supervise.diagnose.diagnosis import diagnose
 from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
-from distlaunch.supervise.diagnose.first_failure import (
-    Traces,
-    config_problems,
-    find_failure,
-    is_lost,
-    is_retryable,
-    mark_of,
-)
+from distlaunch.supervise.diagnose.first_failure import Traces
 from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, facts_of
 from distlaunch.supervise.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
 from distlaunch.supervise.observer import Observer, ThreadedObserver
@@ -255,24 +249,21 @@ class Supervisor:
         verdict = self._conclude()
         self._traces.hosts, self._traces.steps = self._progress.hosts, self._probes.steps
         self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
-        problems = config_problems(self._plan, verdict) if verdict.culprit else ()
-        failure = (
-            find_failure(self._plan, verdict, self._traces) if verdict.status == "failed" and not problems else None
-        )
+        found = diagnose(self._plan, verdict, self._traces)
         if verdict.why is Why.STALLED and verdict.culprit:
             self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
-        self._write(self._end_events(verdict.status, failure))
+        self._write(self._end_events(verdict.status, found.failure))
         self._take(self._follower.read())
         asked = bool(self._state.asked)
         return Outcome(
             verdict.status,
-            ExitCode.USAGE if problems else verdict.exit_code,
-            failure,
-            problems,
+            ExitCode.USAGE if found.problems else verdict.exit_code,
+            found.failure,
+            found.problems,
             warnings_of(self._plan, verdict, sorted(self._state.given_up), self._probes.shares()),
-            retryable=failure is not None and not asked and is_retryable(self._plan, verdict, self._traces),
-            mark=mark_of(self._plan, verdict, self._traces),
-            lost=is_lost(self._plan, verdict, self._traces),
+            retryable=found.is_retryable and not asked,
+            mark=found.mark,
+            lost=found.lost,
         )
 
     def _tell_culprit(self, name: str, *, frozen: bool) -> None:

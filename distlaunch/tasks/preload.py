@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -29,26 +30,33 @@ _TASKS = (
 _ENTRIES = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
             "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
             "strategies.replica.sums:Sums.__init__.<locals>.<lambda>")  # fmt: skip
-_TRACED = ("data.split:Split.training_source.<locals>.one_pass", "data.indexed:Indexed._batches",
-           "data.indexed:Indexed._load", "data.indexed:Indexed._order", "data.random_access:Arrays.rows",
-           "data.random_access:Arrays.rows.<locals>.<lambda>",
-           "strategies.replica.program:ReplicaProgram._make_call.<locals>.totals",
-           "strategies.ballots:Ballots.counted", "strategies.patches.keras_private:compiled_metrics",
-           "strategies.patches.symbols:private", "strategies.replica.input:_loaded.<locals>.load",
-           "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",
-           "strategies.replica.input:slice_rows", "strategies.replica.input:split_rows.<locals>.<lambda>",
-           "strategies.replica.input:split_rows.<locals>.part", "strategies.replica.sums:Sums.collect",
-           "strategies.replica.input:own_rows.<locals>.<lambda>", "strategies.replica.input:own_rows.<locals>.part",
-           "strategies.replica.sums:Sums.split", "strategies.replica.sums:Sums.sum",
-           "strategies.replica.sums:_tensor", "strategies.variables:metric_results")  # fmt: skip
-"""Functions that TensorFlow traces in most tasks, and that AutoGraph has to convert for that."""
+"""Functions that are given to TensorFlow themselves."""
+_ORDERS = ("data.split:Split.training_source.<locals>.one_pass", "data.indexed:Indexed._batches",
+           "data.indexed:Indexed._order")  # fmt: skip
+_READS = ("data.indexed:Indexed._load", "data.random_access:Arrays.rows",
+          "data.random_access:Arrays.rows.<locals>.<lambda>", "strategies.replica.input:_loaded.<locals>.load",
+          "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",
+          "strategies.replica.input:slice_rows", "strategies.replica.input:split_rows.<locals>.<lambda>",
+          "strategies.replica.input:split_rows.<locals>.part", "strategies.replica.input:own_rows.<locals>.<lambda>",
+          "strategies.replica.input:own_rows.<locals>.part")  # fmt: skip
+_STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
+          "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
+          "strategies.replica.program:ReplicaProgram._make_call.<locals>.totals",
+          "strategies.ballots:Ballots.counted", "strategies.patches.keras_private:compiled_metrics",
+          "strategies.patches.symbols:private", "strategies.replica.sums:Sums.collect",
+          "strategies.replica.sums:Sums.split", "strategies.replica.sums:_tensor",
+          "strategies.variables:metric_results")  # fmt: skip
+_VOTES = ("strategies.replica.sums:Sums.__init__.<locals>.<lambda>", "strategies.replica.sums:Sums.sum")
+_TRACED = {"evaluate": (_READS, _STEPS, _VOTES), "predict": (_READS, _VOTES), "export": (_VOTES,)}
+_TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS, _VOTES)
+"""Functions that TensorFlow traces in most tasks, by what the task does, and that AutoGraph has to convert for that."""
 
 
 def main(arguments: Sequence[str]) -> str:
     """Imports for tasks of a backend.
 
     Args:
-        arguments: the backend, and perhaps `quiet`.
+        arguments: the backend; perhaps `quiet`; what the tasks do, if they do not train.
 
     Returns:
         Why this process must not be forked; empty if it may.
@@ -74,21 +82,22 @@ def main(arguments: Sequence[str]) -> str:
     strategies = [kind for kind, model in MODELS.items() if model.backend == backend]
     for kind in strategies:
         importlib.import_module(f"distlaunch.strategies.{TABLE[kind].partition(':')[0]}")
-    _convert_ahead(only_reads=all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies))
+    used = next((_TRACED[word] for word in words if word in _TRACED), _TRACED_IN_TRAINING)
+    if all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies):
+        # TensorFlow reads the data, and runs nothing else
+        used = tuple(group for group in used if group in (_ORDERS, _READS))
+    _convert_ahead(used)
     os.register_at_fork(after_in_child=_new_random_numbers)
     # only the forking thread lives on in a child: a lock that another holds would stay locked
     more = _num_threads() - threads
     return f"importing has started {more} thread(s)" if more > 0 else ""
 
 
-def _convert_ahead(*, only_reads: bool) -> None:
-    """Args: only_reads: TensorFlow reads the data, and runs nothing else."""
+def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:
     from distlaunch.strategies.patches.tensorflow_autograph import convert_ahead
 
-    reads = ("data.", "strategies.replica.input:")
-    for place in (*_ENTRIES, *_TRACED):
-        if not only_reads or place.startswith(reads):
-            convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
+    for place in itertools.chain.from_iterable(groups):
+        convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
 
 
 def _num_threads() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -84,16 +85,15 @@ def _outlast(spec: ClusterSpec, task: Task, config: RunConfig, asked_to_stop: th
         return
     chief = spec.address(spec.chief)
     emit(Notice(level="info", message=f"serving at {spec.address(task)}, until the coordinator at {chief} has ended"))
-    _outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
+    outlast_chief(chief, config.cluster.start_timeout_s, asked_to_stop, failures)
 
 
-def _outlast_chief(
-    address: str, start_timeout_s: float, asked_to_stop: threading.Event, failures: list[Exception]
-) -> None:
+def outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading.Event, failures: list[Exception], *,
+                  clock: Callable[[], float] = time.monotonic,
+                  sleep: Callable[[float], None] = time.sleep) -> None:  # fmt: skip
     """Returns when the coordinator has come and gone, or reading failed; raises UsageError if it does not come."""
     host, _, port = address.rpartition(":")
-    unanswered, seen, idle = 0, False, threading.Event()
-    waited = 0.0
+    unanswered, seen, began = 0, False, clock()
     # a coordinator that has not come yet may take its time
     while not failures and (unanswered < _GONE_AFTER or not seen):
         try:
@@ -103,8 +103,7 @@ def _outlast_chief(
             unanswered += 1
         if not seen and asked_to_stop.is_set():
             return
-        if not seen and waited > start_timeout_s:
+        if not seen and clock() - began > start_timeout_s:
             raise UsageError(f"the coordinator at {address} did not come within {start_timeout_s:g} s")
         # not `asked_to_stop`: asked to stop, it still serves until the coordinator has saved
-        idle.wait(_PROBE_S)
-        waited += _PROBE_S
+        sleep(_PROBE_S)

@@ -134,7 +134,8 @@ def _trained(state: ProgressState) -> str:
     start = state.now.training
     assert start is not None
     steps = state.step - start.first_step
-    seconds = state.now.ended.seconds if state.now.ended else sum(epoch.seconds for epoch in state.epochs)
+    own = sum(epoch.seconds for epoch in state.epochs if epoch.attempt == start.attempt)
+    seconds = state.now.ended.seconds if state.now.ended else own
     text = f"{words.count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
     if start.first_step:
         text += f", from step {start.first_step:,}"

@@ -114,7 +114,14 @@ def _epoch_lines(epochs: Sequence[EpochEnded]) -> list[str]:
 
 
 def _checkpoint_lines(report: RunReport) -> list[str]:
-    rows = [(f"{saved.step:,}", words.size(saved.num_bytes), shown(saved.path)) for saved in report.checkpoints]
+    rows = [
+        (
+            f"{saved.step:,}",
+            words.size(saved.num_bytes),
+            f"{shown(saved.path)}{' (best)' if saved is report.best else ''}",
+        )
+        for saved in report.all_checkpoints
+    ]
     return columns(("checkpoint", "size", "path"), rows, right={0, 1}) if rows else []
 
 

@@ -16,7 +16,7 @@ from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmProcess
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines.local import WARM_STARTS
-from distlaunch.plan.preload import READ_LATE
+from distlaunch.plan.preload import READ_LATE, USES
 from tests.processes.warm_launcher import Forked
 
 
@@ -33,9 +33,10 @@ def main() -> None:
     theirs.close()
     process = WarmProcess(ours, Forked(pid))
     process.unfit, process.was_fit = "", True
-    what = Preload("distlaunch.tasks.preload", tuple(backend.split()), READ_LATE)
-    for tasks in range(1, 5):  # what sizes pools is not looked at before a task computes
-        WARM_STARTS.add(sys.executable, what, {**pool_sizes(tasks), **os.environ, **UNBUFFERED}, process)
+    for use in ("", *USES):  # this process has made ready what training needs, and so all of it
+        what = Preload("distlaunch.tasks.preload", (*backend.split(), *use.split()), READ_LATE)
+        for tasks in range(1, 5):  # what sizes pools is not looked at before a task computes
+            WARM_STARTS.add(sys.executable, what, {**pool_sizes(tasks), **os.environ, **UNBUFFERED}, process)
     sys.argv = ["distlaunch", *words]
     runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
 

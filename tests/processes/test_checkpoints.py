@@ -86,6 +86,9 @@ def test_the_best_one_is_kept_and_found_and_a_resumed_run_knows_it(tmp_path: Pat
     code, out, err = run("predict", "runs/job", "--checkpoint", "best", cwd=tmp_path)
     assert code == 0, out + err
     assert job.predictions("validation", 40).exists()
+    code, out, err = run("report", "runs/job", cwd=tmp_path)
+    assert "runs/job/checkpoints/best (best)\n" in out
+    assert "runs/job/checkpoints/step-00000120\n" in out
 
 
 def test_a_checkpoint_is_listed(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from supervised import wait_until
@@ -86,3 +89,33 @@ def test_a_directory_of_any_depth(tmp_path: Path) -> None:
 def test_where_no_socket_can_be_made_the_run_goes_on(tmp_path: Path) -> None:
     channel = ControlChannel(tmp_path / "nowhere" / "control", lambda number: None)
     channel.close()
+
+
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = socket.socket.accept
+    errors = [OSError(errno.EMFILE, "Too many open files"), ConnectionAbortedError()]
+
+    def accept_later(listener: socket.socket) -> Any:
+        if errors:
+            raise errors.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with SignalPipe(tmp_path / "control") as signals, Connection(tmp_path / "control") as connection:
+        assert connection.ask("stop", 10) == ""
+        assert signals.read() == [signal.SIGTERM]
+
+
+def test_connections_are_closed_when_their_clients_are_gone(tmp_path: Path, pipe: SignalPipe) -> None:
+    waiting = Connection(tmp_path / "control")
+    with waiting:
+        assert waiting.ask("stop", 10) == ""
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(10):
+            with Connection(tmp_path / "control") as connection:
+                assert connection.ask("stacks", 10) == ""
+        # the last one is closed when the next one comes
+        assert len(os.listdir("/proc/self/fd")) <= before + 1
+        assert not waiting.wait(0.001), "who waits for the controller's end still does"

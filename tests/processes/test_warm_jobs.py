@@ -68,7 +68,8 @@ CONVERTED = """
 import os, sys
 from pathlib import Path
 from distlaunch.tasks import preload
-assert preload.main(["tensorflow"]) == ""
+mode, *strategies = sys.argv[1:]
+assert preload.main(["tensorflow", mode]) == ""
 import distlaunch
 from distlaunch.base.code_origins import origins
 from distlaunch.base.run_dir import RunDir
@@ -78,13 +79,21 @@ from distlaunch.training.session import Session
 
 before = {file for file, _ in origins}
 own = str(Path(distlaunch.__file__).parent)
-for number, strategy in enumerate(sys.argv[1:]):
+print("ahead", sorted({origin.function for origin in origins.values()}))
+for number, strategy in enumerate(strategies):
+    sys.stdout.flush()
     if os.fork():
         assert os.wait()[1] == 0, strategy
         continue
     loaded = load_config(Path("job.yaml"), (f"strategy={strategy}",), environ={}, num_gpus=0)
     run = RunDir(f"run-{number}")
-    Session(loaded.config, run, Task("worker", 0), lambda event: None, lambda: False).run_training()
+    session = Session(loaded.config, run, Task("worker", 0), lambda event: None, lambda: False)
+    if mode == "train":
+        session.run_training()
+    elif mode == "evaluate":
+        session.evaluate("validation", None)
+    else:
+        session.predict("validation", None, None)
     converted = {origin.function for (file, _), origin in origins.items() if file not in before
                  and origin.file.startswith(own)}
     print(strategy, sorted(converted), flush=True)
@@ -95,9 +104,17 @@ for number, strategy in enumerate(sys.argv[1:]):
 def test_autograph_has_nothing_of_ours_left_to_convert(project: Path) -> None:
     """The list of what is converted ahead is whole: a change of these functions must not make starts slow again."""
     strategies = ["{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}"]
-    words = [sys.executable, "-c", CONVERTED, *strategies]
-    env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = [line for line in done.stdout.splitlines() if line.startswith("{kind: ")]
-    assert found == [f"{strategy} []" for strategy in strategies]
+    ahead = {}
+    for mode in ("train", "evaluate", "predict"):
+        words = [sys.executable, "-c", CONVERTED, mode, *strategies]
+        env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
+        done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found = [line for line in done.stdout.splitlines() if line.startswith("{kind: ")]
+        assert found == [f"{strategy} []" for strategy in strategies], mode
+        ahead[mode] = next(line for line in done.stdout.splitlines() if line.startswith("ahead "))
+    # and nothing is converted that only training uses
+    assert "'one_pass'" in ahead["train"]
+    assert "'one_pass'" not in ahead["evaluate"]
+    assert "'totals'" in ahead["evaluate"]
+    assert "'totals'" not in ahead["predict"]

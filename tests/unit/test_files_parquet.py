@@ -15,6 +15,7 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, parquet
+from distlaunch.data.files import row_groups
 from distlaunch.data.files.row_groups import RowGroupCache
 
 pa = pytest.importorskip("pyarrow")
@@ -132,6 +133,27 @@ def test_threads_share_groups_in_bounded_memory() -> None:
     if child == 0:  # pytest must not go on in it
         os._exit(0 if cache.get(1).group == 1 and len(loads) == 6 else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_no_thread_of_a_forked_process_waits_for_a_thread_that_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited, new_lock = threading.Lock(), threading.Lock
+    monkeypatch.setattr(row_groups, "threading", SimpleNamespace(Lock=lambda: inherited))
+    cache = RowGroupCache(lambda group: SimpleNamespace(nbytes=1))
+    monkeypatch.setattr(row_groups, "threading", SimpleNamespace(Lock=new_lock))
+    with inherited:  # as another thread of the parent may hold it
+        child = os.fork()
+        if child == 0:
+            second = threading.Thread(target=cache.get, args=(1,), daemon=True)
+
+            def lock_while_another_thread_gets() -> Any:
+                second.start()
+                second.join(timeout=5)
+                return new_lock()
+
+            monkeypatch.setattr(row_groups, "threading", SimpleNamespace(Lock=lock_while_another_thread_gets))
+            cache.get(0)
+            os._exit(int(second.is_alive()))
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_group_that_failed_is_tried_again() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 pytest.importorskip("tensorflow")
 import ml_dtypes
+import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.data.splits import Splits
-from distlaunch.strategies.predictions import concatenated
+from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -57,6 +58,42 @@ def test_batches_are_joined() -> None:
         concatenated([ONE, np.zeros((2, 3))])
     with pytest.raises(ConfigError, match="no examples"):
         concatenated([])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        ("uint64", [2**63 + 1, 2**64 - 1, 0]),
+        ("int64", [-(2**63), 2**63 - 1, 2**40]),
+        ("uint32", [2**32 - 1, 2**31, 7]),
+        ("int32", [-(2**31), 2**31 - 1, 7]),
+        ("uint8", [255, 0, 7]),
+        ("bool", [True, False, True]),
+        ("float16", [0.5, 65504.0, -1.0]),
+        ("float64", [1e300, 2.0**-1000, 1.0]),
+    ],
+)
+def test_processes_give_each_other_every_value_of_a_type(dtype: str, values: list[Any]) -> None:
+    class Model:
+        def predict_step(self, batch: Any) -> Any:
+            return batch
+
+    expected = np.array(values, dtype)
+    # collectives of several strategies in one process would get into each other's way
+    sums = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=sums)
+
+    parts = [(expected[:2], 2, 3, 0), (expected[2:], 1, 3, 2)]  # batch, rows, total, start
+
+    def of_replicas(at: int) -> Any:
+        return strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(parts[context.replica_id_in_sync_group][at])
+        )
+
+    model: Any = Model()
+    found = make_predict_call(strategy, model, num_processes=2)(tuple(map(of_replicas, range(4))))
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 GIVEN: dict[str, Any] = {}

@@ -50,6 +50,14 @@ def test_modules_that_may_hold_more(line: str, tmp_path: Path) -> None:
     assert read_module(file).is_open
 
 
+def test_a_file_that_is_too_large_to_parse_may_hold_anything(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("# one of many lines\n" * 500_000 + "def f(): ...\n")
+    assert read_module(file).is_open
+    file.write_text("table = '" + "x" * (9 << 20) + "'\n")
+    assert read_module(file).is_open
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"x = '\0'", b"(" * 5000, b"def f(:\n", b"-" * 200_000 + b"1"])
 def test_files_that_are_no_python(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "module.py"

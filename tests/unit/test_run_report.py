@@ -145,6 +145,30 @@ def test_report_as_json(run: RunDir) -> None:
     assert told["bytes_per_task"] == {"ps:0": 201216, "ps:1": 200708}
 
 
+def test_the_best_checkpoint_is_marked(run: RunDir) -> None:
+    def keep(folder: str, step: int, saved_at: float) -> None:
+        (run.checkpoints / folder).mkdir(exist_ok=True)
+        run.write_json(run.checkpoints / folder / "meta.json", {"saved_at": saved_at, "progress": {"step": step}})
+
+    def told() -> list[tuple[int, str, bool]]:
+        listed = json.loads(report("runs/job", "--json"))["checkpoints"]
+        return [(each["step"], Path(each["path"]).name, each["best"]) for each in listed]
+
+    newest = "step-00000200"
+    assert told() == [(200, newest, False)]
+    keep(newest, 200, 2.0)
+    keep("best", 200, 2.0)
+    assert told() == [(200, newest, True)]
+    assert "1.2 MB   runs/job/checkpoints/step-00000200 (best)\n" in report("runs/job")
+    keep("best", 200, 1.0)  # the same step, before it was trained again
+    assert told() == [(200, newest, False), (200, "best", True)]
+    keep("best", 100, 1.0)
+    assert told() == [(100, "best", True), (200, newest, False)]
+    assert "1.2 MB   runs/job/checkpoints/best (best)\n" in report("runs/job")
+    (run.checkpoints / "best/meta.json").write_text("damaged")
+    assert told() == [(200, newest, False)]
+
+
 def test_a_run_that_is_going_on_or_was_lost(run: RunDir) -> None:
     run.task(3, "chief:0").path.mkdir(parents=True)
     assert json.loads(report("runs/job", "--json"))["status"] == "killed"

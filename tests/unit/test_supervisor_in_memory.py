@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from distlaunch.agent.messages import Order
+from distlaunch.base.errors import ExitCode
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import Event, RunEnded, TaskStarted, TrainingStarted
+from distlaunch.base.events import Event, RunEnded, TaskFailed, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.supervise.diagnose import diagnosis, first_failure
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.supervisor import Supervisor
+from distlaunch.ui.progress.state import ProgressState
+from distlaunch.ui.report import print_failure
 from tests.unit.memory_engine import Clock, MemoryAllocation, Script, Signals, plan_of
 
 CHIEF, OTHER, PS = "worker:0", "worker:1", "ps:0"
@@ -135,6 +142,32 @@ def test_how_a_job_ends(tmp_path: Path, name: str) -> None:
     assert {task: len(starts) - 1 for task, starts in allocation.tasks.items() if len(starts) > 1} == case.restarts
     ends = [event for event in read_events(RunDir(tmp_path).events) if isinstance(event, RunEnded)]
     assert ends[-1].status == case.status
+
+
+@pytest.mark.parametrize(
+    "part", ["read_error", "last_lines", "config_problems", "find_failure", "is_retryable", "mark_of", "is_lost"]
+)
+def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("not enough values\nto unpack")
+
+    module = diagnosis if hasattr(diagnosis, part) else first_failure
+    monkeypatch.setattr(module, part, broken)
+    case = CASES["a worker is killed"]
+    outcome, _ = supervise(tmp_path, case)
+    assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.FAILED)
+    console = Console(file=io.StringIO(), width=200)
+    print_failure(console, ProgressState(), AttemptResult(plan_of(tmp_path, *case.scripts), outcome))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"failed: {OTHER} on " in said
+    assert "killed by" in said
+    assert str(tmp_path / "attempts/0/worker-1/stderr.log") in said.replace("\n", "")
+    assert "a bug in distlaunch; please report it: ValueError: not enough values" in said
+    assert "(test_supervisor_in_memory.py:" in said
+    ends = [event for event in read_events(RunDir(tmp_path).events) if isinstance(event, RunEnded | TaskFailed)]
+    assert [type(event) for event in ends] == [TaskFailed, RunEnded]
 
 
 def test_ports_are_given_back_once_they_are_bound(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_LARGEST = 8 << 20  # bytes of a source file
+_LARGEST = 8 << 20  # bytes of a file that is parsed: its tree takes hundreds of times as much memory
 
 
 class SourceError(Exception):
@@ -21,7 +21,8 @@ class ModuleNames:
 
     Attributes:
         bound: name -> the definition, or whatever binds it.
-        is_open: more names may come to exist when it runs (star imports, `globals()`, a module's `__getattr__`).
+        is_open: more names may come to exist when it runs (star imports, `globals()`, a module's `__getattr__`);
+            or it is too large to parse.
     """
 
     bound: dict[str, ast.AST] = field(default_factory=dict)
@@ -41,7 +42,10 @@ def read_module(path: Path) -> ModuleNames:
     """
     try:
         with path.open("rb") as file:
-            source = file.read(_LARGEST)
+            source = file.read(_LARGEST + 1)
+        if len(source) > _LARGEST:
+            # a table in Python's syntax, for instance: importing it will tell
+            return ModuleNames(is_open=True)
         with warnings.catch_warnings():
             # SyntaxWarnings of the user's file, such as "invalid escape sequence", are shown when it is imported
             warnings.simplefilter("ignore")

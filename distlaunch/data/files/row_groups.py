@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,18 +18,17 @@ class RowGroupCache:
 
     def __init__(self, load: Callable[[int], Any], most_bytes: int = _MOST_BYTES) -> None:
         self._load, self._most_bytes = load, most_bytes
-        self._begin()
+        self.clear()
+        _caches.add(self)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def clear(self) -> None:
+        """Forgets all groups. Only while no other thread uses it."""
         self._lock = threading.Lock()
         self._groups: OrderedDict[int, Future[Any]] = OrderedDict()
         self._num_bytes = 0
 
     def get(self, group: int) -> Any:
         """A row group. Raises what `load` raises."""
-        if self._process != os.getpid():
-            self._begin()  # a thread that held the lock, or was loading, is not in a forked process
         with self._lock:
             future = self._groups.get(group)
             mine = future is None
@@ -59,3 +59,15 @@ class RowGroupCache:
                 if other != group and held.done():
                     del self._groups[other]
                     self._num_bytes -= held.result().nbytes
+
+
+_caches: weakref.WeakSet[RowGroupCache] = weakref.WeakSet()
+
+
+def _clear_all() -> None:
+    for cache in list(_caches):
+        cache.clear()
+
+
+# a thread that held the lock, or was loading, is not in a forked process; there is no second thread in it yet
+os.register_at_fork(after_in_child=_clear_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import signal
 import socket
 import threading
@@ -17,6 +18,8 @@ _PATIENCE_S = 5.0
 """How long a client may take to say what it wants."""
 PRESSES_APART_S = 0.5
 """Two Ctrl-C within a moment would count as one."""
+_ACCEPTS_AGAIN_S = 0.1
+"""After a connection could not be accepted."""
 
 _open: list[socket.socket] = []
 """Connections that have been answered. The kernel closes them when this process ends, which their clients wait for."""
@@ -32,6 +35,7 @@ class ControlChannel:
     def __init__(self, path: Path, put: Callable[[signal.Signals], None]) -> None:
         self._path, self._put = path, put
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._over = threading.Event()
         try:
             # whoever made the old one is gone: the caller holds the run's lock
             path.unlink(missing_ok=True)
@@ -47,6 +51,7 @@ class ControlChannel:
 
     def close(self) -> None:
         """Takes no more requests."""
+        self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept` in the thread
         self._listener.close()
@@ -54,16 +59,19 @@ class ControlChannel:
             self._path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        while True:
+        while not self._over.is_set():
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or such as too many open files: the client waits for its answer meanwhile
+                _close_abandoned()
+                self._over.wait(_ACCEPTS_AGAIN_S)
+                continue
             # one client at a time: a silent one must not keep out the others
             connection.settimeout(_PATIENCE_S)
             try:
                 refused = self._take(read_line(connection))
                 connection.sendall(json.dumps({"refused": refused} if refused else {}).encode() + b"\n")
+                _close_abandoned()
                 _open.append(connection)
             except OSError:  # a client that is gone, or says nothing
                 connection.close()
@@ -88,3 +96,15 @@ class ControlChannel:
         else:
             return f"got {request!r}; expected one of {', '.join(REQUESTS)}"
         return ""
+
+
+def _close_abandoned() -> None:
+    """Closes connections whose clients are gone; each would keep a descriptor."""
+    poller = select.poll()
+    for connection in _open:
+        # 0: hang-ups and errors are told in any case
+        poller.register(connection, 0)
+    gone = {fd for fd, _ in poller.poll(0)}
+    for connection in [each for each in _open if each.fileno() in gone]:
+        _open.remove(connection)
+        connection.close()

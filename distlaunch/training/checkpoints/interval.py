@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from distlaunch.base.events import Event, RunEnded, TrainingStarted
+from distlaunch.base.events import Event
+from distlaunch.base.run_facts import RunFacts
 
 PRIOR_S = 24 * 3600.0
 """Between two failures, as long as the run has not failed."""
@@ -33,17 +34,10 @@ class Failures:
 
 def past_failures(events: Iterable[Event]) -> Failures:
     """What a run's events tell of its attempts that trained; one without a word at its end was killed."""
-    began: dict[int, float] = {}
-    ended: dict[int, float] = {}
-    well: set[int] = set()
-    for event in events:
-        if isinstance(event, TrainingStarted):
-            began.setdefault(event.attempt, event.time)
-        # whatever came last: a killed task tells no end
-        ended[event.attempt] = event.time
-        if isinstance(event, RunEnded) and event.status != "failed":
-            well.add(event.attempt)
-    return Failures(len(began.keys() - well), sum(ended[attempt] - at for attempt, at in began.items()))
+    trained = [attempt for attempt in RunFacts.of(events).attempts.values() if attempt.training is not None]
+    failed = [attempt for attempt in trained if attempt.ended is None or attempt.ended.status == "failed"]
+    # until its newest event, whatever that is: a killed task tells no end
+    return Failures(len(failed), sum(each.last_at - each.training.time for each in trained if each.training))
 
 
 def best_interval_s(between_failures_s: float, stalled_s: float, writing_s: float) -> float:

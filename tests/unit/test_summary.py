@@ -1,0 +1,46 @@
+"""The summary at the end of a training."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+from rich.console import Console
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.events import EpochEnded, RunEnded, TrainingStarted
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import Task
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.outcome import Outcome
+from distlaunch.ui.progress.state import ProgressState
+from distlaunch.ui.report import print_summary
+
+START = TrainingStarted(strategy="one_device", loop="fit", replicas=1, tasks=1, global_batch=8, epochs=4, first_epoch=0,
+                        first_step=0, steps_per_epoch=10, parameters=1)  # fmt: skip
+
+
+def summary(state: ProgressState) -> str:
+    run = RunDir("/r")
+    task = TaskPlan(Task("worker", 0), ("x",), {}, run.task(0, "worker:0"))
+    plan = LaunchPlan(run.path, 0, "train", (task,), 300, 30)
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    print_summary(console, state, AttemptResult(plan, Outcome("done", ExitCode.DONE)))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_steps_and_time_are_those_of_the_last_attempt() -> None:
+    state = ProgressState()
+    for event in (
+        START,
+        EpochEnded(epoch=0, step=10, seconds=100.0, logs={}),
+        dataclasses.replace(START, attempt=1, first_epoch=1, first_step=10),
+        EpochEnded(attempt=1, epoch=1, step=20, seconds=3.0, logs={}),
+        EpochEnded(attempt=1, epoch=2, step=30, seconds=4.0, logs={}),
+    ):
+        state.add(event)
+    assert "20 steps in 7.0 s, 3 of 4 epochs, from step 10" in summary(state)
+    state.add(RunEnded(attempt=1, status="done", step=30, epochs_done=3, seconds=8.5))
+    assert "20 steps in 8.5 s, 3 of 4 epochs, from step 10" in summary(state)
