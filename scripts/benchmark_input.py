@@ -1,11 +1,12 @@
 """How input scales with workers, and what it costs against a pipeline written by hand.
 
-    python scripts/benchmark_input.py [--pairs N]
+    python scripts/benchmark_input.py [--pairs N] [--torch PYTHON]
 
 1. A map that waits 10 ms an example, one thread a process, a step that costs nothing: an epoch with one, two
    and four workers, as ratios.
 2. JPEG images of 224 x 224 on one device: images a second through `distlaunch.data.image_folder`, against the best
-   tf.data pipeline that we could write, in pairs one after the other.
+   tf.data pipeline that we could write, and a PyTorch DataLoader with as many workers as there are cores, one after the
+   other. The latter needs `--torch`, a Python that has torch, torchvision and Pillow.
 
 Ratios of one run on one machine; use a quiet one.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -50,15 +52,36 @@ def wait(x, y):
 def model():
     return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 """
+TORCH = """
+import sys, time
+import torch, torchvision
+from torchvision.transforms import v2
+
+folder, batch, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+look = v2.Compose([v2.PILToTensor(), v2.Resize((224, 224)), v2.ToDtype(torch.float32)])
+images = torchvision.datasets.ImageFolder(folder, transform=look)
+loader = torch.utils.data.DataLoader(images, batch, shuffle=True, num_workers=workers, persistent_workers=True)
+for epoch in range(2):  # the workers start in the first
+    number, began = 0, None
+    for x, _ in loader:
+        if began is None:
+            began = time.perf_counter()
+        else:
+            number += len(x)
+print(number / (time.perf_counter() - began))
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--torch", metavar="PYTHON", help="of an environment that has torch and torchvision")
+    parser.add_argument("--only-jpeg", action="store_true")
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        _waiting(Path(folder))
-        _decoding(Path(folder), words.pairs)
+        if not words.only_jpeg:
+            _waiting(Path(folder))
+        _decoding(Path(folder), words.pairs, words.torch)
 
 
 def _waiting(folder: Path) -> None:
@@ -84,7 +107,7 @@ def _waiting(folder: Path) -> None:
         print(f"a map that waits: {workers} workers are {seconds[1] / seconds[workers]:.2f} times as fast as one")
 
 
-def _decoding(folder: Path, pairs: int) -> None:
+def _decoding(folder: Path, pairs: int, torch: str | None) -> None:
     import tensorflow as tf
 
     random = np.random.default_rng(0)
@@ -94,12 +117,26 @@ def _decoding(folder: Path, pairs: int) -> None:
         small = random.integers(0, 255, (28, 28, 3)).astype(np.float32)
         picture = tf.cast(tf.image.resize(small, (500, 375)), tf.uint8)
         path.write_bytes(tf.io.encode_jpeg(picture).numpy())
-    ratios = []
+    images = folder / "images"
+    others = {"a pipeline by hand": lambda: _rate(_by_hand(images))}
+    if torch is not None:
+        (folder / "torch_loader.py").write_text(TORCH)
+        call = [
+            torch,
+            str(folder / "torch_loader.py"),
+            str(images),
+            str(IMAGE_BATCH),
+            str(len(os.sched_getaffinity(0))),
+        ]
+        others["a PyTorch DataLoader"] = lambda: float(subprocess.run(call, check=True, stdout=subprocess.PIPE).stdout)
+    ratios: dict[str, list[float]] = {name: [] for name in others}
     for _ in range(pairs):
-        by_hand, ours = _rate(_by_hand(folder / "images")), _rate(_ours(folder / "images"))
-        ratios.append(ours / by_hand)
-    print(f"JPEG on one device: {statistics.median(ratios):.2f} of a pipeline by hand, median of {pairs} pairs "
-          f"(from {min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
+        ours = _rate(_ours(images))
+        for name, rate in others.items():
+            ratios[name].append(ours / rate())
+    for name, found in ratios.items():
+        print(f"JPEG on one device: {statistics.median(found):.2f} of {name}, median of {pairs} pairs "
+              f"(from {min(found):.2f} to {max(found):.2f})")  # fmt: skip
 
 
 def _rate(batches: Iterator[Any]) -> float:
@@ -133,7 +170,7 @@ def _ours(folder: Path) -> Iterator[Any]:
     config = Data.model_validate({"function": "unused:unused", "global_batch": IMAGE_BATCH})
     split = make_split(image_folder(folder, size=(224, 224)), config, seed=0, training=True)
     source = split.training_source(0, 0, ends_visible=False)
-    return (batch for batch, _, _ in split_rows(source, first_replica=0, num_local=1, num_replicas=1))
+    return (batch for batch, *_ in split_rows(source, first_replica=0, num_local=1, num_replicas=1))
 
 
 if __name__ == "__main__":
