@@ -15,7 +15,14 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.data.split import Split
-from distlaunch.strategies.data_ends import different_data, different_lengths, first_difference, not_own_data
+from distlaunch.strategies.data_ends import (
+    OF_FUNCTION,
+    REASONS,
+    different_data,
+    different_lengths,
+    first_difference,
+    not_own_data,
+)
 from distlaunch.strategies.protocol import Strategy
 
 
@@ -34,16 +41,18 @@ def compared(
     names = {name for facts in seen.values() for name in facts}
     own = {name for name, split in read.items() if split.own or config.data.streams is not None}
     shared = {task: {name: facts[name] for name in facts if name not in own} for task, facts in seen.items()}
-    wrong = different_lengths({task: _lengths(facts) for task, facts in shared.items()})
-    wrong = wrong or different_data(
-        {task: {name: facts[name]["data"] for name in facts} for task, facts in shared.items()}
+    reasons = OF_FUNCTION if config.data.sharding == "function" else REASONS
+    wrong = _missing(shared, reasons) or different_lengths(
+        {task: _lengths(facts) for task, facts in shared.items()}, reasons
     )
+    data = {task: {name: facts[name]["data"] for name in facts} for task, facts in shared.items()}
+    wrong = wrong or different_data(data, reasons)
     for name in sorted(names & own):
         lacking = [task for task, facts in seen.items() if name not in facts]
         wrong = wrong or (f"{', '.join(lacking)} got no data for {name}" if lacking else _not_own(name, seen))
     if wrong:
         raise ConfigError(Problem(("data",), wrong))
-    if config.data.sharding == "function":
+    if config.data.sharding == "function" and config.cluster.num_workers > 1:
         if strategy.is_chief:
             message = "each worker trains on its own examples, so the numbers are not those of one device"
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
@@ -53,10 +62,15 @@ def compared(
     return agreed["training"] or train, agreed["validation"]
 
 
-def seen_by_all(train: Split, validation: Split | None) -> dict[str, str]:
-    """What is said of the splits that all processes read alike."""
-    splits = {"train": train, "validation": validation}
-    return {name: split.describe() for name, split in splits.items() if split is not None and not split.own}
+def described(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
+    """What the chief sees of the splits, for `what_changed` in a later attempt."""
+    told = {}
+    for name, split in {"train": train, "validation": validation}.items():
+        if split is not None:
+            # of data that workers divide, which part the chief has depends on their number
+            workers = {"workers": config.cluster.num_workers} if split.own and config.data.streams is None else {}
+            told[name] = json.dumps({**workers, **json.loads(split.describe())})
+    return told
 
 
 def what_changed(events: Iterable[Event], now: DataResolved) -> str:
@@ -69,12 +83,25 @@ def what_changed(events: Iterable[Event], now: DataResolved) -> str:
             continue
         lengths = before.examples.get(name), now.examples.get(name)
         told = {"the attempt before": json.loads(before.seen[name]), "this one": json.loads(now.seen[name])}
+        workers = [facts.pop("workers", None) for facts in told.values()]
+        if workers[0] != workers[1]:
+            how_many = f"{workers[1]} workers divide the training data, {workers[0]} did in the attempt before"
+            return f"data: {how_many}, so the batches of an epoch are others"
         difference = first_difference(told)
         if None not in lengths and lengths[0] != lengths[1]:
             difference = f"{lengths[0]:,} examples in the attempt before, {lengths[1]:,} in this one"
         if difference:
             what = {"train": "training"}.get(name, name)
             return f"data: the {what} data have changed since the attempt before: {difference}"
+    return ""
+
+
+def _missing(seen: Mapping[str, Mapping[str, Any]], reasons: str) -> str:
+    names = {name for facts in seen.values() for name in facts}
+    for name in sorted(names):
+        lacking = [task for task, facts in seen.items() if name not in facts]
+        if lacking:
+            return f"{', '.join(lacking)} got no data for {name}, the others did; {reasons}"
     return ""
 
 

@@ -27,8 +27,8 @@ class FileExamples:
     whole = False
     labels = None
 
-    def __init__(self, files: IndexedFiles, limit: int | None, *, skips: bool = False) -> None:
-        self._files, self._skips = files, skips
+    def __init__(self, files: IndexedFiles, limit: int | None, noun: str = "example", *, skips: bool = False) -> None:
+        self._files, self._noun, self._skips = files, noun, skips
         self.number = len(files) if limit is None else min(len(files), limit)
 
     def rows(self, indices: tf.Tensor) -> Any:
@@ -41,7 +41,7 @@ class FileExamples:
         return self._files.decode(*row)
 
     def name(self, index: int) -> str:
-        return f"example {index} ({self._files.where(index)})"
+        return f"{self._noun} {index} ({self._files.where(index)})"
 
     def describe(self) -> str:
         numbers = spread(self.number)
@@ -51,7 +51,7 @@ class FileExamples:
         return fingerprint(examples, spec, numbers, files=self._files.fingerprint())
 
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        with reading():
+        with reading(keep=not self._skips):
             return self._files.read(indices)
 
 

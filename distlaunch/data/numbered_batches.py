@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
-from distlaunch.data.comparison import types_only
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.example_times import left_out
 from distlaunch.data.read_failures import failures_told
@@ -122,9 +121,8 @@ def offer_splits(
     Args:
         context: the worker that the splits are of, with `data.sharding: function`.
     """
-    own = config.data.sharding == "function"
-    length, describe = (None, types_only(train)) if own else (train.num_batches, train.describe)
-    offer("train", Offered(_train_reader(config, splits, train, context), length, describe))
+    length = None if config.data.sharding == "function" else train.num_batches
+    offer("train", Offered(_train_reader(config, splits, train, context), length, train.describe))
     once = _reader_of_each_worker(lambda _: Reader(train, once=True))
     offer("train:once", Offered(_left_out(once), train.num_batches, train.describe))
     if validation is not None:

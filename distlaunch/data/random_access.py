@@ -30,7 +30,8 @@ class Arrays:
 
     whole = True
 
-    def __init__(self, data: Any, limit: int | None) -> None:
+    def __init__(self, data: Any, limit: int | None, noun: str = "example") -> None:
+        self._noun = noun
         self._tensors, self.number = as_tensors(data, limit)
         tensors = self._tensors
         self.labels = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else None
@@ -42,7 +43,7 @@ class Arrays:
         return row
 
     def name(self, index: int) -> str:
-        return f"example {index}"
+        return f"{self._noun} {index}"
 
     def describe(self) -> str:
         numbers = spread(self.number)
@@ -61,8 +62,8 @@ class Items:
     whole = False
     labels = None
 
-    def __init__(self, items: Any, limit: int | None, *, skips: bool = False) -> None:
-        self._items, self._skips = items, skips
+    def __init__(self, items: Any, limit: int | None, noun: str = "example", *, skips: bool = False) -> None:
+        self._items, self._noun, self._skips = items, noun, skips
         number = _length(items)
         self.number = number if limit is None else min(number, limit)
         if not self.number:
@@ -81,7 +82,7 @@ class Items:
         return tf.nest.pack_sequence_as(self._spec, values)
 
     def name(self, index: int) -> str:
-        return f"example {index}"
+        return f"{self._noun} {index}"
 
     def describe(self) -> str:
         numbers = spread(self.number)
@@ -89,8 +90,8 @@ class Items:
 
     def _read(self, index: np.ndarray) -> list[np.ndarray]:
         number = int(index)
-        with reading(self.name(number)):
-            item = self._item(number)
+        with reading(self.name(number), keep=not self._skips):
+            item = _structure(self._items[number])
             leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
             if len(leaves) != len(specs):
                 raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
@@ -100,7 +101,8 @@ class Items:
             return [_as(leaf, spec.dtype) for leaf, spec in zip(leaves, specs, strict=True)]
 
     def _item(self, number: int) -> Any:
-        return _structure(self._items[number])
+        with reading(self.name(number), keep=False):
+            return _structure(self._items[number])
 
     def _nearest(self, number: int) -> Any:
         """An item; if examples may fail, the next that does not, to learn what examples are like."""

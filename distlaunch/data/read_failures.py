@@ -26,11 +26,12 @@ _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
 
 
 @contextlib.contextmanager
-def reading(what: str = "") -> Iterator[None]:
-    """Keeps the first error of this process for `failures_told`.
+def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
+    """Turns an error into the DataError that says what cannot be read.
 
     Args:
         what: is being read, e.g. `example 17`, for the message; empty: the error says it.
+        keep: for `failures_told`, where TensorFlow hands on a text; the first of this process is told.
     """
     try:
         yield
@@ -38,8 +39,9 @@ def reading(what: str = "") -> Iterator[None]:
         reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{_line(error)}"
         failure = DataError(f"data: {what} cannot be read: {reason}" if what else f"data: {reason}")
         failure.__cause__ = error
-        with _lock:
-            _first.append(failure)
+        if keep:
+            with _lock:
+                _first.append(failure)
         raise failure from error
 
 
@@ -57,6 +59,9 @@ def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:
 
 def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf.DType]) -> list[tf.Tensor]:
     """As `tf.numpy_function`, of which TensorFlow logs a traceback for each exception: here the graph alone fails."""
+
+    if tf.executing_eagerly():  # whoever asks by hand wants the exception
+        return function(*map(np.asarray, inputs))
 
     def call(*arguments: Any) -> list[Any]:
         try:
@@ -91,12 +96,10 @@ def explained(what: str, error: Exception) -> Exception:
     Args:
         what: the example, e.g. `example 17`.
     """
-    with _lock:
-        failure = _first[-1] if _first else None
-        _first.clear()
-    if failure is None:
-        failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
-        failure.__cause__ = error
+    if isinstance(error, DataError):
+        return error
+    failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
+    failure.__cause__ = error
     return failure
 
 
@@ -112,7 +115,8 @@ def _found() -> Exception | None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, tf.errors.OpError):
-        return error.message.partition(" [Op:")[0].rpartition("}} ")[2].strip()
+        # of an exception in a Python function the message has the whole traceback
+        return error.message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()
     return f"{type(error).__name__}: {error}"
 
 

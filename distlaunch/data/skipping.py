@@ -25,16 +25,22 @@ _lock = threading.Lock()
 _news: list[ExampleSkipped] = []
 
 
+_NAMED = 8
 _TRIES = 16
 """Examples that may fail one after the other before one that tells what examples are like."""
 
 
 def first_good(read: Callable[[int], Any], number: int, of: int) -> Any:
     """What `read` makes of an example, or of the first after it with which it does not fail."""
-    for further in range(min(_TRIES, of) - 1):
-        with contextlib.suppress(Exception):
+    tries = min(_TRIES, of)
+    failure: Exception | None = None
+    for further in range(tries):
+        try:
             return read((number + further) % of)
-    return read((number + _TRIES - 1) % of)
+        except Exception as error:
+            failure = error
+    message = f"{tries} examples that were tried to learn what examples are like all fail; the latest: "
+    raise DataError(f"data: {message}{str(failure).removeprefix('data: ')}") from failure
 
 
 def news() -> list[ExampleSkipped]:
@@ -125,7 +131,9 @@ class Skipping:
             if count <= self._limit and count < self._number:
                 _news.append(ExampleSkipped(example=self._name(index), reason=str(failure)))
                 return
-        allowed = f"more than {self._limit:,} examples fail, which data.skip_limit allows"
+            names = [self._name(index) for index in sorted(self._left_out)]
+        all_of_them = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
+        allowed = f"more than {self._limit:,} examples fail ({all_of_them}), which data.skip_limit allows"
         why = allowed if count > self._limit else "no example can be read"
         with reading():
             raise DataError(f"{why}; the latest: {str(failure).removeprefix('data: ')}")

@@ -58,18 +58,24 @@ def make_split(
     """
     if share.number > 1 and not isinstance(data, StreamData):
         config = config.model_copy(update={"global_batch": _rows_of(share, config.global_batch)})
+        _check_part(data, share)
     limit = config.train_examples if training else config.validation_examples
     mapping = example_map(config, seed)
     weigh = class_weights(config.class_weight) if training and config.class_weight else None
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
     if isinstance(data, StreamData):
-        split = Streams(data, config, mapping, order_seed).split()
+        split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
     elif isinstance(data, tf.data.Dataset):
         split = Pipeline(data, config, limit, mapping, order_seed, drop=drop, training=training).split()
     else:
         split = Indexed(
-            _examples(data, limit, skips=training and config.on_error == "skip"),
+            _examples(
+                data,
+                limit,
+                "example" if training else "validation example",
+                skips=training and config.on_error == "skip",
+            ),
             config,
             mapping,
             order_seed,
@@ -82,6 +88,16 @@ def make_split(
     return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
 
 
+def _check_part(data: Any, share: Share) -> None:
+    """A worker without any example would have no row to stand in for those that it lacks."""
+    pipeline = isinstance(data, tf.data.Dataset)
+    arrays = not pipeline and not isinstance(data, IndexedFiles) and not gives_items(data)
+    known = int(data.cardinality()) if pipeline else len(tf.nest.flatten(data)[0]) if arrays else len(data)
+    if known == 0 or (pipeline and known < 0 and not any(True for _ in data.take(1))):
+        message = f"worker {share.index} of {share.number} has no training examples, and each must have one"
+        raise ConfigError(Problem(("data", "function"), f"{message}; give it some, or use fewer workers"))
+
+
 def _rows_of(share: Share, global_batch: int) -> int:
     return (share.index + 1) * global_batch // share.number - share.index * global_batch // share.number
 
@@ -92,10 +108,10 @@ def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
     return (share if config.sharding == "function" else of_streams), of_streams
 
 
-def _examples(data: Any, limit: int | None, *, skips: bool) -> Examples:
+def _examples(data: Any, limit: int | None, noun: str, *, skips: bool) -> Examples:
     if isinstance(data, IndexedFiles):
-        return FileExamples(data, limit, skips=skips)
-    return Items(data, limit, skips=skips) if gives_items(data) else Arrays(data, limit)
+        return FileExamples(data, limit, noun, skips=skips)
+    return Items(data, limit, noun, skips=skips) if gives_items(data) else Arrays(data, limit, noun)
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

@@ -33,19 +33,41 @@ class Streams:
 
     Args:
         seed: order of the passes; None: the streams' own.
+        name: `training` or `validation`, for messages.
+
+    Raises:
+        ConfigError: a stream has no examples, or others than the rest.
     """
 
-    def __init__(self, data: StreamData, config: DataConfig, example_map: ExampleMap | None, seed: int | None) -> None:
+    def __init__(
+        self, data: StreamData, config: DataConfig, example_map: ExampleMap | None, seed: int | None, name: str
+    ) -> None:
         part = config.model_copy(update={"global_batch": config.global_batch // data.number})
         self._pipelines = {
             stream: Pipeline(dataset, part, None, example_map, seed, drop=False,
                              stream=StreamContext(data.number, stream))
             for stream, dataset in data.streams.items()
         }  # fmt: skip
-        if not any(pipeline.head for pipeline in self._pipelines.values()):
-            names = ", ".join(map(str, data.streams))
-            raise ConfigError(Problem(("data",), f"no examples in the streams of this process ({names})"))
-        self._splits = {stream: pipeline.split() for stream, pipeline in self._pipelines.items() if pipeline.head}
+        self._number = data.number
+        self._check(name, mapped=example_map is not None)
+        self._splits = {stream: pipeline.split() for stream, pipeline in self._pipelines.items()}
+
+    def _check(self, name: str, *, mapped: bool) -> None:
+        """A worker whose streams are all empty would have no row to stand in for those that it lacks; so that it makes
+        no difference who reads which, none may be empty."""
+        first: tuple[int, Any] | None = None
+        for stream, pipeline in self._pipelines.items():
+            if not pipeline.head:
+                message = f"stream {stream} of {self._number} has no {name} examples, and each must have one"
+                hint = "use fewer streams, or divide the examples of all files with "
+                hint += "`.shard(context.num_streams, context.stream)`"
+                raise ConfigError(Problem(("data", "streams"), f"{message}; {hint}"))
+            shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(pipeline.head[0], expand_composites=True)]
+            first = first or (stream, shapes)
+            ragged = not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(pipeline.head[0]))
+            if shapes != first[1] and not mapped and not ragged:
+                message = f"the {name} examples of stream {stream} have the shapes {shapes}"
+                raise ConfigError(Problem(("data",), f"{message}, those of stream {first[0]} {first[1]}"))
 
     def split(self) -> Split:
         parts = list(self._splits.values())
@@ -105,7 +127,8 @@ class Streams:
         told = {stream: json.loads(part.describe()) for stream, part in self._splits.items()}
         first = next(iter(told.values()))
         parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in told.items()}
-        return json.dumps({"types": first["types"], "shuffle": first["shuffle"], "parts": parts})
+        shared = {"types": first["types"], "shuffle": first["shuffle"]}
+        return json.dumps({"streams": self._number, **shared, "parts": parts})
 
 
 def _packed_once(element: Any) -> Any:

@@ -31,7 +31,13 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
     raise DataError(f"data: the processes read data of different lengths: {after}; {REASONS}")
 
 
-def different_lengths(lengths: Mapping[str, str]) -> str:
+OF_FUNCTION = (
+    "with `data.sharding: function` your function divides the training data only; validation must be the same in every "
+    "worker, and distlaunch gives each its rows"
+)
+
+
+def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str:
     """What is wrong if processes know other lengths of their data; empty if all know the same.
 
     Args:
@@ -40,7 +46,7 @@ def different_lengths(lengths: Mapping[str, str]) -> str:
     if len(set(lengths.values())) == 1:
         return ""
     told = "; ".join(f"{name} has {length}" for name, length in lengths.items())
-    return f"the processes read data of different lengths: {told}; {REASONS}"
+    return f"the processes read data of different lengths: {told}; {reasons}"
 
 
 def not_own_data(told: Mapping[str, Mapping[str, Any]]) -> str:
@@ -68,7 +74,7 @@ def _parts(name: str, facts: Mapping[str, Any]) -> dict[str, list[str]]:
     return facts["parts"] if "parts" in facts else {name: list(facts["examples"].values())}
 
 
-def different_data(told: Mapping[str, Mapping[str, str]]) -> str:
+def different_data(told: Mapping[str, Mapping[str, str]], reasons: str = REASONS) -> str:
     """What is wrong if processes see different data; empty if all see the same.
 
     Args:
@@ -78,7 +84,7 @@ def different_data(told: Mapping[str, Mapping[str, str]]) -> str:
     for split in told[names[0]]:
         seen = {name: json.loads(told[name].get(split, "{}")) for name in names}
         if difference := first_difference(seen):
-            return f"the processes read different data for {split}: {difference}; {REASONS}"
+            return f"the processes read different data for {split}: {difference}; {reasons}"
     return ""
 
 
@@ -91,6 +97,11 @@ def first_difference(seen: Mapping[str, Mapping[str, Any]]) -> str:
             here, there = seen[first][fact], seen[other].get(fact)
             if here == there:
                 continue
+            if fact == "parts":  # of streams, of which another number of workers reads others
+                both = [name for name in here if here[name] != (there or here).get(name, here[name])]
+                if not both:
+                    continue
+                return f"the first examples of {both[0]} are not the same in {first} and in {other}"
             if fact != "examples":
                 return f"{fact} in {first}: {here}; in {other}: {there}"
             number = next(number for number in here if here[number] != (there or {}).get(number))

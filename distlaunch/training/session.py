@@ -25,7 +25,7 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
-from distlaunch.data.comparison import compared, seen_by_all, what_changed
+from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.numbered_batches import first_worker, offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
@@ -224,7 +224,8 @@ class Session:
         if validation is not None:
             examples["validation"] = validation.num_examples
         name = config.data.tfds.name if config.data.tfds else str(config.data.function)
-        found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen_by_all(train, validation))
+        seen = described(config, train, validation)
+        found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen)
         if self.strategy.is_chief and (changed := what_changed(read_events(self._run.events), found)):
             self._emit(Notice(level="warning", message=changed))
         self._emit(found)

@@ -121,7 +121,8 @@ def assert_equal(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -
         assert one == pytest.approx(other, rel=2e-5)
 
 
-@pytest.mark.parametrize("kind", TWO)
+# the first is covered by the test below
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "jax")) for kind in TWO])
 def test_streams_of_two_workers(kind: str, project: Path, one_device: list[dict[str, float]]) -> None:
     """Streams of different lengths, dropout, augmentation: the numbers of one device, and each example is read once."""
     code, out, err = run("train", "mine.yaml", *overrides(TWO[kind]), cwd=project)
@@ -171,7 +172,7 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]
     return epochs(folder)
 
 
-@pytest.mark.parametrize("kind", TWO)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "jax")) for kind in TWO])
 def test_data_that_the_function_shares_out(kind: str, project: Path, own_data: list[dict[str, float]]) -> None:
     """Of unknown length: the same numbers as of known, to the end of the longer part."""
     code, out, err = run("train", "mine.yaml", *overrides((*OWN, *TWO[kind], "data.args={known: false}")), cwd=project)
@@ -181,6 +182,7 @@ def test_data_that_the_function_shares_out(kind: str, project: Path, own_data: l
     assert_equal(epochs(project), own_data)
 
 
+@pytest.mark.slow
 def test_servers_train_on_what_each_worker_has(project: Path) -> None:
     words = (*OWN, "strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}")
     words = (*words, "train={epochs: 3, steps_per_epoch: 40}")
@@ -191,8 +193,10 @@ def test_servers_train_on_what_each_worker_has(project: Path) -> None:
 
 @pytest.mark.parametrize(("words", "who"), [
     ((*OWN, *TWO["multi_worker_mirrored"], "data.function='mine.py:same'"), "worker:0 and worker:1"),
+    ((*OWN, "strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}", "train.steps_per_epoch=10",
+      "data.function='mine.py:same'"), "worker:0 and worker:1"),
     (("data.function='mine.py:all_files'",), "stream 0 and stream 1"),
-], ids=["own", "streams"])  # fmt: skip
+], ids=["own", "servers", "streams"])  # fmt: skip
 def test_a_function_that_forgets_its_context(words: tuple[str, ...], who: str, project: Path) -> None:
     code, out, err = run("train", "mine.yaml", *overrides(words), cwd=project)
     assert code == 2, out + err

@@ -82,7 +82,7 @@ def _mended(data: dict[str, Any]) -> RunConfig:
 def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) -> None:
     if key == ("data",):
         data["data"]["function"] = ANYTHING
-    elif key in names and (place := _inside(data, key[:-1]))[key[-1]] != ANYTHING:
+    elif key in names and (place := _inside(data, key[:-1])) is not None and place[key[-1]] != ANYTHING:
         place[key[-1]] = ANYTHING
     elif key == ("checkpoint",):
         data["checkpoint"] = {}
@@ -90,7 +90,10 @@ def _mend(data: dict[str, Any], key: Key, names: set[Key], config: RunConfig) ->
         parts = config.strategy.num_parts(config.cluster, None) or config.cluster.num_workers
         if parts >= 2**63:  # a config file cannot hold it
             reject()
+        data["data"].pop("streams", None)
         data["data"]["global_batch"] = parts
+    elif key == ("train", "steps_per_epoch"):
+        data["train"] = {**(data.get("train") or {}), "steps_per_epoch": 1}
     else:
         _take_out(data, key)
 
@@ -101,7 +104,10 @@ def problems_of(config: RunConfig) -> list[Problem]:
 
 
 def _inside(data: Any, key: Key) -> Any:
+    """What is at a key; None if it was taken out, since something else was wrong with it."""
     for part in key:
+        if isinstance(data, dict) and part not in data:
+            return None
         data = data[part]
     return data
 

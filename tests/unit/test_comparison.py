@@ -38,3 +38,27 @@ def test_nothing_is_said_of_the_same_data() -> None:
 def test_what_differs_is_named(before: Event, difference: str) -> None:
     told = what_changed([before], data(a="1"))
     assert told == f"data: the training data have changed since the attempt before: {difference}"
+
+
+def test_data_that_workers_divide() -> None:
+    """The chief's part says whether they have changed, if as many workers divide them."""
+
+    def part(workers: int, value: str) -> DataResolved:
+        seen = {"train": json.dumps({"workers": workers, "types": "", "examples": {"0": value}})}
+        return DataResolved(name="m:data", source="here", examples={"train": 9}, seen=seen)
+
+    assert what_changed([part(2, "a")], part(2, "a")) == ""
+    assert "example 0 is not the same in the attempt before and in this" in what_changed([part(2, "a")], part(2, "b"))
+    told = what_changed([part(2, "a")], part(3, "b"))
+    assert told.startswith("data: 3 workers divide the training data, 2 did in the attempt before, so the batches")
+
+
+def test_streams() -> None:
+    def streams(number: int, **parts: str) -> DataResolved:
+        facts = {"streams": number, "types": "", "parts": {name: [value] for name, value in parts.items()}}
+        return DataResolved(name="m:data", source="here", examples={"train": None}, seen={"train": json.dumps(facts)})
+
+    assert what_changed([streams(4, s0="a", s1="b")], streams(4, s0="a", s1="b")) == ""
+    assert what_changed([streams(4, s0="a", s1="b")], streams(4, s0="a")) == "", "more workers: the chief reads fewer"
+    assert "the first examples of s1 are not the same" in what_changed([streams(4, s1="b")], streams(4, s1="c"))
+    assert "streams in the attempt before: 4; in this one: 2" in what_changed([streams(4)], streams(2))

@@ -55,22 +55,20 @@ def read(source: Source, steps: int) -> list[list[Any]]:
 
 @settings(max_examples=6, deadline=None)
 @given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.integers(1, 3),
     st.sampled_from([False, True, 3]),
     st.booleans(),
     st.booleans(),
     st.data(),
 )
-@example([5, 0, 7, 2], 2, True, True, True, None)
+@example([5, 1, 7, 2], 2, True, True, True, None)
 def test_any_number_of_workers_sees_the_same_batches(
     lengths: list[int], each: int, shuffle: Any, mapped: bool, forever: bool, draw: Any
 ) -> None:
     number = len(lengths)
     divisors = [workers for workers in range(1, number + 1) if number % workers == 0]
     workers = divisors[-1] if draw is None else draw.draw(st.sampled_from(divisors), "workers")
-    if any(not any(lengths[first : first + number // workers]) for first in range(0, number, number // workers)):
-        workers = 1  # a worker needs an example: it is an error else
     keys = {"map": f"{__name__}:keyed"} if mapped else {}
     data = config(global_batch=each * number, streams=number, shuffle=shuffle, **keys)
 
@@ -237,3 +235,28 @@ def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exec(snippet("input.md", "def own_part(context):"), names)
     x, y = names["own_part"](WorkerContext(2, 1))["train"]
     assert (x.tolist(), y.tolist()) == ([1, 3], [2, 6])
+
+
+def test_streams_that_cannot_be_joined_are_named() -> None:
+    empty = StreamData({0: numbers(0, 3), 1: numbers(1, 0)}, 2)
+    with pytest.raises(ConfigError, match=r"stream 1 of 2 has no validation examples, .*`\.shard\(context\.num_st"):
+        make_split(empty, config(streams=2), seed=0, training=False)
+
+    def rows(size: int) -> Any:
+        return tf.data.Dataset.from_generator(lambda: iter([[0.0] * size]), output_signature=tf.TensorSpec([None]))
+
+    with pytest.raises(ConfigError, match=r"training examples of stream 1 have the shapes \[\(4,\)\], those of str"):
+        make_split(StreamData({0: rows(3), 1: rows(4)}, 2), config(streams=2), seed=0, training=True)
+
+
+NO_EXAMPLES = {
+    "arrays": lambda: (np.zeros((0, 2)), np.zeros(0)),
+    "dataset": lambda: tf.data.Dataset.range(0),
+    "of unknown length": lambda: tf.data.Dataset.range(3).filter(lambda at: at > 5),
+}
+
+
+@pytest.mark.parametrize("kind", NO_EXAMPLES)
+def test_a_worker_without_examples_is_named(kind: str) -> None:
+    with pytest.raises(ConfigError, match="worker 1 of 2 has no training examples"):
+        make_split(NO_EXAMPLES[kind](), config(), seed=0, training=True, share=Share(1, 2))

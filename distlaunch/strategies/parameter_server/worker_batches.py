@@ -11,6 +11,8 @@ Python generators work.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS, different_data
+from distlaunch.strategies.data_ends import REASONS, different_data, not_own_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
@@ -117,19 +119,26 @@ def check_data(source: Source, num_workers: int) -> None:
         ConfigError: one sees other data than the coordinator.
     """
     what = _what(source.name)
-    own = source.describe()
+    facts, others = json.loads(source.describe()), {}
     for worker in range(num_workers):
         try:
             with tf.device(f"/job:worker/task:{worker}"):
                 [told] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
-            length, description = json.loads(told.numpy())
+            length, description, process = json.loads(told.numpy())
         # a worker that is just being started again, or has not offered its data yet
         except tf.errors.OpError:
             continue
         if source.num_batches is not None:
             _check_length(source.name, worker, length, source.num_batches)
-        if wrong := different_data({"chief": {what: own}, f"worker:{worker}": {what: description}}):
+        seen = json.loads(description)
+        others[process] = f"worker:{worker}", seen
+        # of data that each worker has for itself, the coordinator tells the types alone
+        seen = {name: fact for name, fact in seen.items() if name in facts}
+        if wrong := different_data({"chief": {what: json.dumps(facts)}, f"worker:{worker}": {what: json.dumps(seen)}}):
             raise ConfigError(Problem(("data",), wrong))
+    # workers within one process have one answer
+    if others and "examples" not in facts and (wrong := not_own_data(dict(others.values()))):
+        raise ConfigError(Problem(("data",), f"{what}: {wrong}"))
 
 
 def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
@@ -139,7 +148,7 @@ def batch_spec(elements: Any, load: Callable[[Any], Batch]) -> Any:
 
 def _data(split: Any) -> bytes:
     offered = _readers[_text(split)]
-    return json.dumps([offered.num_batches, offered.describe()]).encode()
+    return json.dumps([offered.num_batches, offered.describe(), f"{socket.gethostname()}:{os.getpid()}"]).encode()
 
 
 def _times(rows: np.ndarray) -> None:

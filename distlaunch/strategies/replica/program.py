@@ -7,6 +7,7 @@ Serves every tf.distribute strategy whose replicas work in lockstep. Inner loop 
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -148,7 +149,7 @@ class ReplicaProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        agreed = tf.function(lambda element: counted(strategy, element)) if source.own else lambda element: element
+        agreed = tf.function(functools.partial(counted, strategy), autograph=False) if source.own else _same
         batches: list[Any] = []
         for element in map(agreed, self._distribute(source)):
             # every replica has the same total
@@ -290,3 +291,7 @@ class ReplicaProgram:
         for name, variable in partial.items():
             self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
+
+
+def _same(element: Any) -> Any:
+    return element

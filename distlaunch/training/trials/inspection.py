@@ -80,8 +80,12 @@ def takes_shards(source: Source) -> bool:
 
 
 def _batches(source: Source) -> Any:
-    """What a source loads, whole."""
-    return source.elements.map(lambda *element: source.load(pack(element)))
+    """What a source loads, whole; of this process's own rows all."""
+
+    def rows(element: Any) -> Any:
+        return element[0] if source.own else element
+
+    return source.elements.map(lambda *element: source.load(rows(pack(element))))
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
