@@ -167,7 +167,12 @@ WRONG = [
     (
         ", streams: 4",
         MULTI,
-        "data.streams: got 4, which 3 workers cannot share equally; use a multiple of 3, or 1 or 2",
+        "data.streams: got 4, which 3 workers cannot share equally; use a multiple of 3, or 1, 2 or 4",
+    ),
+    (
+        ", streams: 4",
+        ("multi_worker_mirrored", 2**62 + 1, 0),  # more than anybody could count up to
+        f"data.streams: got 4, which {2**62 + 1} workers cannot share equally",
     ),
     (", streams: 3", MULTI, "data.global_batch: got 8, of which 3 streams cannot give equal parts; use 6 or 9"),
     (", streams: 2", SERVERS, "data.streams: got 2, but parameter_server gives any batch to any worker"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from distlaunch.base.errors import Problem
 from distlaunch.config.read.words import either
 from distlaunch.config.run import RunConfig
+from distlaunch.config.strategies.base import workers_that_share
 
 _SHARDING, _STREAMS = ("data", "sharding"), ("data", "streams")
 
@@ -46,9 +47,8 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
         message = f"got {streams}, but {config.strategy.kind} gives any batch to any worker, and streams only go on"
         yield Problem(_STREAMS, f"{message}; use files that can be read by number, or `data.sharding: function`")
     elif config.strategy.in_lockstep and streams % workers:
-        divisors = [str(number) for number in range(1, workers) if streams % number == 0]
-        message = f"got {streams}, which {workers} workers cannot share equally"
-        yield Problem(_STREAMS, f"{message}; use a multiple of {workers}, or {either(divisors)} workers")
+        message = f"got {streams}, which {workers} workers cannot share equally; use a multiple of {workers}"
+        yield Problem(_STREAMS, f"{message}, or {workers_that_share(streams, workers)} workers")
     if batch % streams:
         below = batch // streams * streams
         choices = either(str(size) for size in (below, below + streams) if size)

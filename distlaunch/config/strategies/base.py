@@ -10,9 +10,13 @@ from distlaunch.config.backend import Backend
 from distlaunch.config.base import Section
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key
+from distlaunch.config.read.words import either
 
 CPU_DEVICES = 2
 """Virtual devices where their number is left open and there is no GPU: `replicas: auto`, a mesh axis of -1."""
+
+_MOST_WORKERS, _MOST_CHOICES = 1_000, 8
+"""What is suggested where workers cannot share something equally."""
 
 STEP, FUNCTIONAL_STEP = ("context", "batch"), ("context", "state", "batch")
 """Forms of a user's step function: one that changes the model, and one that returns the next state."""
@@ -138,3 +142,11 @@ class OneDevice(StrategySection):
 def counted(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def workers_that_share(total: int, workers: int) -> str:
+    """The numbers of workers nearest to `workers` that can share `total` devices or streams equally, in words."""
+    # both are anything that a file can hold, so not all divisors are looked for
+    divisors = [number for number in range(1, min(total, _MOST_WORKERS) + 1) if total % number == 0]
+    nearest = sorted(divisors, key=lambda number: abs(number - workers))[:_MOST_CHOICES]
+    return either(map(str, sorted(nearest)))

@@ -15,7 +15,7 @@ from distlaunch.config.backend import Backend
 from distlaunch.config.base import Words
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.tree import Key
-from distlaunch.config.read.words import did_you_mean, either, listed, show
+from distlaunch.config.read.words import did_you_mean, listed, show
 from distlaunch.config.strategies.base import (
     CPU_DEVICES,
     FUNCTIONAL_STEP,
@@ -23,13 +23,11 @@ from distlaunch.config.strategies.base import (
     StrategySection,
     TrialSections,
     counted,
+    workers_that_share,
 )
 
 AUTO_AXIS = "model"
 """The mesh axis over which `layout: auto` splits variables."""
-
-_MOST_WORKERS, _MOST_CHOICES = 1_000, 8
-"""What is suggested where the mesh and the workers do not fit."""
 
 Axis = Annotated[str | None, Words("the name of a mesh axis, or ~ for a dimension that is not split")]
 MeshSizes = Annotated[
@@ -152,11 +150,8 @@ class Mesh(StrategySection):
                 return  # filled with as many GPUs as the workers can share
             devices *= CPU_DEVICES
         if devices % workers:
-            # sizes are anything that a file can hold, so not all divisors are looked for
-            divisors = [number for number in range(1, min(devices, _MOST_WORKERS) + 1) if devices % number == 0]
-            nearest = sorted(sorted(divisors, key=lambda number: abs(number - workers))[:_MOST_CHOICES])
-            choices = either(map(str, nearest))
             message = f"got {workers}, which cannot share the mesh's {devices} devices equally"
+            choices = workers_that_share(devices, workers)
             yield Problem(("cluster", "workers"), f"{message}; use {choices}, or change the mesh")
 
     def label(self, cluster: Cluster) -> str:
