@@ -66,7 +66,7 @@ class Indexed:
     Args:
         seed: order of the passes; None: their own.
         drop: leave out what makes no whole global batch.
-        skips: what `data.on_error` says of it; else an example that fails ends the run.
+        skips: leave out examples that fail; else one ends the run.
     """
 
     def __init__(self, examples: Examples, config: DataConfig, example_map: ExampleMap | None, seed: int | None, *,
@@ -76,7 +76,6 @@ class Indexed:
         self._used = self._number - self._number % self._size if drop else self._number
         if self._number < (self._size if drop else 1):
             raise ConfigError(Problem(("data",), f"{self._number} examples make no batch of {self._size}"))
-        skips = skips and config.on_error == "skip"
         one = self._one_by_number
         self._skipping = Skipping(self._number, one, examples.name, config.skip_limit) if skips else None
         # workers in one process may be in two passes

@@ -41,24 +41,17 @@ class Pipeline:
     Args:
         seed: order of the passes; None: the pipeline's own.
         drop: leave out what makes no whole global batch.
-        training: not for validation, of which nothing is left out.
         stream: it is that of so many streams.
     """
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
                  example_map: ExampleMap | None, seed: int | None, *, drop: bool,
-                 training: bool = False, stream: StreamContext = ONLY) -> None:  # fmt: skip
+                 stream: StreamContext = ONLY) -> None:  # fmt: skip
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
         self._map = None if config.batched else example_map
         self._stream = stream
-        if config.on_error == "skip" and training:
-            message = (
-                "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
-            )
-            hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
-            raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
 
     def split(self) -> Split:
         """Raises ConfigError if there is not one batch."""

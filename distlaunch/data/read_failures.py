@@ -80,9 +80,11 @@ def failures_told() -> Iterator[None]:
     """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
     try:
         yield
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
         with _lock:
-            failure = _first[0] if _first else None
+            # another pass, which has read ahead, may have failed too
+            told = [failure for failure in _first if str(failure) in error.message]
+            failure = next(iter(told or _first), None)
             _first.clear()
         failure = failure or _found()
         if failure is None:

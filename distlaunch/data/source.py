@@ -30,7 +30,7 @@ from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, StreamData, read_splits
 from distlaunch.data.streams import Streams
 from distlaunch.strategies.protocol import Batch, Share
-from distlaunch.strategies.replica.input import pack
+from distlaunch.strategies.replica.input import first_row, pack
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 
@@ -64,24 +64,20 @@ def make_split(
     weigh = class_weights(config.class_weight) if training and config.class_weight else None
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
+    skips = training and config.on_error == "skip"
     if isinstance(data, StreamData):
         split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
     elif isinstance(data, tf.data.Dataset):
-        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop, training=training).split()
+        if skips:
+            message = (
+                "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
+            )
+            hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
+            raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
+        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
     else:
-        split = Indexed(
-            _examples(
-                data,
-                limit,
-                "example" if training else "validation example",
-                skips=training and config.on_error == "skip",
-            ),
-            config,
-            mapping,
-            order_seed,
-            drop=drop,
-            skips=training,
-        ).split()
+        examples = _examples(data, limit, "example" if training else "validation example", skips=skips)
+        split = Indexed(examples, config, mapping, order_seed, drop=drop, skips=skips).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
     name = "train" if training else "validation"
@@ -99,7 +95,7 @@ def _check_part(data: Any, share: Share) -> None:
 
 
 def _rows_of(share: Share, global_batch: int) -> int:
-    return (share.index + 1) * global_batch // share.number - share.index * global_batch // share.number
+    return first_row(global_batch, share.index + 1, share.number) - first_row(global_batch, share.index, share.number)
 
 
 def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:

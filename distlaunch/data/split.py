@@ -115,6 +115,7 @@ class Split:
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
+        ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
             elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
@@ -226,7 +226,7 @@ class Session:
         name = config.data.tfds.name if config.data.tfds else str(config.data.function)
         seen = described(config, train, validation)
         found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen)
-        if self.strategy.is_chief and (changed := what_changed(read_events(self._run.events), found)):
+        if self.strategy.is_chief and (changed := what_changed(read_events_of(self._run.events, DataResolved), found)):
             self._emit(Notice(level="warning", message=changed))
         self._emit(found)
         return train, validation, splits.preprocessing
