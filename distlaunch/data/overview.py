@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.numbered_batches import first_worker
 from distlaunch.data.source import open_splits
+from distlaunch.data.sources.numbered_batches import first_worker
 from distlaunch.data.split import Split
 from distlaunch.strategies.replica.input import first_row
 

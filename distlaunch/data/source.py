@@ -19,16 +19,16 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.each_example import example_map
-from distlaunch.data.file_examples import FileExamples
+from distlaunch.data.examples.each_example import example_map
+from distlaunch.data.examples.file_examples import FileExamples
+from distlaunch.data.examples.random_access import Arrays, Items, gives_items
 from distlaunch.data.files.base import IndexedFiles
-from distlaunch.data.indexed import Examples, Indexed
-from distlaunch.data.pipelines import Pipeline
 from distlaunch.data.preprocessing import Preprocessing, prepare
-from distlaunch.data.random_access import Arrays, Items, gives_items
+from distlaunch.data.sources.indexed import Examples, Indexed
+from distlaunch.data.sources.pipelines import Pipeline
+from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, StreamData, read_splits
-from distlaunch.data.streams import Streams
 from distlaunch.strategies.protocol import Batch, Share
 from distlaunch.strategies.replica.input import first_row, pack
 

@@ -11,9 +11,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext, WorkerContext
+from distlaunch.data.examples.random_access import gives_items
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.data.random_access import gives_items
 
 ALONE = WorkerContext(num_workers=1, worker=0)
 

@@ -26,10 +26,10 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.comparison import compared, described, what_changed
-from distlaunch.data.numbered_batches import first_worker, offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
+from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, Share, State, Strategy, Vote

@@ -19,9 +19,9 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
-from distlaunch.data.each_example import ExampleMap, num_threads  # noqa: E402
-from distlaunch.data.random_access import Items  # noqa: E402
-from distlaunch.data.read_failures import failures_told  # noqa: E402
+from distlaunch.data.examples.each_example import ExampleMap, num_threads  # noqa: E402
+from distlaunch.data.examples.random_access import Items  # noqa: E402
+from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.data_ends import different_data  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, num_threads
-from distlaunch.data.read_failures import noted
-from distlaunch.data.skipping import Skipping
+from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, num_threads
+from distlaunch.data.examples.read_failures import noted
+from distlaunch.data.examples.skipping import Skipping
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch

@@ -18,8 +18,8 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
-from distlaunch.data.each_example import ExampleMap, packed
-from distlaunch.data.pipelines import Pipeline
+from distlaunch.data.examples.each_example import ExampleMap, packed
+from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Split
 from distlaunch.data.splits import StreamData
 from distlaunch.strategies.protocol import Batch

@@ -18,9 +18,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
-from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.examples.read_failures import Find, noted
 from distlaunch.data.fingerprints import fingerprint
-from distlaunch.data.read_failures import Find, noted
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now

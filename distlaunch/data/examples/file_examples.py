@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.data.examples.read_failures import quiet_function, reading
+from distlaunch.data.examples.skipping import first_good
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import quiet_function, reading
-from distlaunch.data.skipping import first_good
 
 
 class FileExamples:

@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
-from distlaunch.data.arrays import as_tensors
+from distlaunch.data.examples.arrays import as_tensors
+from distlaunch.data.examples.read_failures import quiet_function, reading
+from distlaunch.data.examples.skipping import first_good
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import quiet_function, reading
-from distlaunch.data.skipping import first_good
 
 _KEY = ("data", "function")
 

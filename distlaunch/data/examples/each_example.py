@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.example_times import counted, timed
+from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import both_ways
