@@ -38,10 +38,10 @@ _MODULES = {
     "IndexedFiles": "base",
     "RecordError": "base",
     "array_record": "array_records",
-    "csv": "csv_tables",
+    "csv": "tables.csv_tables",
     "image_folder": "images",
-    "json_lines": "json_lines",
-    "parquet": "parquet_tables",
+    "json_lines": "tables.json_lines",
+    "parquet": "tables.parquet_tables",
     "text_lines": "text_lines",
     "tfrecord": "tfrecords",
 }
