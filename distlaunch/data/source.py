@@ -22,6 +22,7 @@ from distlaunch.data.context import WorkerContext
 from distlaunch.data.examples.each_example import example_map
 from distlaunch.data.examples.file_examples import FileExamples
 from distlaunch.data.examples.random_access import Arrays, Items, gives_items
+from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.sources.indexed import Examples, Indexed
@@ -76,7 +77,8 @@ def make_split(
             raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
         split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
     else:
-        examples = _examples(data, limit, "example" if training else "validation example", skips=skips)
+        noun = "example" if training else "validation example"
+        examples = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
         split = Indexed(examples, config, mapping, order_seed, drop=drop, skips=skips).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
@@ -104,10 +106,23 @@ def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
     return (share if config.sharding == "function" else of_streams), of_streams
 
 
-def _examples(data: Any, limit: int | None, noun: str, *, skips: bool) -> Examples:
+def _examples(data: Any, limit: int | None, noun: str, *, skips: bool, pool: ReaderPool | None) -> Examples:
     if isinstance(data, IndexedFiles):
         return FileExamples(data, limit, noun, skips=skips)
-    return Items(data, limit, noun, skips=skips) if gives_items(data) else Arrays(data, limit, noun)
+    return Items(data, limit, noun, skips=skips, pool=pool) if gives_items(data) else Arrays(data, limit, noun)
+
+
+def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
+    if config.processes is None:
+        return None
+    if isinstance(data, IndexedFiles) or not gives_items(data):
+        kind = "files of distlaunch.data" if isinstance(data, IndexedFiles) else "arrays or a pipeline"
+        message = (
+            f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which no Python code reads"
+        )
+        hint = "remove it; it is for objects with __getitem__, and TensorFlow's operations run in `threads`"
+        raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
+    return reader_pool(data, config.processes, seed)
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

@@ -42,6 +42,7 @@ class Split:
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         in_parallel: `load` handles several examples at the same time by itself.
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
+        in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
         own: other processes have other examples, and their parts of each batch; see `Source.own`.
         forever: pass after pass without ends, where that is not one whole pass after the other.
@@ -61,6 +62,7 @@ class Split:
     describe: Callable[[], str] = lambda: "{}"
     in_parallel: bool = False
     work: str = ""
+    in_python: bool = False
     buffer: Callable[[], tuple[int, int]] = lambda: (0, 0)
     own: bool = False
     forever: Callable[[], tf.data.Dataset] | None = None

@@ -21,6 +21,8 @@ _BUSY = 0.8
 """Part of the time of its cores that a task computes: no more threads would help."""
 _IDLE_CORES = 0.5
 """Cores in use on average, at most: who makes examples waits, as for a disk, and does not compute."""
+_ONE_CORE = 1.4
+"""Cores in use on average, at most, where one thread at a time computes, and steps do a little beside it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
         if each.made_s / each.threads < each.batches_s / 2:
             # reading many at once, or joining what was made: which of the two is not measured
             return f"making batches {milliseconds(each.batches_s / each.made)} an example", ""
-        cost = f"{each.work} {milliseconds(each.made_s / each.made)} an example on {_threads(each.threads)}"
+        cost = f"{each.work} {milliseconds(each.made_s / each.made)} an example {_where(each)}"
         return cost, _more_threads(each)
     if each.from_pipeline and each.input_s - each.batches_s >= each.input_s / 2:
         remedy = (
@@ -145,6 +147,11 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
 
 
 def _more_threads(each: StepsTimed) -> str:
+    if each.processes:
+        enough = each.processes >= each.cores
+        return "" if enough else f"set `data.processes: {each.cores}`, there are {each.cores} cores"
+    if each.in_python and 1 < each.cores <= each.threads and _computes_on_one_core(each):
+        return f"Python code computes on one core at a time: set `data.processes: {each.cores}`"
     if each.threads < each.cores:
         return f"set `data.threads: {each.cores}`, there are {each.cores} cores"
     if each.cpu_s >= _BUSY * each.cores * each.seconds:
@@ -155,8 +162,14 @@ def _more_threads(each: StepsTimed) -> str:
     return ""
 
 
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+def _computes_on_one_core(each: StepsTimed) -> bool:
+    return _IDLE_CORES * each.seconds < each.cpu_s < _ONE_CORE * each.seconds
+
+
+def _where(each: StepsTimed) -> str:
+    if each.processes:
+        return "in 1 process" if each.processes == 1 else f"in {each.processes} processes"
+    return "on 1 thread" if each.threads == 1 else f"on {each.threads} threads"
 
 
 def milliseconds(seconds: float) -> str:

@@ -92,5 +92,7 @@ class StepTimer:
                 reads_ahead=self._reads_ahead,
                 # the preprocessing of whole batches is not measured, and might be what takes the time
                 from_pipeline=self._train.pick is None and self._config.preprocessing is None,
+                in_python=self._train.in_python,
+                processes=self._config.processes or 0,
             )
         )

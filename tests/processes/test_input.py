@@ -177,7 +177,7 @@ def stopped(project: Path) -> Iterator[int]:
 def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, stopped: int) -> None:
     for path in project.glob("read-*"):
         path.unlink()
-    three = overrides(("cluster.workers=3",))
+    three = overrides(("cluster.workers=3", "data.processes=2"))
     code, out, err = run("train", "runs/job", "--resume", *three, cwd=project)
     assert code == 0, out + err
     steps, left = 3 * 9, 3 * 203 - stopped // 9 * 203 - stopped % 9 * 25
@@ -188,6 +188,12 @@ def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, sto
 
 WRONG = {
     "items": ({"BAD_KIND": "train"}, (), 3, ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"]),
+    "items in processes": (
+        {"BAD_KIND": "train"},
+        ("data.processes=2",),
+        3,
+        ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"],
+    ),
     "map": ({}, ("data.map=mine.py:spoilt",), 3, ["example ", "cannot be used: StringToNumberOp", "mine.py:51)"]),
     "drawn": (
         {},
@@ -201,7 +207,7 @@ WRONG = {
 def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAD_KIND", "train")
     found = []
-    for words in ((), STRATEGIES["multi_worker_mirrored"]):
+    for words in ((), (*STRATEGIES["multi_worker_mirrored"], "data.processes=2")):
         code, out, err = run("train", "mine.yaml", *overrides((*words, "data.on_error=skip")), cwd=project)
         assert code == 0, out + err
         told = " ".join((out + err).split())
@@ -215,7 +221,7 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("parameter_server", "items"), ("jax", "map"), ("parameter_server", "map"),
+    ("multi_worker_mirrored", "items"), ("parameter_server", "items in processes"), ("jax", "map"), ("parameter_server", "map"),
     ("dtensor", "drawn"), ("parameter_server", "drawn"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

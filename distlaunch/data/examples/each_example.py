@@ -70,7 +70,8 @@ def num_threads(config: DataConfig) -> int:
     """Examples that a process reads and maps at the same time."""
     if config.threads is not None:
         return config.threads
-    return num_cores()
+    # a thread for each process that reads waits for it
+    return config.processes or num_cores()
 
 
 def num_cores() -> int:

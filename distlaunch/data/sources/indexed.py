@@ -31,16 +31,18 @@ class Examples(Protocol):
     Attributes:
         number: how many there are.
         labels: those of all, where they are arrays; else None.
+        in_python: Python code of the user's reads them.
     """
 
     number: int
     labels: Any
+    in_python: bool
 
     def rows(self, indices: tf.Tensor) -> Any:
         """What is best had of many examples at once; each leaf has a row for each of the int64 `indices`."""
         ...
 
-    def example(self, row: Any) -> Any:
+    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
         """What is done for each row by itself, in parallel; not asked for where the rows are the examples."""
         ...
 
@@ -94,6 +96,7 @@ class Indexed:
             describe=functools.cache(self._examples.describe),
             in_parallel=not self._examples.whole or self._map is not None,
             work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
+            in_python=self._examples.in_python,
         )
 
     def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
@@ -132,7 +135,7 @@ class Indexed:
 
     @tf.autograph.experimental.do_not_convert
     def _one(self, row: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
-        example = row if self._examples.whole else self._examples.example(row)
+        example = row if self._examples.whole else self._examples.example(row, number_of_pass)
         return example if self._map is None else self._map(example, number_of_pass, index)
 
     def _one_by_number(self, number: Any) -> Any:
