@@ -14,6 +14,7 @@ from typing import Any
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.run import RunConfig
+from distlaunch.data.running_fingerprint import RunningFingerprint
 from distlaunch.data.split import Split
 from distlaunch.strategies.data_ends import (
     OF_FUNCTION,
@@ -61,6 +62,8 @@ def compared(
         train = _agreed(train, "training", seen)
     if validation is not None and validation.own:
         validation = _agreed(validation, "validation", seen)
+    if len(seen) > 1 and train.glimpse is not None and not (train.own or config.strategy.has_coordinator):
+        train = replace(train, running=RunningFingerprint(strategy.gather))
     return train, validation
 
 

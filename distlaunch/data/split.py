@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.running_fingerprint import RunningFingerprint
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows, pack
 
@@ -44,6 +45,8 @@ class Split:
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
         in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
+        glimpse: what of a row source of a pipeline is compared with other processes; None where nothing can be.
+        running: where it is compared.
         own: other processes have other examples, and their parts of each batch; see `Source.own`.
         forever: pass after pass without ends, where that is not one whole pass after the other.
     """
@@ -64,6 +67,8 @@ class Split:
     work: str = ""
     in_python: bool = False
     buffer: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    glimpse: Callable[[Any], Any] | None = None
+    running: RunningFingerprint | None = None
     own: bool = False
     forever: Callable[[], tf.data.Dataset] | None = None
 
@@ -97,6 +102,9 @@ class Split:
             elements = _with_rows(self.forever()) if self.own else self.forever()
         first = skip if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
+        if self.running is not None and self.glimpse is not None:
+            self.running.begin()
+            elements = self.running.watched(elements, self.glimpse)
         if batches is not None:
             elements = elements.take(batches)
         if batches is not None or passes is not None:

@@ -71,6 +71,12 @@ def spoilt(x, y):
     return x * tf.strings.to_number(tf.where(y < 4.0, "1.0", "many")), y
 
 
+def drawn_later():
+    order = np.arange(203)
+    order[150:] = np.random.default_rng().permutation(order[150:])
+    return {"train": tf.data.Dataset.from_tensor_slices(order)}
+
+
 def model():
     layers = keras.layers
     return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
@@ -195,6 +201,12 @@ WRONG = {
         ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"],
     ),
     "map": ({}, ("data.map=mine.py:spoilt",), 3, ["example ", "cannot be used: StringToNumberOp", "mine.py:51)"]),
+    "drawn later": (
+        {},
+        ("data.function=mine.py:drawn_later", "data.map=mine.py:look", "data.shuffle=false"),
+        2,
+        ["have read different training data since step 7; ", "random choices without a seed"],
+    ),
     "drawn": (
         {},
         ("data.function=mine.py:drawn",),
@@ -221,8 +233,8 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("parameter_server", "items in processes"), ("jax", "map"), ("parameter_server", "map"),
-    ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    ("multi_worker_mirrored", "items"), ("parameter_server", "items in processes"), ("jax", "map"),
+    ("parameter_server", "map"), ("dtensor", "drawn"), ("parameter_server", "drawn"), ("jax", "drawn later"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment, words, expected, told = WRONG[what]

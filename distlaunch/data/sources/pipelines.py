@@ -62,6 +62,10 @@ class Pipeline:
         if known is not None and not batched:
             size = config.global_batch
             count = known // size if self._drop else math.ceil(known / size)
+        if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
+            hint = "add `.flat_map(...)` to the pipeline, such as `.flat_map(lambda window: window.batch(8))`"
+            message = f"each example holds a dataset, as `.window()` makes them; {hint}"
+            raise ConfigError(Problem(("data", "function"), message))
         if count == 0:
             raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))
         rows = self._dataset if batched else self._as_rows(self._dataset, _ZERO).batch(1)
@@ -77,6 +81,7 @@ class Pipeline:
             in_parallel=self._map is not None,
             work="" if self._map is None else "map",
             buffer=self._buffer_size,
+            glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
         )
 
     def _buffer_size(self) -> tuple[int, int]:
@@ -128,6 +133,15 @@ class Pipeline:
             return list(self._dataset.take(_HEAD))
 
     # rows
+
+    def _glimpse(self, rows: Any) -> Any:
+        """The first row, the last one, and their number."""
+        number = num_rows(rows)
+        places = (tf.zeros_like(number), number - 1)
+        if self._map is None:
+            return [slice_rows(rows, at, at + 1) for at in places], number
+        spec = self._dataset.element_spec
+        return [tf.data.experimental.from_variant(rows[0][at], spec).get_single_element() for at in places], number
 
     def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
         """Each example as the row of a row source: for a map, itself behind one tensor, its pass and its number."""
@@ -200,6 +214,11 @@ def _num_bytes(spec: Any) -> int | None:
             return None
         total += leaf.shape.num_elements() * leaf.dtype.size
     return total
+
+
+def _is_plain(spec: Any) -> bool:
+    """Whether Python can look at all of it; not into a dataset within the dataset."""
+    return all(leaf.dtype != tf.variant for leaf in tf.nest.flatten(spec, expand_composites=True))
 
 
 def _leaf_bytes(leaf: Any) -> int:
