@@ -225,6 +225,7 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
         told = " ".join((out + err).split())
         assert told.count("example 77 cannot be read: OSError: no such image (") == 1
         assert "it is left out" in told
+        assert "left out 1 example that failed: example 77" in told
         assert "Traceback" not in told
         found.append(epochs(project))
         shutil.rmtree(project / "runs")
