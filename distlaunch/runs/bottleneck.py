@@ -19,6 +19,8 @@ _BEHIND = 1.5
 """As many times the others' value: a task is clearly slower."""
 _BUSY = 0.8
 """Part of the time of its cores that a task computes: no more threads would help."""
+_SHARED = 0.75
+"""The same, where input does little: measured 0.80 in a job of small steps with one core a task."""
 _IDLE_CORES = 0.5
 """Cores in use on average, at most: who makes examples waits, as for a disk, and does not compute."""
 _ONE_CORE = 1.4
@@ -143,6 +145,9 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
             "or give examples by number"
         )
         return "most of it in the data function's tf.data pipeline", remedy
+    if not each.work and each.cpu_s >= _SHARED * each.cores * each.seconds:
+        # nothing is idle while a batch is waited for: whoever makes it has no core at that moment
+        return f"{_busy(each)} with steps and input together", ""
     return "", ""
 
 
@@ -155,11 +160,14 @@ def _more_threads(each: StepsTimed) -> str:
     if each.threads < each.cores:
         return f"set `data.threads: {each.cores}`, there are {each.cores} cores"
     if each.cpu_s >= _BUSY * each.cores * each.seconds:
-        cores = f"all {each.cores} cores are busy" if each.cores > 1 else "its core is busy"
-        return f"{cores}: use more workers, or do a part of the work once, in prepared files"
+        return f"{_busy(each)}: use more workers, or do a part of the work once, in prepared files"
     if each.cpu_s <= _IDLE_CORES * each.seconds:
         return f"the threads wait and do not compute: set `data.threads: {each.threads * 4}`"
     return ""
+
+
+def _busy(each: StepsTimed) -> str:
+    return f"all {each.cores} cores are busy" if each.cores > 1 else "its core is busy"
 
 
 def _computes_on_one_core(each: StepsTimed) -> bool:
