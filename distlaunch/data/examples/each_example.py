@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.base.cores import num_visible_cores
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.example_times import counted, timed
@@ -77,7 +78,7 @@ def num_threads(config: DataConfig) -> int:
 def num_cores() -> int:
     """The share of this process, where tasks share the cores of a machine."""
     share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    return int(share) if share.isdigit() and int(share) else len(os.sched_getaffinity(0))
+    return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor) -> Batch:
