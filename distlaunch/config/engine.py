@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from distlaunch.config.base import Section
+from pydantic import Field
+
+from distlaunch.config.base import PositiveSeconds, Section, Words
+
+HOSTS = Words('a list of hosts, such as [a, "b slots=2", user@c:2222]')
 
 
 class Engine(Section):
     """Where the tasks run."""
 
-    kind: Literal["auto", "local"] = "auto"
+    kind: Literal["auto", "local", "ssh"] = "auto"
     """`auto`: as one task of the cluster that the environment variable TF_CONFIG describes, if it is set; else on this
-    machine. `local`: on this machine, whatever TF_CONFIG says."""
+    machine. `local`: on this machine, whatever TF_CONFIG says. `ssh`: on `hosts`."""
+    hosts: Annotated[list[str], HOSTS] = Field(default_factory=list)
+    """Of `ssh`: HOST, USER@HOST or USER@HOST:PORT as ssh knows them, perhaps followed by `slots=N` (workers that it
+    takes; default: one for each GPU, or one), `python=PATH` and `folder=PATH`."""
+    hostfile: str | None = None
+    """Of `ssh`: a file with one host a line, written as in `hosts`, in place of them; relative to the config file."""
+    interface: str | None = None
+    """Of `ssh`: the network by which tasks reach each other: an interface's name, or a network such as 10.0.0.0/8.
+    null: the one by which ssh comes, or the first that works."""
+    python: str | None = None
+    """Of `ssh`: the Python interpreter on the hosts; null: the same path as here."""
+    folder: str | None = None
+    """Of `ssh`: the working directory of tasks on the hosts; null: the same path as here."""
+    env: Annotated[list[str], Words("a list of names, such as [MY_VARIABLE]")] = Field(default_factory=list)
+    """Of `ssh`: variables of this environment that tasks get, besides those of TensorFlow, Keras, JAX, XLA, NCCL, gRPC
+    and OpenMP, which they get anyway."""
+    host_timeout_s: PositiveSeconds = 15.0
+    """Of `ssh`: a host that shows no sign of life for so long is lost."""
     warm_start: bool = True
     """Whether tasks are forked from a process that has imported the framework, which saves each of them seconds.
     `false`: each gets a fresh process."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's devices are those of the job."""
+        return self.kind != "ssh"

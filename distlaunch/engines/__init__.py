@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines.base import Engine
@@ -14,7 +15,14 @@ ENGINES: dict[str, Engine] = {"local": LocalEngine()}
 
 
 def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
-    """The engine that the config names; `auto`: the cluster that TF_CONFIG describes, else this machine."""
+    """The engine that the config names; `auto`: the cluster that TF_CONFIG describes, else this machine.
+
+    Raises ConfigError if its settings are wrong.
+    """
+    if config.engine.kind == "ssh":
+        from distlaunch.engines.ssh import SshEngine  # what it needs costs the other engines nothing
+
+        return SshEngine(config.engine, named_files(config))
     if config.engine.kind != "auto":
         return ENGINES[config.engine.kind]
     given = tf_config_cluster(config, environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from distlaunch.supervise.allocation import Allocation
@@ -18,12 +18,14 @@ class Needs:
         num_tasks: processes to be started.
         num_addresses: how many of them the others must reach.
         num_computing: how many of them compute most of the time: those of a host share its cores.
+        jobs: how many tasks with addresses there are of each job, in their order; empty: a single process.
         ports: one for each address, or any that are free.
     """
 
     num_tasks: int = 1
     num_addresses: int = 0
     num_computing: int = 1
+    jobs: Mapping[str, int] = field(default_factory=dict)
     ports: Sequence[int] | Literal["auto"] = "auto"
 
 

@@ -40,10 +40,11 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
 
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
-    count = sum(processes(config).values())
+    jobs = processes(config)
+    count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
     # the evaluator needs no address: nobody connects to it
-    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, config.cluster.ports)
+    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports)
     return engine_of(config, environ).allocate(needs, environ, dry=dry)
 
 
@@ -78,6 +79,8 @@ def run_attempt(
     whole, config = config, config.with_workers(workers or config.cluster.num_workers)
     allocation = _allocate(config, environ)
     try:
+        for note in allocation.notes:
+            observer.note(note)
         cluster, here = _cluster(config, allocation)
         config, places = config if here is None else fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()

@@ -76,7 +76,7 @@ class Supervisor:
         taken = self._own_signals() if self._signals is None else contextlib.nullcontext(self._signals)
         with self._observer, taken as signals:
             try:
-                with self._allocation.starting(self._screen.line, self._clock) as starter:
+                with self._allocation.starting(self._plan, self._screen.line, self._clock) as starter:
                     starter.watch(signals.fd)
                     for task in self._plan.tasks:
                         self._spawn(task, starter)

@@ -1,0 +1,29 @@
+"""`python -m distlaunch.agent.remote`: the agent. Standard input and output are its connection to the controller."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    """Serves until the connection ends."""
+    # first: what prints something during the imports must not reach the connection
+    reading, writing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    # a terminal's hang-up is told by the end of the connection as well, and that ends the tasks first
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    from distlaunch.agent.remote.service import Agent
+
+    Agent(reading, writing).serve()
+    # not by the interpreter's own end, which may wait for a thread of a driver
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
