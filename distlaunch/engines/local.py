@@ -41,6 +41,7 @@ class LocalAllocation:
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
     num_computing: int = 1
     notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = True
 
     @contextmanager
     def starting(

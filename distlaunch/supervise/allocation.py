@@ -67,6 +67,11 @@ class Allocation(Protocol):
         ...
 
     @property
+    def sees_tasks_at_once(self) -> bool:
+        """Whether the signs of life of all tasks are of the same moment, so that they tell who is behind by a little."""
+        ...
+
+    @property
     def notes(self) -> Sequence[str]:
         """What the user should know about the hosts."""
         ...

@@ -134,6 +134,7 @@ class MemoryAllocation:
     places: Sequence[Place] = ()
     given: tuple[ClusterSpec, Task] | None = None
     notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = True
     ports_released_at: float | None = None
 
     @contextlib.contextmanager

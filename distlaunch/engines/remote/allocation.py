@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from distlaunch.agent.remote.frames import encode
 from distlaunch.base.run_dir import RunDir
@@ -49,7 +49,8 @@ class RemoteAllocation:
     held: ExitStack
     note_lost: Callable[[str], None]
     given: tuple[ClusterSpec, Task] | None = None
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = False
 
     @contextmanager
     def starting(

@@ -78,6 +78,9 @@ class RemoteTasks:
         made = RemoteTask(task.host, link, name)
         with self._lock:
             self._tasks[name] = made
+        for log in (task.files.stdout_log, task.files.stderr_log):
+            with contextlib.suppress(OSError):  # a full disk
+                log.touch()
         fields = {
             "task": name,
             "attempt": self._plan.attempt,
