@@ -111,7 +111,8 @@ class SshEngine:
         computing = {
             link.name: max(1, sum(name == link.name for name in chosen[: needs.num_computing])) for link in used
         }
-        notes = [f"idle, since no task is left for it: {name}" for name in idle]
+        notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
+        notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         hosts = {link.name: link for link in used}
         env = forwarded(environ, self._settings.env)
         return RemoteAllocation(places, hosts, env, computing, held, note_lost, notes=notes)
@@ -147,7 +148,7 @@ class SshEngine:
     def _connected(self, fleet: Fleet) -> list[Link]:
         """An agent on each host. In later attempts of a command those count that can be reached."""
         again = bool(fleet.losses)
-        failed = fleet.connect()
+        failed = fleet.missing = fleet.connect()
         if failed and not again:
             raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
         links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]

@@ -16,7 +16,7 @@ from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_workers
@@ -177,11 +177,11 @@ def plan_launch(
     Args:
         cluster: addresses of all tasks; empty for a single process.
         here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
-        places: where each task runs, in the order of the cluster, the evaluator last; all others: on this machine.
+        places: where tasks run, those with addresses first, the evaluator last; all others: on this machine.
         extra: arguments for the worker.
     """
     chosen = _chosen(config, mode, cluster, here)
-    place_of = places_of(chosen, places)
+    place_of = places_of(chosen, places, cluster)
     shares = _gpu_shares(config, place_of)
     ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
@@ -231,11 +231,6 @@ def _environment(
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
         **UNBUFFERED,
     }
-
-
-def places_of(tasks: Sequence[Task], places: Sequence[Place]) -> dict[Task, Place]:
-    """The place of each task; those that have none run on this machine."""
-    return dict(zip(tasks, (*places, *[Place()] * len(tasks)), strict=False))
 
 
 def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, tuple[str, ...]]:

@@ -68,7 +68,7 @@ class Allocation(Protocol):
 
     @property
     def sees_tasks_at_once(self) -> bool:
-        """Whether the signs of life of all tasks are of the same moment, so that they tell who is behind by a little."""
+        """Whether the signs of life of all tasks are of the same moment, and so tell who is a little behind."""
         ...
 
     @property

@@ -54,7 +54,7 @@ class RunCopy:
 
     def begin(self) -> None:
         """What is there by now is known to the controller."""
-        self._rest = {name: stamp for name, stamp in self._others()}
+        self._rest = dict(self._others())
         self._checkpoints = dict(self._complete_checkpoints())
 
     def follow(self, name: str, *, whole_lines: bool = False) -> None:

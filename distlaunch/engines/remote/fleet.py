@@ -38,6 +38,8 @@ class Fleet:
         self.links: dict[str, Link] = {}
         self.losses: dict[str, int] = {}
         """How often each host was lost."""
+        self.missing: dict[str, str] = {}
+        """Why there is no agent on some hosts, as of the last start."""
         self._lifeline: Lifeline | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
