@@ -32,6 +32,9 @@ class Engine(Section):
     env: Annotated[list[str], Words("a list of names, such as [MY_VARIABLE]")] = Field(default_factory=list)
     """Of `ssh`: variables of this environment that tasks get, besides those of TensorFlow, Keras, JAX, XLA, NCCL, gRPC
     and OpenMP, which they get anyway."""
+    sync: Literal["none", "code"] = "none"
+    """Of `ssh`: how the code of this folder gets to the hosts. `none`: it is there; that it is equal is checked.
+    `code`: the files that git knows, or all but hidden ones, are sent to hosts that do not have them."""
     host_timeout_s: PositiveSeconds = 15.0
     """Of `ssh`: a host that shows no sign of life for so long is lost."""
     warm_start: bool = True

@@ -11,9 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from distlaunch import __version__
-from distlaunch.agent.remote.frames import PROTOCOL
-from distlaunch.agent.remote.host_facts import package_versions
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problem, parse_host, place_tasks
 from distlaunch.cluster.spec import Place
@@ -22,12 +19,12 @@ from distlaunch.engines.base import Needs
 from distlaunch.engines.remote import ssh_errors
 from distlaunch.engines.remote.addresses import at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
-from distlaunch.engines.remote.code import code_digests
+from distlaunch.engines.remote.checks import check_hosts, refusals
+from distlaunch.engines.remote.code import Code
 from distlaunch.engines.remote.fleet import Fleet
 from distlaunch.engines.remote.link import Command, Link
 
 PICKED_LATER = "(picked at start)"
-_ANSWER_S = 30.0
 _OUT_AFTER = 2
 """A host that was lost so often in one command gets no task any more, if the others suffice."""
 _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
@@ -94,7 +91,9 @@ class SshEngine:
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
             links = self._connected(fleet)
-            self._check(links)
+            folders = {link.name: self._folder(link.host) for link in links}
+            lease_s = max(1, round(self._settings.host_timeout_s * 2))
+            check_hosts(links, folders, lease_s, Code(Path.cwd(), self._files), sync=self._settings.sync == "code")
             chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             by_name = {link.name: link for link in links}
             ports = _reserve({name: by_name[name] for name in dict.fromkeys(chosen)}, chosen, needs)
@@ -159,32 +158,6 @@ class SshEngine:
             raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
         return links
 
-    def _check(self, links: Sequence[Link]) -> None:
-        """Everything that is wrong with any host, at once. Raises UsageError."""
-        new = [link for link in links if not link.is_checked]
-        wrong = {link.name: problem for link in new if (problem := _version_problem(link))}
-        asked = {
-            link.name: link.ask("hello", protocol=PROTOCOL, distlaunch=__version__, folder=self._folder(link.host),
-                                lease_s=max(1, round(self._settings.host_timeout_s * 2)))
-            for link in new
-            if link.name not in wrong
-        }  # fmt: skip
-        wrong |= _answers(asked)
-        digests = json.dumps(code_digests(Path.cwd(), self._files)).encode()
-        compared = {link.name: link.ask("compare", digests) for link in new if link.name not in wrong}
-        wrong |= Fleet.results(compared, _ANSWER_S)
-        for name in compared.keys() - wrong.keys():
-            fields = compared[name].result().fields
-            if fields["count"]:
-                named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
-                wrong[name] = (
-                    f"its code differs from this machine's in {fields['count']} file(s): {named}; copy it there"
-                )
-        if wrong:
-            raise UsageError("\n".join(f"{name}: {wrong[name]}" for name in sorted(wrong)))
-        for link in new:
-            link.is_checked = True
-
     def _folder(self, host: Host) -> str:
         return host.folder or self._settings.folder or str(Path.cwd())
 
@@ -201,20 +174,6 @@ def _slots(link: Link) -> int:
     return link.host.slots or max(1, len(link.facts["gpus"]))
 
 
-def _version_problem(link: Link) -> str:
-    """What the host runs in another version than this machine; empty if nothing."""
-    facts = link.facts
-    if (facts.get("distlaunch"), facts.get("protocol")) != (__version__, PROTOCOL):
-        return (f"it has distlaunch {facts.get('distlaunch')} (protocol {facts.get('protocol')}), this machine has "
-                f"{__version__} (protocol {PROTOCOL}); install the same version")  # fmt: skip
-    here = package_versions() | {"Python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
-    there = dict(facts["packages"]) | {"Python": str(facts["python"]).rpartition(".")[0]}
-    differ = [
-        f"{name} {there.get(name, 'missing')} instead of {here[name]}" for name in here if there.get(name) != here[name]
-    ]
-    return f"it has {', '.join(differ)}; install the same versions" if differ else ""
-
-
 def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> dict[str, Sequence[int]]:
     """Ports on each host, in the order of its tasks. Raises UsageError."""
     with_address = list(chosen[: needs.num_addresses])
@@ -223,16 +182,9 @@ def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> 
         mine = [number for number, host in enumerate(with_address) if host == name]
         wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]
         asked[name] = link.ask("reserve", ports=wanted)
-    if wrong := _answers(asked):
+    if wrong := refusals(asked):
         raise UsageError("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
     return {name: answer.result().fields["ports"] for name, answer in asked.items()}
-
-
-def _answers(asked: Mapping[str, Any]) -> dict[str, str]:
-    """Why hosts did not do what they were asked to."""
-    wrong = Fleet.results(asked, _ANSWER_S)
-    told = {name: asked[name].result().fields.get("error") for name in asked.keys() - wrong.keys()}
-    return wrong | {name: error for name, error in told.items() if error}
 
 
 def _places(

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -129,8 +128,9 @@ class Lab:
         # the shell is process 1 of the host: when it is killed, so is everything on it
         script = (
             f"hostname {self.names[number]}; mount --bind {self.folder}/hosts /etc/hosts; {mounts}"
-            f"mount -t tmpfs tmpfs /run; mkdir -p /run/sshd; {_program('sshd')} -f {home}/sshd_config -E {home}/sshd.log;"
-            f" echo up >&{tell}; exec {tell}>&-; exec tail -f /dev/null"
+            "mount -t tmpfs tmpfs /run; mkdir -p /run/sshd;"
+            f"{_program('sshd')} -f {home}/sshd_config -E {home}/sshd.log;"
+            f"echo up >&{tell}; exec {tell}>&-; exec tail -f /dev/null"
         )
         self._hosts[number] = subprocess.Popen(
             ["nsenter", f"--net=/run/netns/{self._prefix}{number}", "unshare", "-m", "-u", "-p", "-f", "--mount-proc",
@@ -155,7 +155,9 @@ class Lab:
     def cut(self, number: int, other: int | None = None) -> None:
         """A host hears nothing from another one any more, or nothing from anybody, nor they from it."""
         packets = f"ip saddr {self.address(other)}" if other is not None else ""
-        rules = f"add chain inet fault in {{ type filter hook input priority 0; }}; add rule inet fault in {packets} drop"
+        rules = (
+            f"add chain inet fault in {{ type filter hook input priority 0; }}; add rule inet fault in {packets} drop"
+        )
         if other is None:
             rules += "; add chain inet fault out { type filter hook output priority 0; }; add rule inet fault out drop"
         _run("ip", "netns", "exec", f"{self._prefix}{number}", _program("nft") or "", f"add table inet fault; {rules}")
@@ -167,10 +169,11 @@ class Lab:
         """Starts a command of distlaunch on the login host."""
         leader = psutil.Process(self._hosts[0].pid).children()[0].pid
         inside = ["nsenter", "-t", str(leader), "-m", "-u", "-n", "-p", f"--wd={folder or os.getcwd()}"]
+        words = (*inside, sys.executable, "-c", _ENTRY, *words)
+        env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
         process = subprocess.Popen(
-            [*inside, sys.executable, "-c", _ENTRY, *words],
-            env={**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         self._jobs.append(job := Job(process))
         return job
 
@@ -211,7 +214,12 @@ class Lab:
         """What still runs on any host after some time, in which processes that end may end."""
         running = [process for number in self._hosts for process in self.processes(number)]
         _, alive = psutil.wait_procs(running, seconds)
-        return [" ".join(process.cmdline()) for process in alive if process.is_running()]
+        found = []
+        for process in alive:
+            # one that has just ended, and nobody has reaped
+            with contextlib.suppress(psutil.Error):
+                found.append(" ".join(process.cmdline()))
+        return found
 
     def clean(self) -> None:
         """Ends what a test has left, and gives every host its network back."""

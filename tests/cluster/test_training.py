@@ -53,7 +53,7 @@ def test_three_hosts_give_the_losses_of_one_machine(
     job = lab.start("train", config)
     assert job.end(180) == 0, job.output
     run = RunDir(own_disk / strategy["kind"])
-    hosts = {name: host for name, host in RunFacts.of(read_events(run.events)).now.hosts.items()}
+    hosts = RunFacts.of(read_events(run.events)).now.hosts
     assert hosts.get("worker:0") == "host1"
     # everything is here, although each host has a disk of its own
     assert run.exported("keras").is_file()
@@ -124,3 +124,24 @@ def test_a_killed_controller_leaves_nothing(lab: Lab, own_disk: Path, tmp_path: 
     job.wait_for("epoch   2/500")
     lab.launcher(job).kill()
     job.end()
+
+
+def test_code_is_sent_to_hosts_that_do_not_have_it(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    project = own_disk / "project"
+    project.mkdir()
+    (project / "mine.py").write_text(
+        "import keras, numpy as np\n"
+        "def model():\n    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\n"
+        "def data():\n    x = np.loadtxt('numbers.txt').reshape(-1, 1)\n    return {'train': (x, x)}\n"
+    )
+    (project / "numbers.txt").write_text("\n".join(map(str, range(64))))
+    changes: dict[str, Any] = {
+        "model": {"function": f"{project}/mine.py:model"},
+        "data": {"function": f"{project}/mine.py:data", "global_batch": 16},
+        "compile": {"optimizer": "SGD", "loss": "mse"},
+        "cluster": {"workers": 2},
+        "engine": {"kind": "ssh", "hosts": HOSTS[:2], "sync": "code"},
+    }
+    job = lab.start("train", write_config(tmp_path, own_disk, "sent", **changes), folder=project)
+    assert job.end(180) == 0, job.output
+    assert {"mine.py", "numbers.txt"} <= set(lab.files(1, project))

@@ -49,6 +49,11 @@ class Agent:
             assert not self._ended, f"it has ended without {kinds}"
             self._read(until)
 
+    def answers(self, count: int) -> None:
+        """Waits for so many answers, none of which says no."""
+        for _ in range(count):
+            assert "error" not in self.next("reply").fields
+
     def _read(self, until: float) -> None:
         assert self.process.stdout is not None
         fd = self.process.stdout.fileno()
@@ -63,8 +68,9 @@ class Agent:
         self._frames += self._reader.feed(data)
 
     def greet(self, folder: Path, **changes: Any) -> None:
-        fields = {"id": 1, "protocol": PROTOCOL, "distlaunch": __version__, "folder": str(folder), "lease_s": 30}
+        fields = {"id": 1, "protocol": PROTOCOL, "distlaunch": __version__, "lease_s": 30}
         self.send(encode("hello", **{**fields, **changes}))
+        self.send(encode("enter", id=9, folder=str(folder)))
 
     def begin(self, run: Path) -> Frame:
         """Opens a run directory and begins its first attempt."""
@@ -131,7 +137,7 @@ def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
 def test_a_later_message_without_sense_ends_it_with_its_tasks(agent: Agent, tmp_path: Path) -> None:
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     agent.begin(tmp_path / "run")
     agent.start(SLEEPER)
     assert agent.next("line").text("text") == "begun"
@@ -145,7 +151,7 @@ def test_a_later_message_without_sense_ends_it_with_its_tasks(agent: Agent, tmp_
 def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None:
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     assert agent.begin(tmp_path / "run").fields == {"id": 2, "shared": False, "checkpoints": []}
     agent.start("import os, sys; print('x' * 5_000_000); print('last', file=sys.stderr); os._exit(7)")
     logs: dict[str, int] = {}
@@ -161,7 +167,7 @@ def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None
 def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path: Path) -> None:
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     agent.begin(tmp_path / "run")
     agent.start(SLEEPER)
     agent.next("line")
@@ -176,7 +182,7 @@ def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path:
 def test_a_silent_controller_loses_its_lease(agent: Agent, tmp_path: Path) -> None:
     agent.next("hello")
     agent.greet(tmp_path, lease_s=1)
-    agent.next("reply")
+    agent.answers(2)
     agent.begin(tmp_path / "run")
     agent.start(SLEEPER)
     started = psutil.Process(agent.process.pid).children(recursive=True)
@@ -187,7 +193,7 @@ def test_a_silent_controller_loses_its_lease(agent: Agent, tmp_path: Path) -> No
 def test_a_killed_agent_leaves_no_task(agent: Agent, tmp_path: Path) -> None:
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     agent.begin(tmp_path / "run")
     agent.start(SLEEPER)
     agent.next("line")
@@ -200,7 +206,7 @@ def test_code_is_compared_by_content(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("a = 1\n")
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     agent.send(encode("compare", json.dumps({"model.py": "0" * 16, "missing.py": "1" * 16}).encode(), id=3))
     assert agent.next("reply").fields == {"id": 3, "wrong": ["model.py", "missing.py"], "count": 2}
 
@@ -211,7 +217,7 @@ def test_a_folder_of_another_run_is_not_touched(agent: Agent, tmp_path: Path) ->
     (run / "config.yaml").write_text("mine")
     agent.next("hello")
     agent.greet(tmp_path)
-    agent.next("reply")
+    agent.answers(2)
     agent.send(encode("open", id=2, root=str(run), nonce="nothing"))
     assert "belongs to another run" in agent.next("reply").fields["error"]
     assert (run / "config.yaml").read_text() == "mine"

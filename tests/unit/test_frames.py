@@ -95,9 +95,9 @@ def test_what_a_shell_prints_before_the_greeting_is_passed_over(noise: bytes, cu
 
 def test_noise_without_an_end_is_refused() -> None:
     reader = GreetingReader()
+    assert reader.feed(b"x" * MAX_NOISE_BYTES) is None
     with pytest.raises(FrameError, match="printed before the agent began"):
-        for _ in range(MAX_NOISE_BYTES // 1000 + 2):
-            reader.feed(b"x" * 1000)
+        reader.feed(b"x" * 1000)
     assert len(reader.noise) <= 4000
 
 

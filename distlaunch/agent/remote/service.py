@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.attempt import HostAttempt
+from distlaunch.agent.remote.code_copy import CodeCopy, digest_of
 from distlaunch.agent.remote.frames import GREETING, PROTOCOL, Frame, FrameError, FrameReader, encode
 from distlaunch.agent.remote.host_facts import host_facts
 from distlaunch.agent.remote.outbox import Outbox
@@ -54,6 +54,9 @@ class Agent:
         self._root: Path | None = None
         self._copies: dict[Path, RunCopy] = {}
         self._copy: RunCopy | None = None
+        self._code: CodeCopy | None = None
+        self._receiving: Path | None = None
+        """Where files that come are written."""
         self._unwanted: set[str] = set()
         self._lease_s, self._heard_at, self._beat_at = LEASE_S, clock(), clock()
         self._greeted = self._over = self._writes = False
@@ -136,12 +139,36 @@ class Agent:
                              f"the controller is {theirs[0]} (protocol {theirs[1]})")  # fmt: skip
         self._lease_s = float(frame.number("lease_s"))
         self._greeted = True
+        self._reply(frame)
+
+    def _on_code(self, frame: Frame) -> None:
+        """Whether the code is here; if not, what comes next is written where it is to be."""
+        folder = Path(frame.text("folder"))
+        try:
+            self._code = CodeCopy(folder, json.loads(frame.payload))
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+            return
+        self._receiving = folder if not self._code.is_same else None
+        self._reply(frame, same=self._code.is_same)
+
+    def _on_code_sent(self, frame: Frame) -> None:
+        self._receiving = None
+        try:
+            if self._code is not None:
+                self._code.commit()
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+        else:
+            self._reply(frame)
+
+    def _on_enter(self, frame: Frame) -> None:
         try:
             os.chdir(frame.text("folder"))
         except OSError as error:
             self._reply(frame, error=f"{error.strerror}: {frame.text('folder')}")
-            return
-        self._reply(frame)
+        else:
+            self._reply(frame)
 
     def _on_beat(self, frame: Frame) -> None:
         """It has been noted that something came."""
@@ -192,7 +219,7 @@ class Agent:
     def _on_open(self, frame: Frame) -> None:
         """Whether the run directory is shared with the controller; if not, makes a copy."""
         root = Path(frame.text("root"))
-        self._root, self._copy = root, None
+        self._root, self._copy, self._receiving = root, None, None
         if is_shared(root, frame.text("nonce")):
             self._reply(frame, shared=True)
             return
@@ -201,15 +228,15 @@ class Agent:
         except UsageError as error:
             self._reply(frame, error=str(error))
             return
-        self._copies[root] = self._copy
+        self._copies[root], self._receiving = self._copy, root
         checkpoints = RunDir(root).checkpoint_steps()
         self._reply(frame, shared=False, checkpoints=checkpoints)
 
     def _receive(self, frame: Frame) -> None:
-        if self._root is None or self._copy is None:
-            raise FrameError(f"{frame.kind}: no run directory is open")
+        if self._receiving is None:
+            raise FrameError(f"{frame.kind}: no folder is open")
         try:
-            file_transfer.receive(self._root, frame)
+            file_transfer.receive(self._receiving, frame)
         except OSError as error:
             self._show("", f"{frame.text('path')} cannot be written: {error.strerror}")
 
@@ -262,11 +289,3 @@ class Agent:
 
     def _reply(self, frame: Frame, **fields: Any) -> None:
         self._outbox.put(encode("reply", id=frame.number("id"), **fields))
-
-
-def digest_of(path: Path) -> str:
-    """Of a file's content; empty if it cannot be read."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return ""

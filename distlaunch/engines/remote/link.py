@@ -54,7 +54,7 @@ class Link:
         self.facts: dict[str, Any] = {}
         self.lost = ""
         self.heard_at = 0.0
-        self.is_checked = False
+        self.is_ready = False
         """Whether it was found to have what a job needs."""
         self.is_silent = False
         """Whether it prints nothing more beside the messages."""
