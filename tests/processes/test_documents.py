@@ -93,6 +93,7 @@ CANNOT = {
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
+    "pytest -m cluster": "needs root; runs the tests of docs/clusters.md",
     "pytest -m slow": "runs this test",
     "pytest -m full_data": "likewise",
     "pytest -m full_grid": "likewise",
@@ -125,6 +126,8 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("README.md", "# mine.py"),
         ("README.md", "# mine.yaml"),
         ("architecture.md", "  distlaunch train"),  # a picture
+        ("clusters.md", "engine:"),
+        ("clusters.md", "        your machine"),  # a picture
         ("config.md", "name: null"),
         ("input.md", "class Photos:"),
         ("input.md", "def augment(image, label, seed):"),
