@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame
@@ -29,7 +30,7 @@ def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int,
     left = {link.name: link for link in links if not link.is_ready}
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
 
-    def ask(kind: str, payload: bytes = b"", seconds: float = _ANSWER_S, **fields: object) -> dict[str, Future[Frame]]:
+    def ask(kind: str, payload: bytes = b"", seconds: float = _ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
         """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
         asked = {
             name: link.ask(kind, payload, folder=folders[name], **fields)
@@ -44,7 +45,7 @@ def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int,
         for name, answer in ask("code", code.listing()).items():
             if not answer.result().fields["same"]:
                 left[name].post_in_order(code.messages())
-        ask("code_sent", seconds=_SEND_S)
+        ask("code_sent", seconds=_SEND_S, after_files=True)
     ask("enter")
     for name, answer in ask("compare", code.digests_as_json(outside=not sync)).items():
         fields = answer.result().fields

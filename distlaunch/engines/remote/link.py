@@ -115,8 +115,12 @@ class Link:
             self._outbox.put_files(messages)
         self._wake()
 
-    def ask(self, kind: str, payload: bytes = b"", **fields: Any) -> Future[Frame]:
-        """Sends a message; the result is the answer, or LinkError."""
+    def ask(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
+        """Sends a message; the result is the answer, or LinkError.
+
+        Args:
+            after_files: behind all that was given to `post_in_order`.
+        """
         answer: Future[Frame] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -124,7 +128,8 @@ class Link:
                 answer.set_exception(LinkError(self.lost))
                 return answer
             self._asked[number] = answer
-            self._outbox.put(encode(kind, payload, id=number, **fields))
+            message = encode(kind, payload, id=number, **fields)
+            self._outbox.put_files([message]) if after_files else self._outbox.put(message)
         self._wake()
         return answer
 
