@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from distlaunch.config.base import PositiveSeconds, Section, Words
+from distlaunch.config.base import Section, Words
 
 HOSTS = Words('a list of hosts, such as [a, "b slots=2", user@c:2222]')
 
@@ -35,7 +35,7 @@ class Engine(Section):
     sync: Literal["none", "code"] = "none"
     """Of `ssh`: how the code of this folder gets to the hosts. `none`: it is there; that it is equal is checked.
     `code`: the files that git knows, or all but hidden ones, are sent to hosts that do not have them."""
-    host_timeout_s: PositiveSeconds = 15.0
+    host_timeout_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
     """Of `ssh`: a host that shows no sign of life for so long is lost."""
     warm_start: bool = True
     """Whether tasks are forked from a process that has imported the framework, which saves each of them seconds.

@@ -25,8 +25,6 @@ from distlaunch.engines.remote.fleet import Fleet
 from distlaunch.engines.remote.link import Command, Link
 
 PICKED_LATER = "(picked at start)"
-_OUT_AFTER = 2
-"""A host that was lost so often in one command gets no task any more, if the others suffice."""
 _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
             "-o", "ClearAllForwardings=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
             "-o", "ConnectTimeout=10")  # fmt: skip
@@ -112,9 +110,9 @@ class SshEngine:
         }
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
-        hosts = {link.name: link for link in used}
+        hosts, patience_s = {link.name: link for link in used}, self._settings.host_timeout_s
         env = forwarded(environ, self._settings.env)
-        return RemoteAllocation(places, hosts, env, computing, held, note_lost, notes=notes)
+        return RemoteAllocation(places, hosts, env, computing, held, note_lost, patience_s, notes=notes)
 
     def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
         """As far as it is known without asking a host."""
@@ -151,12 +149,10 @@ class SshEngine:
         if failed and not again:
             raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
         links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]
-        steady = [link for link in links if fleet.losses.get(link.name, 0) < _OUT_AFTER]
-        # those that are lost again and again come last
-        links = steady + [link for link in links if link not in steady]
         if not links:
             raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
-        return links
+        # those that were lost come last: a spare is better
+        return sorted(links, key=lambda link: fleet.losses.get(link.name, 0))
 
     def _folder(self, host: Host) -> str:
         return host.folder or self._settings.folder or str(Path.cwd())

@@ -118,6 +118,19 @@ def test_a_host_that_is_cut_off_is_named(lab: Lab, own_disk: Path, tmp_path: Pat
     assert "no sign of life for 4 s" in job.said
 
 
+def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    """TensorFlow, whose heartbeats go to the first worker only, would wait for ever."""
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
+    config = write_config(tmp_path, own_disk, "parted", engine=engine, train={"epochs": 2000})
+    job = lab.start("train", config)
+    job.wait_for("epoch    2/2000")
+    # the paths that work are tried when training begins
+    job.wait_for("epoch   40/2000")
+    lab.cut(2, 3)
+    assert job.end() == 3, job.output
+    assert "host2 cannot reach host3 at 10.77.0.13:" in job.said or "host3 cannot reach host2" in job.said
+
+
 def test_a_killed_controller_leaves_nothing(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, own_disk, "orphaned", train={"epochs": 500})
     job = lab.start("train", config)

@@ -22,7 +22,7 @@ class Target:
     """Where another host may be reached.
 
     Attributes:
-        token: what it answers; another host at the same address does not know it.
+        token: what it answers; another host at the same address does not know it. Empty: nothing needs to be answered.
     """
 
     address: str
@@ -119,13 +119,19 @@ class Prober:
             connection.setblocking(False)
             connection.connect_ex((target.address, target.port))
             one.tries[connection] = number, bytearray()
-            self._selector.register(connection, selectors.EVENT_READ)
+            # one that is connected can be written to; one that was refused, as well
+            self._selector.register(connection, selectors.EVENT_READ if target.token else selectors.EVENT_WRITE)
 
     def _read(self, connection: socket.socket) -> None:
         one = next((one for one in self._rounds if connection in one.tries), None)
         if one is None:
             return
         number, heard = one.tries[connection]
+        if not one.targets[number].token:
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                one.left.discard(number)
+            self._drop(one, connection)
+            return
         try:
             data = connection.recv(TOKEN_BYTES)
         except BlockingIOError:

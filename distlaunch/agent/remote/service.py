@@ -27,6 +27,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
 
 _TURN_S = 0.1
+_ENDING_TURN_S = 0.01  # while the end of a task waits to be told
 _BEAT_S = 2.0
 """While no task runs. A controller that hears nothing for longer may take the host for lost."""
 _READ_BYTES = 256 * 1024
@@ -83,7 +84,7 @@ class Agent:
         tasks.watch(self._prober.fileno())
         attempt_over = False
         while not (self._over or attempt_over):
-            tasks.wait(0.0 if self._attempt is not None and self._attempt.is_ending else _TURN_S)
+            tasks.wait(_ENDING_TURN_S if self._attempt is not None and self._attempt.is_ending else _TURN_S)
             try:
                 attempt_over = self._read()
                 self._prober.turn()

@@ -11,6 +11,7 @@ from distlaunch.agent.remote.frames import encode
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.engines.remote.link import Link, LinkError
+from distlaunch.engines.remote.path_watch import PathWatch
 from distlaunch.engines.remote.run_files import Incoming, open_run, what_tasks_read
 from distlaunch.engines.remote.tasks import RemoteTasks
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
@@ -39,6 +40,7 @@ class RemoteAllocation:
         environ: what tasks get beside their host's own environment.
         num_computing: how many tasks share the cores, by host.
         note_lost: called with the name of a host that was lost.
+        patience_s: how long no task makes a step before the paths between hosts are tried.
         held: what is given back at the end.
     """
 
@@ -48,6 +50,7 @@ class RemoteAllocation:
     num_computing: Mapping[str, int]
     held: ExitStack
     note_lost: Callable[[str], None]
+    patience_s: float = 15.0
     given: tuple[ClusterSpec, Task] | None = None
     notes: Sequence[str] = ()
     sees_tasks_at_once: bool = False
@@ -59,7 +62,9 @@ class RemoteAllocation:
         run = RunDir(plan.run_dir)
         copies = open_run(run, list(self.links.values()))
         incoming = Incoming(run)
-        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ)
+        listening = {task.address: task.host for task in plan.tasks if task.address is not None}
+        paths = PathWatch(self.links, listening, self.patience_s, clock)
+        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_lost)
         # who reads checkpoints: the one that leads, and what runs beside it
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():

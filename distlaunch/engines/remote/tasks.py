@@ -10,12 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from distlaunch.agent.messages import Exit, Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.frames import Frame, encode
 from distlaunch.base.heartbeat import Signs
 from distlaunch.engines.remote.link import Link
+from distlaunch.engines.remote.path_watch import PathWatch
 from distlaunch.engines.remote.run_files import Incoming
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
@@ -56,14 +58,18 @@ class RemoteTasks:
     Args:
         show: takes the lines that tasks print, in the thread that calls `wait`.
         environ: what the tasks get beside their host's own environment.
+        paths: watches whether the hosts still reach each other.
+        note_lost: called with the name of a host that is given up.
     """
 
     def __init__(
         self, plan: LaunchPlan, links: Mapping[str, Link], incoming: Incoming, show: Callable[[str, str], None],
         environ: Mapping[str, str],
+        paths: PathWatch,
+        note_lost: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._plan, self._links, self._incoming = plan, links, incoming
-        self._show, self._environ = show, environ
+        self._show, self._environ, self._paths, self._note_lost = show, environ, paths, note_lost
         self._tasks: dict[str, RemoteTask] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
@@ -101,6 +107,8 @@ class RemoteTasks:
                 os.read(self._wake_read, 4096)
         while self._lines:
             self._show(*self._lines.popleft())
+        if (given_up := self._paths.look(self._progress())) is not None:
+            self._give_up(*given_up)
         return any(fd in ready for fd in self._watched)
 
     def take(self, link: Link, frame: Frame) -> None:
@@ -120,6 +128,23 @@ class RemoteTasks:
         """`wait` returns."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_write, b"+")
+
+    def _progress(self) -> Any:
+        """What changes with each step; None before the first, and while something else than a step takes its time."""
+        with self._lock:
+            running = [task.shown for task in self._tasks.values() if task.exit is None]
+        if all(signs.step is None for signs in running) or any(signs.has_to_finish for signs in running):
+            return None
+        return [(signs.turns, signs.step) for signs in running]
+
+    def _give_up(self, host: str, reason: str) -> None:
+        """Ends the tasks of a host that others cannot reach."""
+        self._note_lost(host)
+        with self._lock:
+            for task in self._tasks.values():
+                if task.host == host and task.exit is None:
+                    task.send(Order.KILL, whole_group=False)
+                    task.exit = Exit(_LOST_CODE, oom=False, lost=reason)
 
     def close(self) -> None:
         while self._lines:
@@ -146,4 +171,4 @@ class RemoteTasks:
             self._lines.append((task.name, f"could not be started: {told}"))
         if isinstance(signs := frame.fields.get("signs"), list):
             task.shown = Signs(*signs)
-        task.exit = Exit(frame.number("code"), None if oom is None else bool(oom))
+        task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
