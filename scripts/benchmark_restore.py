@@ -49,7 +49,7 @@ def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], d
     import numpy as np
 
     # imported before anything is timed
-    from distlaunch.strategies.state_stream import StateServer
+    from distlaunch.strategies.state.state_stream import StateServer
     from distlaunch.training.checkpoints.files import CheckpointStore
     from distlaunch.training.checkpoints.meta import Progress
     from distlaunch.training.checkpoints.shared_memory import SharedMemory
@@ -135,7 +135,7 @@ def look(state: dict[str, Any]) -> bool:
 
 
 def _other(pipe: Connection) -> None:
-    from distlaunch.strategies.state_stream import fetch_state
+    from distlaunch.strategies.state.state_stream import fetch_state
     from distlaunch.training.checkpoints.file_copy import FileCopy
 
     pipe.send(True)

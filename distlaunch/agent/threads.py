@@ -6,9 +6,8 @@ Without a share, each task starts threads for all cores. Measured on 2 cores wit
 
 from __future__ import annotations
 
-import os
-
 from distlaunch.agent.cgroup import read_cgroup
+from distlaunch.base.cores import num_visible_cores
 
 POOL_SIZES = ("TF_NUM_INTRAOP_THREADS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """The pools that compute: TensorFlow's, XLA's, OpenMP's, OpenBLAS's, MKL's. Not `TF_NUM_INTEROP_THREADS`: operations
@@ -21,12 +20,6 @@ def pool_sizes(num_tasks: int) -> dict[str, str]:
     share = max(1, min(seen, _quota() or seen) // max(1, num_tasks))
     # with no variables a task behaves as it does without the launcher
     return {} if share == seen else dict.fromkeys(POOL_SIZES, str(share))
-
-
-def num_visible_cores() -> int:
-    """Those that this process may use, as a scheduler or `taskset` has bound it."""
-    # Linux; macOS has no such call
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _quota() -> int | None:

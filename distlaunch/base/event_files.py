@@ -108,6 +108,16 @@ def read_events(path: Path) -> list[Event]:
     return list(EventReader(path).read())
 
 
+def read_events_of(path: Path, kind: type[Event]) -> list[Event]:
+    """Those of one kind, oldest first; other lines, which may be a great many, are not parsed."""
+    mark = f'"event":"{kind.__name__}"'.encode()
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return list(parse_events(b"\n".join(line for line in data.splitlines() if mark in line)))
+
+
 def read_tail(path: Path) -> list[Event]:
     """The newest events of a file, oldest first; of a task, those of some ten seconds at least."""
     try:

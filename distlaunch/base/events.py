@@ -153,6 +153,8 @@ class StepsTimed(Event):
         batches_s: what making batches took, reading and mapping of their examples included.
         reads_ahead: batches are made while steps are computed, not between them.
         from_pipeline: what making a batch does not take is spent in the `tf.data` pipeline of the data function.
+        in_python: Python code of the user's reads the examples.
+        processes: so many beside this one read them; 0: its threads do.
     """
 
     steps: int
@@ -170,6 +172,8 @@ class StepsTimed(Event):
     threads: int = 1
     reads_ahead: bool = True
     from_pipeline: bool = False
+    in_python: bool = False
+    processes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

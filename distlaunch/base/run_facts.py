@@ -13,6 +13,7 @@ from distlaunch.base.events import (
     EpochEnded,
     Evaluated,
     Event,
+    ExampleSkipped,
     Exported,
     Logs,
     Predicted,
@@ -35,6 +36,7 @@ class AttemptFacts:
     Attributes:
         hosts: where each task was started last.
         up: tasks that have reported since they were started last.
+        has_data: whether the chief has read its data.
         step: global batches since the run began; the same place is `step_in_epoch` steps after `epochs_done` epochs.
         logs: the newest values.
         restarts: how often each task was started again while the others went on.
@@ -46,6 +48,7 @@ class AttemptFacts:
 
     hosts: dict[str, str] = field(default_factory=dict)
     up: set[str] = field(default_factory=set)
+    has_data: bool = False
     training: TrainingStarted | None = None
     step: int = 0
     epochs_done: int = 0
@@ -65,6 +68,8 @@ class AttemptFacts:
             case TaskStarted():
                 self.hosts[event.task] = event.host
                 self.up.add(event.task)
+            case DataResolved():
+                self.has_data = True
             case TaskRestarted():
                 self.restarts[event.restarted_task] += 1
                 self.up.discard(event.restarted_task)
@@ -103,6 +108,7 @@ class RunFacts:
         now: the attempt of the newest event.
         epochs: in the order in which they ended; what was done twice is there twice, as in `checkpoints`.
         evaluations: the run's own; `sidecar` is the newest of the evaluator beside training.
+        skipped: examples that were left out, by any task that has told it here.
         exports: where each format was written last.
         ended: the newest end of any attempt.
         finished: the run came to its planned end, and no later attempt has taken it on from there, be it without a
@@ -118,6 +124,7 @@ class RunFacts:
     checkpoints: list[CheckpointSaved] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
     sidecar: Evaluated | None = None
+    skipped: set[str] = field(default_factory=set)
     exports: dict[str, str] = field(default_factory=dict)
     ended: RunEnded | None = None
     finished: bool = False
@@ -149,6 +156,8 @@ class RunFacts:
                 self.sidecar = event
             case Evaluated():
                 self.evaluations.append(event)
+            case ExampleSkipped():
+                self.skipped.add(event.example)
             case Exported():
                 self.exports[event.format] = event.path
             case RunEnded():

@@ -85,6 +85,9 @@ class Data(Section):
     `context` that says which, and each gives an equal part of every batch. Workers share the streams."""
     threads: Positive | None = None
     """Examples that each process reads and maps at the same time; null: one for each core that it may use."""
+    processes: Positive | None = None
+    """For an object with `__getitem__`: each task reads its examples in so many processes of its own, instead of in
+    threads, in which Python computes one at a time. null: in threads."""
     remainder: Literal["keep", "drop"] = "keep"
     """What happens to a last batch that is smaller than the others."""
     class_weight: Annotated[

@@ -13,10 +13,10 @@ from distlaunch.data.context import StreamContext, WorkerContext
 if TYPE_CHECKING:
     from distlaunch.data.files.array_records import array_record
     from distlaunch.data.files.base import IndexedFiles, RecordError
-    from distlaunch.data.files.csv_tables import csv
     from distlaunch.data.files.images import image_folder
-    from distlaunch.data.files.json_lines import json_lines
-    from distlaunch.data.files.parquet_tables import parquet
+    from distlaunch.data.files.tables.csv_tables import csv
+    from distlaunch.data.files.tables.json_lines import json_lines
+    from distlaunch.data.files.tables.parquet_tables import parquet
     from distlaunch.data.files.text_lines import text_lines
     from distlaunch.data.files.tfrecords import tfrecord
 
@@ -38,10 +38,10 @@ _MODULES = {
     "IndexedFiles": "base",
     "RecordError": "base",
     "array_record": "array_records",
-    "csv": "csv_tables",
+    "csv": "tables.csv_tables",
     "image_folder": "images",
-    "json_lines": "json_lines",
-    "parquet": "parquet_tables",
+    "json_lines": "tables.json_lines",
+    "parquet": "tables.parquet_tables",
     "text_lines": "text_lines",
     "tfrecord": "tfrecords",
 }

@@ -14,6 +14,7 @@ from typing import Any
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.run import RunConfig
+from distlaunch.data.running_fingerprint import RunningFingerprint
 from distlaunch.data.split import Split
 from distlaunch.strategies.data_ends import (
     OF_FUNCTION,
@@ -48,8 +49,7 @@ def compared(
     data = {task: {name: facts[name]["data"] for name in facts} for task, facts in shared.items()}
     wrong = wrong or different_data(data, reasons)
     for name in sorted(names & own):
-        lacking = [task for task, facts in seen.items() if name not in facts]
-        wrong = wrong or (f"{', '.join(lacking)} got no data for {name}" if lacking else _not_own(name, seen))
+        wrong = wrong or _lacking(name, seen) or _not_own(name, seen)
     if wrong:
         raise ConfigError(Problem(("data",), wrong))
     if config.data.sharding == "function" and config.cluster.num_workers > 1:
@@ -58,8 +58,13 @@ def compared(
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
         if config.strategy.has_coordinator:
             train = replace(train, num_batches=None, num_examples=None, describe=types_only(train))
-    agreed = {name: _agreed(split, name, seen) for name, split in {"training": train, "validation": validation}.items()}
-    return agreed["training"] or train, agreed["validation"]
+    if train.own:
+        train = _agreed(train, "training", seen)
+    if validation is not None and validation.own:
+        validation = _agreed(validation, "validation", seen)
+    if len(seen) > 1 and train.glimpse is not None and not (train.own or config.strategy.has_coordinator):
+        train = replace(train, running=RunningFingerprint(strategy.gather))
+    return train, validation
 
 
 def described(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
@@ -97,12 +102,15 @@ def what_changed(events: Iterable[Event], now: DataResolved) -> str:
 
 
 def _missing(seen: Mapping[str, Mapping[str, Any]], reasons: str) -> str:
-    names = {name for facts in seen.values() for name in facts}
-    for name in sorted(names):
-        lacking = [task for task, facts in seen.items() if name not in facts]
-        if lacking:
-            return f"{', '.join(lacking)} got no data for {name}, the others did; {reasons}"
+    for name in sorted({name for facts in seen.values() for name in facts}):
+        if lacking := _lacking(name, seen):
+            return f"{lacking}, the others did; {reasons}"
     return ""
+
+
+def _lacking(name: str, seen: Mapping[str, Mapping[str, Any]]) -> str:
+    lacking = [task for task, facts in seen.items() if name not in facts]
+    return f"{', '.join(lacking)} got no data for {name}" if lacking else ""
 
 
 def types_only(split: Split) -> Callable[[], str]:
@@ -130,10 +138,8 @@ def _not_own(name: str, seen: Mapping[str, Any]) -> str:
     return f"{name}: {wrong}" if wrong else ""
 
 
-def _agreed(split: Split | None, name: str, seen: Mapping[str, Any]) -> Split | None:
+def _agreed(split: Split, name: str, seen: Mapping[str, Any]) -> Split:
     """A pass of one's own data is as long as the longest of all, and has what all have; unknown if one of them is."""
-    if split is None or not split.own:
-        return split
     batches, examples = ([facts[name][what] for facts in seen.values()] for what in ("batches", "examples"))
     return replace(
         split,

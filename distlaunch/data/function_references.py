@@ -14,6 +14,8 @@ from distlaunch.base.errors import ConfigError, Problem
 
 Key = tuple[str | int, ...]
 
+_PREFIX = "_distlaunch_user_"
+
 
 def load_function(reference: str, key: Key) -> Callable[..., Any]:
     """Imports a function or class.
@@ -45,6 +47,12 @@ def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
     return function(*given, **args)
 
 
+def imported_files() -> dict[str, str]:
+    """The names under which files of the user's have been imported, and the files: objects from them say the names."""
+    named = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return {name: file for name, file in named.items() if name.startswith(_PREFIX) and file}
+
+
 def _import(name: str, key: Key) -> Any:
     try:
         return importlib.import_module(name)
@@ -57,7 +65,7 @@ def _import(name: str, key: Key) -> Any:
 def _load_file(path: Path, key: Key) -> Any:
     if not path.is_file():
         raise ConfigError(Problem(key, f"no such file: {path}"))
-    name = f"_distlaunch_user_{path.stem}"
+    name = f"{_PREFIX}{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded

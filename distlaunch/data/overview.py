@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.numbered_batches import first_worker
 from distlaunch.data.source import open_splits
+from distlaunch.data.sources.numbered_batches import first_worker
 from distlaunch.data.split import Split
+from distlaunch.strategies.replica.input import first_row
 
 _BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many of them
 _AHEAD = 2  # batches that each process reads before they are wanted
@@ -76,6 +77,6 @@ def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[
     first, number, of = reader["first"], reader["number"], reader["of"]
     # on a mesh a batch that its axis does not divide is read whole
     whole = not reader["uneven"] and total % of
-    start, stop = (0, total) if whole else (total * first // of, total * (first + number) // of)
+    start, stop = (0, total) if whole else (first_row(total, first, of), first_row(total, first + number, of))
     shown = numbers[start:stop][:_NUMBERS]
     return {"batch": at, "task": reader["task"], "start": start, "stop": stop, "numbers": shown}

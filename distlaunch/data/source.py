@@ -19,18 +19,19 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.each_example import example_map
-from distlaunch.data.file_examples import FileExamples
+from distlaunch.data.examples.each_example import example_map
+from distlaunch.data.examples.file_examples import FileExamples
+from distlaunch.data.examples.random_access import Arrays, Items, gives_items
+from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
-from distlaunch.data.indexed import Examples, Indexed
-from distlaunch.data.pipelines import Pipeline
 from distlaunch.data.preprocessing import Preprocessing, prepare
-from distlaunch.data.random_access import Arrays, Items, gives_items
+from distlaunch.data.sources.indexed import Examples, Indexed
+from distlaunch.data.sources.pipelines import Pipeline
+from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, StreamData, read_splits
-from distlaunch.data.streams import Streams
 from distlaunch.strategies.protocol import Batch, Share
-from distlaunch.strategies.replica.input import pack
+from distlaunch.strategies.replica.input import first_row, pack
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 
@@ -64,24 +65,21 @@ def make_split(
     weigh = class_weights(config.class_weight) if training and config.class_weight else None
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
+    skips = training and config.on_error == "skip"
     if isinstance(data, StreamData):
         split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
     elif isinstance(data, tf.data.Dataset):
-        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop, training=training).split()
+        if skips:
+            message = (
+                "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
+            )
+            hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
+            raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
+        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
     else:
-        split = Indexed(
-            _examples(
-                data,
-                limit,
-                "example" if training else "validation example",
-                skips=training and config.on_error == "skip",
-            ),
-            config,
-            mapping,
-            order_seed,
-            drop=drop,
-            skips=training,
-        ).split()
+        noun = "example" if training else "validation example"
+        examples = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
+        split = Indexed(examples, config, mapping, order_seed, drop=drop, skips=skips).split()
     load = split.load if weigh is None else _after(split.load, weigh)
     prepared = load if preprocessing is None else _after(load, preprocessing)
     name = "train" if training else "validation"
@@ -99,7 +97,7 @@ def _check_part(data: Any, share: Share) -> None:
 
 
 def _rows_of(share: Share, global_batch: int) -> int:
-    return (share.index + 1) * global_batch // share.number - share.index * global_batch // share.number
+    return first_row(global_batch, share.index + 1, share.number) - first_row(global_batch, share.index, share.number)
 
 
 def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
@@ -108,10 +106,23 @@ def shares(config: DataConfig, share: Share) -> tuple[Share, Share]:
     return (share if config.sharding == "function" else of_streams), of_streams
 
 
-def _examples(data: Any, limit: int | None, noun: str, *, skips: bool) -> Examples:
+def _examples(data: Any, limit: int | None, noun: str, *, skips: bool, pool: ReaderPool | None) -> Examples:
     if isinstance(data, IndexedFiles):
         return FileExamples(data, limit, noun, skips=skips)
-    return Items(data, limit, noun, skips=skips) if gives_items(data) else Arrays(data, limit, noun)
+    return Items(data, limit, noun, skips=skips, pool=pool) if gives_items(data) else Arrays(data, limit, noun)
+
+
+def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
+    if config.processes is None:
+        return None
+    if isinstance(data, IndexedFiles) or not gives_items(data):
+        kind = "files of distlaunch.data" if isinstance(data, IndexedFiles) else "arrays or a pipeline"
+        message = (
+            f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which no Python code reads"
+        )
+        hint = "remove it; it is for objects with __getitem__, and TensorFlow's operations run in `threads`"
+        raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
+    return reader_pool(data, config.processes, seed)
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

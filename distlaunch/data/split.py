@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.running_fingerprint import RunningFingerprint
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows, pack
 
@@ -42,7 +43,10 @@ class Split:
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         in_parallel: `load` handles several examples at the same time by itself.
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
+        in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
+        glimpse: what of a row source of a pipeline is compared with other processes; None where nothing can be.
+        running: where it is compared.
         own: other processes have other examples, and their parts of each batch; see `Source.own`.
         forever: pass after pass without ends, where that is not one whole pass after the other.
     """
@@ -61,7 +65,10 @@ class Split:
     describe: Callable[[], str] = lambda: "{}"
     in_parallel: bool = False
     work: str = ""
+    in_python: bool = False
     buffer: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    glimpse: Callable[[Any], Any] | None = None
+    running: RunningFingerprint | None = None
     own: bool = False
     forever: Callable[[], tf.data.Dataset] | None = None
 
@@ -95,6 +102,9 @@ class Split:
             elements = _with_rows(self.forever()) if self.own else self.forever()
         first = skip if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
+        if self.running is not None and self.glimpse is not None:
+            self.running.begin()
+            elements = self.running.watched(elements, self.glimpse)
         if batches is not None:
             elements = elements.take(batches)
         if batches is not None or passes is not None:
@@ -115,6 +125,7 @@ class Split:
         raise ConfigError(Problem(("data",), "the dataset is empty"))
 
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
+        ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
             elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own
         )

@@ -11,9 +11,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext, WorkerContext
+from distlaunch.data.examples.random_access import gives_items
 from distlaunch.data.function_references import call
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.data.random_access import gives_items
 
 ALONE = WorkerContext(num_workers=1, worker=0)
 
@@ -68,18 +68,17 @@ def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Sp
 
     def joined(name: str) -> StreamData | None:
         parts = {stream: getattr(splits, name) for stream, splits in read.items()}
-        given = {stream: part for stream, part in parts.items() if part is not None}
-        if not given:
+        if all(part is None for part in parts.values()):
             return None
         for stream, part in parts.items():
             if not isinstance(part, tf.data.Dataset):
                 message = f"{config.function} returned {type(part).__name__} as {name} for stream {stream}"
                 hint = "with `data.streams` it must be a tf.data.Dataset of the stream's examples"
                 raise ConfigError(Problem(("data", "function"), f"{message}; {hint}"))
-            if part.element_spec != (first := next(iter(given.values())).element_spec):
+            if part.element_spec != (first := next(iter(parts.values())).element_spec):
                 message = f"stream {stream} has examples of other types for {name}: {part.element_spec}, not {first}"
                 raise ConfigError(Problem(("data", "function"), message))
-        return StreamData(given, number)
+        return StreamData(parts, number)
 
     train = joined("train")
     assert train is not None, "no split for training is an error already"

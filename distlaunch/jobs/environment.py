@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distlaunch.base.compat import installed
+from distlaunch.base.cores import num_visible_cores
 
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
 
@@ -24,7 +25,7 @@ def describe_environment(gpus: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": num_visible_cores(),
         "gpus": list(gpus),
         # read from metadata: an import would take seconds
         "packages": {name: version for name in _PACKAGES if (version := installed(name))},

@@ -19,8 +19,12 @@ _BEHIND = 1.5
 """As many times the others' value: a task is clearly slower."""
 _BUSY = 0.8
 """Part of the time of its cores that a task computes: no more threads would help."""
+_SHARED = 0.75
+"""The same, where input does little: measured 0.80 in a job of small steps with one core a task."""
 _IDLE_CORES = 0.5
 """Cores in use on average, at most: who makes examples waits, as for a disk, and does not compute."""
+_ONE_CORE = 1.4
+"""Cores in use on average, at most, where one thread at a time computes, and steps do a little beside it."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
         if each.made_s / each.threads < each.batches_s / 2:
             # reading many at once, or joining what was made: which of the two is not measured
             return f"making batches {milliseconds(each.batches_s / each.made)} an example", ""
-        cost = f"{each.work} {milliseconds(each.made_s / each.made)} an example on {_threads(each.threads)}"
+        cost = f"{each.work} {milliseconds(each.made_s / each.made)} an example {_where(each)}"
         return cost, _more_threads(each)
     if each.from_pipeline and each.input_s - each.batches_s >= each.input_s / 2:
         remedy = (
@@ -141,22 +145,39 @@ def _cause(each: StepsTimed) -> tuple[str, str]:
             "or give examples by number"
         )
         return "most of it in the data function's tf.data pipeline", remedy
+    if not each.work and each.cpu_s >= _SHARED * each.cores * each.seconds:
+        # nothing is idle while a batch is waited for: whoever makes it has no core at that moment
+        return f"{_busy(each)} with steps and input together", ""
     return "", ""
 
 
 def _more_threads(each: StepsTimed) -> str:
+    if each.processes:
+        enough = each.processes >= each.cores
+        return "" if enough else f"set `data.processes: {each.cores}`, there are {each.cores} cores"
+    if each.in_python and 1 < each.cores <= each.threads and _computes_on_one_core(each):
+        return f"Python code computes on one core at a time: set `data.processes: {each.cores}`"
     if each.threads < each.cores:
         return f"set `data.threads: {each.cores}`, there are {each.cores} cores"
     if each.cpu_s >= _BUSY * each.cores * each.seconds:
-        cores = f"all {each.cores} cores are busy" if each.cores > 1 else "its core is busy"
-        return f"{cores}: use more workers, or do a part of the work once, in prepared files"
+        return f"{_busy(each)}: use more workers, or do a part of the work once, in prepared files"
     if each.cpu_s <= _IDLE_CORES * each.seconds:
         return f"the threads wait and do not compute: set `data.threads: {each.threads * 4}`"
     return ""
 
 
-def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+def _busy(each: StepsTimed) -> str:
+    return f"all {each.cores} cores are busy" if each.cores > 1 else "its core is busy"
+
+
+def _computes_on_one_core(each: StepsTimed) -> bool:
+    return _IDLE_CORES * each.seconds < each.cpu_s < _ONE_CORE * each.seconds
+
+
+def _where(each: StepsTimed) -> str:
+    if each.processes:
+        return "in 1 process" if each.processes == 1 else f"in {each.processes} processes"
+    return "on 1 thread" if each.threads == 1 else f"on {each.threads} threads"
 
 
 def milliseconds(seconds: float) -> str:

@@ -16,7 +16,8 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import RunFacts
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
-from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode, step_times
+from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
+from distlaunch.runs.task_events import step_times
 
 _HEAD_BYTES = 16 * 1024  # of the events with which a run begins
 _TAIL_BYTES = 32 * 1024

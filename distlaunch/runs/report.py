@@ -7,11 +7,10 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
-from distlaunch.base.event_files import read_events, read_tail
+from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -26,6 +25,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import AttemptFacts, RunFacts
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.task_events import skipped_examples, step_times
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
 _Kind = TypeVar("_Kind", bound=Event)
@@ -78,6 +78,7 @@ class RunReport:
         variables: which task holds what, as in VariablesPlaced.
         mesh: of devices, as there.
         timed: how the time of each task's steps went, in the attempt that trained last.
+        skipped: training examples that failed and were left out, in any attempt.
     """
 
     path: str
@@ -97,6 +98,7 @@ class RunReport:
     variables: list[dict[str, Any]]
     mesh: dict[str, Any] | None
     timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
+    skipped: frozenset[str] = frozenset()
 
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
@@ -122,6 +124,7 @@ class RunReport:
             "evaluator": [_only(event, "step", "split", "logs") for event in self.evaluator],
             "evaluations": [_only(event, "step", "split", "logs") for event in self.evaluations],
             "times": summary(self.timed),
+            **({"skipped": sorted(self.skipped)} if self.skipped else {}),
             "exports": self.exports,
             **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
@@ -166,6 +169,7 @@ def read_report(run: RunDir) -> RunReport:
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),
+        skipped=skipped_examples(run, facts),
     )
 
 
@@ -177,26 +181,6 @@ def _best(run: RunDir, facts: RunFacts, saved: dict[int, CheckpointSaved]) -> Ch
         return saved[step]
     told = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
     return dataclasses.replace(told, path=str(path)) if told else None
-
-
-def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
-    """How the time of each task's steps went, in the attempt that was timed last.
-
-    Args:
-        facts: of the run's own events; of these times, the other tasks keep theirs.
-    """
-    starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
-    # the newest that has told any: one that has just begun has not
-    for number in sorted(starts, reverse=True):
-        told = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
-        if found := {**facts.attempts[number].timed, **{event.task: event for event in told}}:
-            return found
-    return {}
-
-
-def _latest_times(path: Path) -> list[StepsTimed]:
-    """The last in a file, if any."""
-    return [event for event in read_tail(path) if isinstance(event, StepsTimed)][-1:]
 
 
 def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:

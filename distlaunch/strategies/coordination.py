@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.strategies.data_ends import check_ends
 from distlaunch.strategies.protocol import Share, State, StrategyDefaults, Vote
-from distlaunch.strategies.state_files import read_state, write_state
-from distlaunch.strategies.state_stream import StateServer, fetch_state
+from distlaunch.strategies.state.state_files import read_state, write_state
+from distlaunch.strategies.state.state_stream import StateServer, fetch_state
 
 _TURN_MS = 500  # a wait is cut into such turns, since signals are handled between them
 _CHUNK_BYTES = 4 * 1024 * 1024  # of one entry of the store

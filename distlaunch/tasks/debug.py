@@ -84,6 +84,7 @@ def for_debugging(config: RunConfig) -> RunConfig:
         update={
             "strategy": config.strategy.on_one_device(),
             "cluster": Cluster(),
+            "data": config.data.model_copy(update={"processes": None}),
             "train": config.train.model_copy(update={"steps_per_call": 1}),
             "compile": config.compile and config.compile.model_copy(update={"jit_compile": False}),
             "resume": "never",

@@ -31,10 +31,10 @@ _ENTRIES = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call"
             "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
             "strategies.replica.sums:Sums.__init__.<locals>.<lambda>")  # fmt: skip
 """Functions that are given to TensorFlow themselves."""
-_ORDERS = ("data.split:Split.training_source.<locals>.one_pass", "data.indexed:Indexed._batches",
-           "data.indexed:Indexed._order")  # fmt: skip
-_READS = ("data.indexed:Indexed._load", "data.random_access:Arrays.rows",
-          "data.random_access:Arrays.rows.<locals>.<lambda>", "strategies.replica.input:_loaded.<locals>.load",
+_ORDERS = ("data.split:Split.training_source.<locals>.one_pass", "data.sources.indexed:Indexed._batches",
+           "data.sources.indexed:Indexed._order")  # fmt: skip
+_READS = ("data.sources.indexed:Indexed._load", "data.examples.random_access:Arrays.rows",
+          "data.examples.random_access:Arrays.rows.<locals>.<lambda>", "strategies.replica.input:_loaded.<locals>.load",
           "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",
           "strategies.replica.input:slice_rows", "strategies.replica.input:split_rows.<locals>.<lambda>",
           "strategies.replica.input:split_rows.<locals>.part", "strategies.replica.input:own_rows.<locals>.<lambda>",

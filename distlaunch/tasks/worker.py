@@ -149,7 +149,7 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
 
 
 def _play(part: _Part) -> ExitCode:
-    from distlaunch.data.read_failures import failures_told
+    from distlaunch.data.examples.read_failures import failures_told
     from distlaunch.training.server import is_server
 
     if is_server(part.config, part.task):

@@ -46,7 +46,7 @@ class TrainingLoop:
         self._train, self._callbacks = train, callbacks
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
-        self._progress = Progress()
+        self._progress, self._first_step = Progress(), 0
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
         self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
@@ -82,6 +82,7 @@ class TrainingLoop:
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
+        self._first_step = start.step
         callback_arrays = self._restore(take_state()) if start.step > 0 and take_state is not None else {}
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
@@ -247,6 +248,8 @@ class TrainingLoop:
     def _finish_epoch(self, epoch: int, logs: Logs, seconds: float, *, best: bool) -> None:
         # the supervisor counts meetings as turns: else a slow callback of one task would be nobody's
         self._around.on_meeting()
+        if self._train.running is not None:  # before anything of this epoch is saved
+            self._train.running.compare(self._progress.step - self._first_step, self._first_step)
         # a callback may have stopped training in one process alone
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))
         history = {name: list(values) for name, values in self._progress.history.items()}

@@ -16,9 +16,9 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import open_splits
+from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.strategy import start_server
 from distlaunch.strategies.parameter_server.worker_batches import report_times, tell_failures

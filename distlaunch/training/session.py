@@ -9,7 +9,7 @@ from pathlib import Path
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
@@ -26,10 +26,10 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.comparison import compared, described, what_changed
-from distlaunch.data.numbered_batches import first_worker, offer_splits
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
+from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, Share, State, Strategy, Vote
@@ -226,7 +226,7 @@ class Session:
         name = config.data.tfds.name if config.data.tfds else str(config.data.function)
         seen = described(config, train, validation)
         found = DataResolved(name=name, source=splits.origin, examples=examples, seen=seen)
-        if self.strategy.is_chief and (changed := what_changed(read_events(self._run.events), found)):
+        if self.strategy.is_chief and (changed := what_changed(read_events_of(self._run.events, DataResolved), found)):
             self._emit(Notice(level="warning", message=changed))
         self._emit(found)
         return train, validation, splits.preprocessing

@@ -10,9 +10,9 @@ import numpy as np
 
 from distlaunch.base.events import Event, StepsTimed
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.each_example import num_cores, num_threads
-from distlaunch.data.example_times import ExampleTimes, measured
-from distlaunch.data.skipping import news
+from distlaunch.data.examples.each_example import num_cores, num_threads
+from distlaunch.data.examples.example_times import ExampleTimes, measured
+from distlaunch.data.examples.skipping import news
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
@@ -92,5 +92,7 @@ class StepTimer:
                 reads_ahead=self._reads_ahead,
                 # the preprocessing of whole batches is not measured, and might be what takes the time
                 from_pipeline=self._train.pick is None and self._config.preprocessing is None,
+                in_python=self._train.in_python,
+                processes=self._config.processes or 0,
             )
         )

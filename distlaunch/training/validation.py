@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 
 from distlaunch.config.run import RunConfig
-from distlaunch.data.example_times import left_out
+from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Vote
 from distlaunch.training.callbacks.keras_callbacks import watch_test_batches

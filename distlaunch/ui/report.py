@@ -12,7 +12,7 @@ from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
 from distlaunch.ui.progress.state import ProgressState
 from distlaunch.ui.runs import NO_CHECKPOINT
 
@@ -123,6 +123,8 @@ def _facts(state: ProgressState) -> list[tuple[str, str]]:
         rows.append(("restarts", restarts(state.restarts, state.job_restarts)))
     if state.data is not None:
         rows.append(("data", data_source(state.data)))
+    if state.skipped:
+        rows.append(("left out", skipped(state.skipped)))
     if state.checkpoints:
         saved = state.checkpoints[-1]
         rows.append(("checkpoint", f"{shown(saved.path)} ({words.size(saved.num_bytes)})"))

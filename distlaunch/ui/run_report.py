@@ -17,7 +17,7 @@ from distlaunch.ui import words
 from distlaunch.ui.boxes import pen_for
 from distlaunch.ui.columns import columns
 from distlaunch.ui.placement import bytes_per_task, placement_sections
-from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, training_start
+from distlaunch.ui.progress.lines import STATUS_STYLES, data_source, restarts, skipped, training_start
 
 
 def print_report(console: Console, report: RunReport) -> None:
@@ -60,6 +60,8 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
         rows.append(("restarts", again, ""))
     if report.data is not None:
         rows.append(("data", data_source(report.data), ""))
+    if report.skipped:
+        rows.append(("left out", skipped(report.skipped), "yellow"))
     if report.timed:
         rows.append(("steps", _step_times(report), ""))
     if slow := find_bottleneck(report.timed):

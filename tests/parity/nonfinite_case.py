@@ -47,8 +47,8 @@ def program_of(kind: str, value: str, policy: str, loop: str = "fit", precision:
     """Ready to train on that data."""
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
-    from distlaunch.data.numbered_batches import offer_splits
     from distlaunch.data.source import make_split
+    from distlaunch.data.sources.numbered_batches import offer_splits
     from distlaunch.data.splits import read_splits
     from distlaunch.strategies.table import create
     from distlaunch.training.build import build_model

@@ -18,8 +18,8 @@ import keras
 from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
-from distlaunch.data.numbered_batches import offer_splits
 from distlaunch.data.source import make_split
+from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.data.splits import read_splits
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.table import create

@@ -71,6 +71,12 @@ def spoilt(x, y):
     return x * tf.strings.to_number(tf.where(y < 4.0, "1.0", "many")), y
 
 
+def drawn_later():
+    order = np.arange(203)
+    order[150:] = np.random.default_rng().permutation(order[150:])
+    return {"train": tf.data.Dataset.from_tensor_slices(order)}
+
+
 def model():
     layers = keras.layers
     return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
@@ -177,7 +183,7 @@ def stopped(project: Path) -> Iterator[int]:
 def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, stopped: int) -> None:
     for path in project.glob("read-*"):
         path.unlink()
-    three = overrides(("cluster.workers=3",))
+    three = overrides(("cluster.workers=3", "data.processes=2"))
     code, out, err = run("train", "runs/job", "--resume", *three, cwd=project)
     assert code == 0, out + err
     steps, left = 3 * 9, 3 * 203 - stopped // 9 * 203 - stopped % 9 * 25
@@ -188,7 +194,19 @@ def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, sto
 
 WRONG = {
     "items": ({"BAD_KIND": "train"}, (), 3, ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"]),
+    "items in processes": (
+        {"BAD_KIND": "train"},
+        ("data.processes=2",),
+        3,
+        ["example 77 cannot be read: OSError: no such image (", "mine.py:24)"],
+    ),
     "map": ({}, ("data.map=mine.py:spoilt",), 3, ["example ", "cannot be used: StringToNumberOp", "mine.py:51)"]),
+    "drawn later": (
+        {},
+        ("data.function=mine.py:drawn_later", "data.map=mine.py:look", "data.shuffle=false"),
+        2,
+        ["have read different training data since step 7; ", "random choices without a seed"],
+    ),
     "drawn": (
         {},
         ("data.function=mine.py:drawn",),
@@ -201,12 +219,13 @@ WRONG = {
 def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAD_KIND", "train")
     found = []
-    for words in ((), STRATEGIES["multi_worker_mirrored"]):
+    for words in ((), (*STRATEGIES["multi_worker_mirrored"], "data.processes=2")):
         code, out, err = run("train", "mine.yaml", *overrides((*words, "data.on_error=skip")), cwd=project)
         assert code == 0, out + err
         told = " ".join((out + err).split())
         assert told.count("example 77 cannot be read: OSError: no such image (") == 1
         assert "it is left out" in told
+        assert "left out 1 example that failed: example 77" in told
         assert "Traceback" not in told
         found.append(epochs(project))
         shutil.rmtree(project / "runs")
@@ -215,8 +234,8 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("parameter_server", "items"), ("jax", "map"), ("parameter_server", "map"),
-    ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    ("multi_worker_mirrored", "items"), ("parameter_server", "items in processes"), ("jax", "map"),
+    ("parameter_server", "map"), ("dtensor", "drawn"), ("parameter_server", "drawn"), ("jax", "drawn later"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment, words, expected, told = WRONG[what]

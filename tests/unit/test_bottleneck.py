@@ -10,7 +10,7 @@ from distlaunch.base.events import Event, StepsTimed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import RunFacts
 from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers, summary
-from distlaunch.runs.report import step_times
+from distlaunch.runs.task_events import step_times
 
 FAST = StepsTimed(
     task="worker:0", steps=1_000, seconds=100.0, examples=50_000, input_s=5.0, step_median_s=0.1, step_p99_s=0.2,
@@ -58,13 +58,35 @@ def test_a_pipeline_of_the_data_function() -> None:
 @pytest.mark.parametrize(
     "each",
     [
-        replace(PIPELINE, from_pipeline=False),
+        replace(PIPELINE, from_pipeline=False, cpu_s=100.0),
         replace(SLOW_MAP, batches_s=45.0),  # most of what came before the batches was something else
         replace(PIPELINE, work="map", made=50_000, made_s=90.0, batches_s=45.0),  # about as much as the pipeline
     ],
 )
 def test_a_cause_that_is_not_proven_is_left_out(each: StepsTimed) -> None:
     assert said(each) == f"{each.input_s:.0f} % of the time"
+
+
+def test_where_no_core_is_left_for_small_batches() -> None:
+    arrays = replace(PIPELINE, from_pipeline=False, input_s=22.0, cpu_s=160.0)
+    assert said(arrays) == "22 % of the time, all 2 cores are busy with steps and input together"
+    assert said(replace(arrays, cores=1, cpu_s=80.0)).endswith("its core is busy with steps and input together")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "on 4 threads; Python code computes on one core at a time: set `data.processes: 4`"),
+        ({"processes": 2, "threads": 2}, "in 2 processes; set `data.processes: 4`, there are 4 cores"),
+        ({"processes": 4}, "in 4 processes"),
+        ({"processes": 1, "cores": 1}, "in 1 process"),
+        ({"cpu_s": 20.0}, "on 4 threads; the threads wait and do not compute: set `data.threads: 16`"),
+        ({"threads": 2}, "on 2 threads; set `data.threads: 4`, there are 4 cores"),
+    ],
+)
+def test_python_that_reads(changes: dict, words: str) -> None:
+    each = replace(SLOW_MAP, **{"work": "reading", "in_python": True, "cpu_s": 105.0, **changes})
+    assert said(each) == f"62 % of the time, reading 8.1 ms an example {words}"
 
 
 def test_joining_examples_is_not_blamed_on_the_map() -> None:

@@ -16,8 +16,8 @@ import pytest
 from safetensors import safe_open
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.strategies.file_pieces import read_pieces
-from distlaunch.strategies.state_files import OLDER_STATE_FILE, STATE_FILE, write_state
+from distlaunch.strategies.state.file_pieces import read_pieces
+from distlaunch.strategies.state.state_files import OLDER_STATE_FILE, STATE_FILE, write_state
 from distlaunch.training.checkpoints import state_set
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
 from distlaunch.training.checkpoints.meta import Progress, write_meta

@@ -15,8 +15,8 @@ import pytest
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, parquet
-from distlaunch.data.files import row_groups
-from distlaunch.data.files.row_groups import RowGroupCache
+from distlaunch.data.files.tables import row_groups
+from distlaunch.data.files.tables.row_groups import RowGroupCache
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

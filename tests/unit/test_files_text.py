@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import RecordError, csv, json_lines, text_lines
-from distlaunch.data.files import rows
+from distlaunch.data.files.tables import rows
 
 pytestmark = pytest.mark.usefixtures("virtual_devices", "index_cache")
 

@@ -22,10 +22,10 @@ from safetensors import safe_open
 pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import NonFiniteError
-from distlaunch.strategies import file_pieces
 from distlaunch.strategies.coordination import AmongPeers, Peers
 from distlaunch.strategies.mesh.parts import Block, Held, MeshParts, shares
 from distlaunch.strategies.protocol import State
+from distlaunch.strategies.state import file_pieces
 from distlaunch.training.checkpoints import state_set
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
 from distlaunch.training.checkpoints.meta import Progress

@@ -19,10 +19,9 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
-from distlaunch.data import read_failures  # noqa: E402
-from distlaunch.data.each_example import ExampleMap, num_threads  # noqa: E402
-from distlaunch.data.random_access import Items  # noqa: E402
-from distlaunch.data.read_failures import failures_told  # noqa: E402
+from distlaunch.data.examples.each_example import ExampleMap, num_threads  # noqa: E402
+from distlaunch.data.examples.random_access import Items  # noqa: E402
+from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.data_ends import different_data  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
@@ -172,7 +171,6 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("data", "kind", "told"), BAD)
 def test_what_cannot_be_used_is_named(data: Any, kind: type[Exception], told: str) -> None:
-    read_failures._first.clear()  # of another case, which has read ahead
     with pytest.raises(kind, match=told), failures_told():
         whole(make_split(data, config(), seed=0, training=True).evaluation_source())
 

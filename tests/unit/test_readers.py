@@ -10,8 +10,8 @@ from distlaunch.config.run import RunConfig
 
 tf = pytest.importorskip("tensorflow")
 
-from distlaunch.data.numbered_batches import Reader, offer_splits  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
+from distlaunch.data.sources.numbered_batches import Reader, offer_splits  # noqa: E402
 from distlaunch.data.splits import Splits  # noqa: E402
 from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
 from distlaunch.strategies.protocol import Source  # noqa: E402

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import distlaunch
-from distlaunch.strategies.state_files import read_state, write_state
+from distlaunch.strategies.state.state_files import read_state, write_state
 
 FOREIGN = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
 PLAIN = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32"]

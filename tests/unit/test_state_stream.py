@@ -19,7 +19,7 @@ pytest.importorskip("tensorflow")
 
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.state_stream import StateServer, fetch_state
+from distlaunch.strategies.state.state_stream import StateServer, fetch_state
 from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from distlaunch.base.events import (
+    DataResolved,
     EpochEnded,
     Evaluated,
     Event,
@@ -119,9 +120,10 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
     view.started(make_plan())
     script: list[Event | float] = [
         0.0, 11.0, TaskStarted(task="worker:0", host="a", pid=1), 22.0, TaskStarted(task="worker:1", host="b", pid=2),
-        START, 23.0, steps(0, 100), 34.0, steps(0, 200), 35.0, steps(0, 300), 36.0, steps(0, 469),
-        EpochEnded(epoch=0, step=469, seconds=13.5, logs={**LOGS, "val_loss": 0.3, "val_accuracy": 0.85}), 37.0,
-        Notice(level="warning", message="careful"), steps(1, 100), 48.0, steps(1, 200),
+        33.0, DataResolved(name="mine:data", source="mine:data"), 44.0,
+        START, 45.0, steps(0, 100), 56.0, steps(0, 200), 57.0, steps(0, 300), 58.0, steps(0, 469),
+        EpochEnded(epoch=0, step=469, seconds=13.5, logs={**LOGS, "val_loss": 0.3, "val_accuracy": 0.85}), 59.0,
+        Notice(level="warning", message="careful"), steps(1, 100), 70.0, steps(1, 200),
         RunEnded(status="done", step=938, epochs_done=2, seconds=50),
     ]  # fmt: skip
     for entry in script:

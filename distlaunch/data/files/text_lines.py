@@ -7,7 +7,7 @@ import numpy as np
 from distlaunch.data.files.base import STRING, as_objects
 from distlaunch.data.files.listing import Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, Scanned
-from distlaunch.data.files.rows import scan_rows
+from distlaunch.data.files.tables.rows import scan_rows
 
 
 def text_lines(files: Patterns) -> TextLines:

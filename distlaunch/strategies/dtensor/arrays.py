@@ -67,6 +67,12 @@ def joined(components: Sequence[tf.Tensor], shape: Sequence[int], layout: dtenso
     return whole
 
 
+def gathered(value: Any) -> np.ndarray:
+    """A tensor of the mesh, whole; every process must call it."""
+    whole = dtensor.Layout.replicated(dtensor.fetch_layout(value).mesh, rank=value.shape.rank)
+    return dtensor.unpack(dtensor.relayout(value, whole))[0].numpy()
+
+
 def parts_of(shape: Any, layout: dtensor.Layout) -> list[tuple[slice, ...]]:
     """Which part of an array each device holds, in the mesh's order."""
     mesh = layout.mesh

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.dtensor.arrays import layout_of, parts_of_process, place_rows
+from distlaunch.strategies.dtensor.arrays import gathered, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
 from distlaunch.strategies.protocol import Batch, Source
@@ -45,7 +44,7 @@ class Feed:
             if source.own:
                 counts = RowCounts.agreed(self._peers, int(total), number)
                 self.rows += counts.total
-                yield self._pack_own(batch, counts) if counts.total else None
+                yield counts.place(batch, self._pack, gathered, tf.constant) if counts.total else None
                 continue
             self.rows += int(total)
             yield self._pack(batch, int(start), int(total)) if total > 0 else None
@@ -62,18 +61,3 @@ class Feed:
             return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
 
         return map_batch(pack, batch, self.axes)
-
-    def _pack_own(self, batch: Batch, counts: RowCounts) -> Batch:
-        """As `_pack`, of the rows that each process has for itself."""
-        if counts.even:
-            return self._pack(batch, counts.start, counts.total)
-        # rows of one process on devices of another: near the end of a pass only
-        padded = tf.nest.map_structure(lambda leaf: tf.constant(counts.pad(leaf.numpy())), batch)
-        split = self._pack(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
-        whole = tf.nest.map_structure(lambda leaf: tf.constant(counts.select(self._on_host(leaf))), split)
-        return self._pack(whole, 0, counts.total)
-
-    def _on_host(self, leaf: Any) -> np.ndarray:
-        """A tensor of the mesh, whole."""
-        whole = dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank))
-        return dtensor.unpack(whole)[0].numpy()

@@ -90,7 +90,7 @@ class DTensorProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._batches, self._ends = self._feed.batches(source), source.ends and not source.own
+        self._batches, self._ends = self._feed.batches(source), source.ends
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         assert self._batches is not None, "set_train_data comes first"
@@ -130,7 +130,7 @@ class DTensorProgram:
             if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._peers.is_over(ended=batch is None, unknown=source.ends and not source.own, steps=done):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=done):
                 break
             if hooks is not None:
                 hooks.begin(done)
@@ -144,7 +144,7 @@ class DTensorProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
         for batch in self._feed.batches(source):
-            if self._peers.is_over(ended=batch is None, unknown=source.ends and not source.own, steps=len(batches)):
+            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=len(batches)):
                 break
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None

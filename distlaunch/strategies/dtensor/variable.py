@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.dtensor.arrays import joined, layout_of, parts_of, place
+from distlaunch.strategies.dtensor.arrays import gathered, joined, layout_of, parts_of, place
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import Block, Held
 from distlaunch.strategies.mesh.state import placed
@@ -61,8 +61,7 @@ class MeshVariable(StandIn):
 
     def gathered(self) -> np.ndarray:
         """The whole value; every process must call it."""
-        whole = dtensor.Layout.replicated(self.layout.mesh, rank=len(self.axes))
-        return dtensor.unpack(dtensor.relayout(self.on_mesh.read_value(), whole))[0].numpy()
+        return gathered(self.on_mesh.read_value())
 
     def held(self) -> Held:
         """What each device holds of it."""

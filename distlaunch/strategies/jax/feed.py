@@ -47,13 +47,7 @@ class Placement:
 
     def put_own(self, batch: Batch, counts: RowCounts) -> Batch:
         """As `put`, of the rows that each process has for itself."""
-        if counts.even:
-            return self.put(batch, counts.start, counts.total)
-        # rows of one process on devices of another: near the end of a pass only
-        padded = tf.nest.map_structure(counts.pad, batch)
-        split = self.put(padded, counts.rank * counts.padded, len(counts.counts) * counts.padded)
-        whole = tf.nest.map_structure(lambda leaf: counts.select(np.asarray(self._gather(leaf))), split)
-        return self.put(whole, 0, counts.total)
+        return counts.place(batch, self.put, lambda leaf: np.asarray(self._gather(leaf)), lambda array: array)
 
     def constrain(self, batch: Batch) -> Batch:
         """In a traced function: rows are split also where they do not divide, as far as XLA does it exactly.

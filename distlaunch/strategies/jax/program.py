@@ -64,7 +64,7 @@ class JaxProgram:
     # steps
 
     def set_train_data(self, source: Source) -> None:
-        self._feed, self._ends = Feed(source, self._placement, self._peers), source.ends and not source.own
+        self._feed, self._ends = Feed(source, self._placement, self._peers), source.ends
 
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed = self._feed
@@ -108,9 +108,7 @@ class JaxProgram:
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._peers.is_over(
-                ended=(batch := feed.take()) is None, unknown=source.ends and not source.own, steps=done
-            ):
+            if stopped or self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=done):
                 break
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
@@ -139,9 +137,7 @@ class JaxProgram:
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
-        while not self._peers.is_over(
-            ended=(batch := feed.take()) is None, unknown=source.ends and not source.own, steps=len(batches)
-        ):
+        while not self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=len(batches)):
             if not batches:
                 self._check_convolutions(step, state, batch)
             if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.protocol import Batch
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,34 @@ class RowCounts:
         """Rows of each process with which the batch is even."""
         return -(-max(self.counts) // self.parts) * self.parts
 
-    def pad(self, rows: np.ndarray) -> np.ndarray:
+    def place(
+        self,
+        batch: Batch,
+        put: Callable[[Batch, int, int], Batch],
+        gathered: Callable[[Any], np.ndarray],
+        leaf_of: Callable[[np.ndarray], Any],
+    ) -> Batch:
+        """The global batch on the mesh, of the rows that this process has.
+
+        Args:
+            put: `(rows, start, total)` onto the devices, of whose rows these are what the devices here need.
+            gathered: a part of a batch, from all devices; every process calls it.
+            leaf_of: makes of an array what `put` takes.
+        """
+        if self.even:
+            return put(batch, self.start, self.total)
+        # rows of one process on devices of another: near the end of a pass only
+        padded = tf.nest.map_structure(lambda leaf: leaf_of(self._pad(np.asarray(leaf))), batch)
+        split = put(padded, self.rank * self.padded, len(self.counts) * self.padded)
+        whole = tf.nest.map_structure(lambda leaf: leaf_of(self._select(gathered(leaf))), split)
+        return put(whole, 0, self.total)
+
+    def _pad(self, rows: np.ndarray) -> np.ndarray:
         """The rows of this process, and zeros for those it lacks; a stand-in is left out."""
         mine = rows[: self.counts[self.rank]]
         return np.concatenate([mine, np.zeros((self.padded - len(mine), *rows.shape[1:]), rows.dtype)])
 
-    def select(self, padded: np.ndarray) -> np.ndarray:
+    def _select(self, padded: np.ndarray) -> np.ndarray:
         """The rows of the batch out of those of all processes, each with its zeros."""
         places = [np.arange(count) + rank * self.padded for rank, count in enumerate(self.counts)]
         return padded[np.concatenate(places)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.state_files import Cut
+from distlaunch.strategies.state.state_files import Cut
 
 Block = tuple[tuple[int, int], ...]
 """First and last + 1 of each dimension."""

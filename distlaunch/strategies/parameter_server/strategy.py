@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.cores import num_visible_cores
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
@@ -178,7 +179,7 @@ def start_server(spec: tf.train.ClusterSpec, task: Task, *, num_workers: int = 1
     options = tf.compat.v1.ConfigProto()
     # Each worker in this process may wait inside an operation; with no thread left the servers would hang.
     # Source: TensorFlow's guide to parameter server training.
-    if (os.cpu_count() or 1) < num_workers + 1:
+    if num_visible_cores() < num_workers + 1:
         options.inter_op_parallelism_threads = num_workers + 1
     return tf.distribute.Server(
         spec, job_name=task.job, task_index=task.index, protocol="grpc", config=options, start=True

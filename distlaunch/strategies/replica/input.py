@@ -47,8 +47,8 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     return _loaded(parts, source).prefetch(2 * num_local).with_options(_options())
 
 
-def first_row(total: tf.Tensor, replica: tf.Tensor, num_replicas: int) -> tf.Tensor:
-    """Of a global batch of `total` rows, the first of a replica's."""
+def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
+    """Of a global batch of `total` rows, the first of a replica's; numbers, or tensors of them."""
     # multiplied first: so the parts differ by one row at most, and cover the batch without a gap
     return total * replica // num_replicas
 

@@ -75,7 +75,7 @@ class ReplicaProgram:
 
     def _may_differ(self, source: Source) -> bool:
         """Whether other processes may come to the end of their data at another step."""
-        return source.ends and self._replicas.peers.number > 1 and not source.own
+        return source.ends and self._replicas.peers.number > 1
 
     def _distribute(self, source: Source) -> Any:
         replicas = self._replicas

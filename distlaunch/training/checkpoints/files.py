@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.run_dir import BEST, BestName, steps_of
-from distlaunch.strategies.state_files import STATE_FILE
+from distlaunch.strategies.state.state_files import STATE_FILE
 from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
 from distlaunch.training.checkpoints.older_formats import read_older

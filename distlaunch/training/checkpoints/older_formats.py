@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distlaunch.strategies.state_files import OLDER_STATE_FILE, STATE_FILE, read_npz, read_state
+from distlaunch.strategies.state.state_files import OLDER_STATE_FILE, STATE_FILE, read_npz, read_state
 from distlaunch.training.checkpoints.meta import SAFETENSORS
 from distlaunch.training.checkpoints.state_set import FileDamagedError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from distlaunch.strategies.state_files import buffers_of, header_bytes, in_order, read_header
+from distlaunch.strategies.state.state_files import buffers_of, header_bytes, in_order, read_header
 from distlaunch.training.checkpoints.state_set import Shapes
 
 if TYPE_CHECKING:

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distlaunch.strategies.file_pieces import Buffers, pieces_of, read_pieces, write_pieces
-from distlaunch.strategies.state_files import Cut, Entry, buffers_of, bytes_of, header_bytes, in_order, read_header
+from distlaunch.strategies.state.file_pieces import Buffers, pieces_of, read_pieces, write_pieces
+from distlaunch.strategies.state.state_files import (
+    Cut,
+    Entry,
+    buffers_of,
+    bytes_of,
+    header_bytes,
+    in_order,
+    read_header,
+)
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from distlaunch.strategies.protocol import Parts, Program, State, Strategy
-from distlaunch.strategies.state_files import Cut
+from distlaunch.strategies.state.state_files import Cut
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.state_set import StateFile, write_file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from rich.text import Text
 
@@ -24,6 +24,7 @@ from distlaunch.runs.paths import shown
 from distlaunch.ui import words
 
 STATUS_STYLES = {"done": "green bold", "failed": "red bold", "stopped": "yellow bold", "interrupted": "yellow bold"}
+_NAMED = 5  # examples
 _TASK_STYLES = ("cyan", "magenta", "green", "blue", "yellow")
 
 
@@ -81,6 +82,13 @@ def data_source(event: DataResolved) -> str:
     counts = [f"{number:,} {split}" for split, number in event.examples.items() if number is not None]
     name = event.name.rpartition(":")[2]
     return f"{name} from {shown(event.source)}" + (f" ({', '.join(counts)})" if counts else "")
+
+
+def skipped(examples: Collection[str]) -> str:
+    """`3 examples that failed: example 17, example 99, example 4`, the first of them by name."""
+    shown_first = sorted(examples)[:_NAMED]
+    rest = ", ..." if len(examples) > _NAMED else ""
+    return f"{words.count(len(examples), 'example')} that failed: {', '.join(shown_first)}{rest}"
 
 
 def training_start(event: TrainingStarted) -> str:

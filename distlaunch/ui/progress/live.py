@@ -102,10 +102,8 @@ class LiveView:
         missing, num_tasks = self.state.missing, len(self.state.tasks)
         if self._script and (not missing or num_tasks == 1):
             return f"running, {words.count(num_tasks, 'task')} ({clock})"
-        if missing:
-            who = f"waiting for {', '.join(missing)}" if num_tasks > 1 else "loading the framework"
-            return f"starting, {who} ({clock})"
-        return f"building the model ({clock})"
+        what = self.state.preparing(framework="loading the framework")
+        return f"starting, {what} ({clock})" if missing else f"{what} ({clock})"
 
 
 def progress_line(state: ProgressState) -> Table:

@@ -22,10 +22,11 @@ class PlainView:
         self.state = ProgressState()
         self._now = 0.0
         self._told_at: float | None = None
+        self._trains = False
 
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
-        self._told_at = None
+        self._told_at, self._trains = None, plan.mode == "train"
 
     def event(self, event: Event) -> None:
         self.state.add(event)
@@ -48,12 +49,12 @@ class PlainView:
 
     def tick(self, now: float) -> None:
         self._now = now
-        waiting = self.state.now.training is None and bool(self.state.missing)
+        waiting = self.state.now.training is None and (self._trains or bool(self.state.missing))
         if self._told_at is None:
             self._told_at = now
         elif waiting and now >= self._told_at + EVERY_S:
             self._told_at = now
-            self._print(f"waiting for {', '.join(self.state.missing)}")
+            self._print(self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}"))
 
     def ended(self) -> None: ...
 

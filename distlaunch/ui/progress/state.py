@@ -52,6 +52,12 @@ class ProgressState(RunFacts):
         """Tasks that have not reported yet."""
         return [task for task in self.tasks if task not in self.now.up]
 
+    def preparing(self, *, framework: str) -> str:
+        """What is waited for before training; `framework` where it is the only task."""
+        if self.missing:
+            return f"waiting for {', '.join(self.missing)}" if len(self.tasks) > 1 else framework
+        return "building the model" if self.now.has_data else "reading the data"
+
     @property
     def is_past_last_epoch(self) -> bool:
         """Whether only the last checkpoint and the export are left."""

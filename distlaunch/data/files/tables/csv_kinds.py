@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from distlaunch.data.files.tables import Kind
+from distlaunch.data.files.tables.base import Kind
 
 _INT, _FLOAT, _STRING = range(3)
 _NAMES = ("int64", "float32", "string")

@@ -8,7 +8,7 @@ import numpy as np
 
 from distlaunch.data.files.base import as_objects
 from distlaunch.data.files.listing import mistake
-from distlaunch.data.files.tables import Kind
+from distlaunch.data.files.tables.base import Kind
 
 
 def library() -> Any:

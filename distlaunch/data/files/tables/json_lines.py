@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from distlaunch.data.files.base import UnreadableError, as_objects, first_line
-from distlaunch.data.files.json_kinds import Fields
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
-from distlaunch.data.files.rows import scan_rows
-from distlaunch.data.files.tables import Kind, Table, kinds_from_facts
+from distlaunch.data.files.tables.base import Kind, Table, kinds_from_facts
+from distlaunch.data.files.tables.json_kinds import Fields
+from distlaunch.data.files.tables.rows import scan_rows
 
 
 def json_lines(files: Patterns, *, fields: Sequence[str] | None = None, label: str | None = None) -> JSONLines:

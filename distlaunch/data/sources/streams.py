@@ -18,8 +18,8 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
-from distlaunch.data.each_example import ExampleMap, packed
-from distlaunch.data.pipelines import Pipeline
+from distlaunch.data.examples.each_example import ExampleMap, packed
+from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Split
 from distlaunch.data.splits import StreamData
 from distlaunch.strategies.protocol import Batch
@@ -112,7 +112,7 @@ class Streams:
     @staticmethod
     def _joined(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
         def join(*elements: Any) -> Any:
-            return tf.nest.map_structure(_concatenated, *map(_packed_once, elements))
+            return tf.nest.map_structure(_concatenated, *map(pack, elements))
 
         return tf.data.Dataset.zip(tuple(part.map(lambda *rows: (pack(rows),)) for part in parts)).map(join)
 
@@ -129,10 +129,6 @@ class Streams:
         parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in told.items()}
         shared = {"types": first["types"], "shuffle": first["shuffle"]}
         return json.dumps({"streams": self._number, **shared, "parts": parts})
-
-
-def _packed_once(element: Any) -> Any:
-    return element[0] if isinstance(element, tuple) and len(element) == 1 else element
 
 
 def _concatenated(*leaves: Any) -> Any:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
-from distlaunch.data.read_failures import explained, reading
+from distlaunch.data.examples.read_failures import explained, reading
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
 

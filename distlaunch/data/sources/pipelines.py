@@ -18,9 +18,9 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
-from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.examples.read_failures import Find, noted
 from distlaunch.data.fingerprints import fingerprint
-from distlaunch.data.read_failures import Find, noted
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
@@ -41,24 +41,17 @@ class Pipeline:
     Args:
         seed: order of the passes; None: the pipeline's own.
         drop: leave out what makes no whole global batch.
-        training: not for validation, of which nothing is left out.
         stream: it is that of so many streams.
     """
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
                  example_map: ExampleMap | None, seed: int | None, *, drop: bool,
-                 training: bool = False, stream: StreamContext = ONLY) -> None:  # fmt: skip
+                 stream: StreamContext = ONLY) -> None:  # fmt: skip
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
         self._map = None if config.batched else example_map
         self._stream = stream
-        if config.on_error == "skip" and training:
-            message = (
-                "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
-            )
-            hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
-            raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
 
     def split(self) -> Split:
         """Raises ConfigError if there is not one batch."""
@@ -69,6 +62,10 @@ class Pipeline:
         if known is not None and not batched:
             size = config.global_batch
             count = known // size if self._drop else math.ceil(known / size)
+        if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
+            hint = "add `.flat_map(...)` to the pipeline, such as `.flat_map(lambda window: window.batch(8))`"
+            message = f"each example holds a dataset, as `.window()` makes them; {hint}"
+            raise ConfigError(Problem(("data", "function"), message))
         if count == 0:
             raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))
         rows = self._dataset if batched else self._as_rows(self._dataset, _ZERO).batch(1)
@@ -84,6 +81,7 @@ class Pipeline:
             in_parallel=self._map is not None,
             work="" if self._map is None else "map",
             buffer=self._buffer_size,
+            glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
         )
 
     def _buffer_size(self) -> tuple[int, int]:
@@ -135,6 +133,15 @@ class Pipeline:
             return list(self._dataset.take(_HEAD))
 
     # rows
+
+    def _glimpse(self, rows: Any) -> Any:
+        """The first row, the last one, and their number."""
+        number = num_rows(rows)
+        places = (tf.zeros_like(number), number - 1)
+        if self._map is None:
+            return [slice_rows(rows, at, at + 1) for at in places], number
+        spec = self._dataset.element_spec
+        return [tf.data.experimental.from_variant(rows[0][at], spec).get_single_element() for at in places], number
 
     def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
         """Each example as the row of a row source: for a map, itself behind one tensor, its pass and its number."""
@@ -207,6 +214,11 @@ def _num_bytes(spec: Any) -> int | None:
             return None
         total += leaf.shape.num_elements() * leaf.dtype.size
     return total
+
+
+def _is_plain(spec: Any) -> bool:
+    """Whether Python can look at all of it; not into a dataset within the dataset."""
+    return all(leaf.dtype != tf.variant for leaf in tf.nest.flatten(spec, expand_composites=True))
 
 
 def _leaf_bytes(leaf: Any) -> int:

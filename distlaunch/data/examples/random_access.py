@@ -13,10 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
-from distlaunch.data.arrays import as_tensors
+from distlaunch.data.examples.arrays import as_tensors
+from distlaunch.data.examples.python_values import as_array, as_arrays
+from distlaunch.data.examples.read_failures import quiet_function, reading
+from distlaunch.data.examples.reader_pool import ReaderPool
+from distlaunch.data.examples.skipping import first_good
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import quiet_function, reading
-from distlaunch.data.skipping import first_good
 
 _KEY = ("data", "function")
 
@@ -29,6 +31,7 @@ class Arrays:
     """
 
     whole = True
+    in_python = False
 
     def __init__(self, data: Any, limit: int | None, noun: str = "example") -> None:
         self._noun = noun
@@ -39,7 +42,7 @@ class Arrays:
     def rows(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._tensors)
 
-    def example(self, row: Any) -> Any:
+    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
         return row
 
     def name(self, index: int) -> str:
@@ -56,14 +59,16 @@ class Items:
     """An object that gives its examples by number, in Python.
 
     Read in threads of tf.data: what waits, as for a disk or a network, or leaves the interpreter's lock, as NumPy and
-    image libraries do, is done for several examples at a time.
+    image libraries do, is done for several examples at a time. Where there is a pool, its processes read.
     """
 
     whole = False
+    in_python = True
     labels = None
 
-    def __init__(self, items: Any, limit: int | None, noun: str = "example", *, skips: bool = False) -> None:
-        self._items, self._noun, self._skips = items, noun, skips
+    def __init__(self, items: Any, limit: int | None, noun: str = "example", *, skips: bool = False,
+                 pool: ReaderPool | None = None) -> None:  # fmt: skip
+        self._items, self._noun, self._skips, self._pool = items, noun, skips, pool
         number = _length(items)
         self.number = number if limit is None else min(number, limit)
         if not self.number:
@@ -73,10 +78,12 @@ class Items:
     def rows(self, indices: tf.Tensor) -> tf.Tensor:
         return indices
 
-    def example(self, row: tf.Tensor) -> Any:
+    def example(self, row: tf.Tensor, number_of_pass: tf.Tensor) -> Any:
+        if self._pool is not None:
+            self._pool.open()
         leaves = tf.nest.flatten(self._spec)
         call = quiet_function if self._skips else tf.numpy_function
-        values = tf.nest.flatten(call(self._read, [row], [leaf.dtype for leaf in leaves]))
+        values = tf.nest.flatten(call(self._read, [row, number_of_pass], [leaf.dtype for leaf in leaves]))
         for value, leaf in zip(values, leaves, strict=True):
             value.set_shape(leaf.shape)
         return tf.nest.pack_sequence_as(self._spec, values)
@@ -88,10 +95,10 @@ class Items:
         numbers = spread(self.number)
         return fingerprint([self._leaves(self._nearest(at)) for at in numbers], self._spec, numbers)
 
-    def _read(self, index: np.ndarray) -> list[np.ndarray]:
-        number = int(index)
+    def _read(self, index: np.ndarray, number_of_pass: np.ndarray) -> list[np.ndarray]:
+        number, pool = int(index), self._pool
         with reading(self.name(number), keep=not self._skips):
-            item = _structure(self._items[number])
+            item = as_arrays(self._items[number]) if pool is None else pool.read(int(number_of_pass), number)
             leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
             if len(leaves) != len(specs):
                 raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
@@ -102,7 +109,7 @@ class Items:
 
     def _item(self, number: int) -> Any:
         with reading(self.name(number), keep=False):
-            return _structure(self._items[number])
+            return as_arrays(self._items[number])
 
     def _nearest(self, number: int) -> Any:
         """An item; if examples may fail, the next that does not, to learn what examples are like."""
@@ -110,7 +117,7 @@ class Items:
 
     @staticmethod
     def _leaves(item: Any) -> list[np.ndarray]:
-        return [_array(leaf) for leaf in tf.nest.flatten(item)]
+        return [as_array(leaf) for leaf in tf.nest.flatten(item)]
 
     def _common_spec(self) -> Any:
         """Of the first, the last and the one in the middle; a size in which they differ is open."""
@@ -154,29 +161,6 @@ def _length(items: Any) -> int:
         message = f"got {type(items).__name__} that repeats for ever; leave the repetition out, epochs are counted here"
         raise ConfigError(Problem(_KEY, message))
     return number
-
-
-def _structure(item: Any) -> Any:
-    """A list of values is an array; the outermost is the tuple (x, y)."""
-    if isinstance(item, (tuple, list)):
-        return tuple(_inner(part) for part in item)
-    return _inner(item)
-
-
-def _inner(part: Any) -> Any:
-    if isinstance(part, Mapping):
-        return {name: _inner(value) for name, value in part.items()}
-    if isinstance(part, tuple):
-        return tuple(_inner(value) for value in part)
-    return _array(part)
-
-
-def _array(leaf: Any) -> np.ndarray:
-    """Python's floats are float32, as in TensorFlow; text is bytes."""
-    array = np.asarray(leaf)
-    if array.dtype == np.float64 and not isinstance(leaf, (np.ndarray, np.generic)):
-        return array.astype(np.float32)
-    return np.char.encode(array, "utf-8").astype(object) if array.dtype.kind == "U" else array
 
 
 def _common(spec: tf.TensorSpec, leaf: np.ndarray) -> tf.TensorSpec:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.state_files import read_state, write_state
+from distlaunch.strategies.state.state_files import read_state, write_state
 
 _SECRET_BYTES = 32
 _GREETING_S = 5.0  # for whoever connects to show that he may

@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.base.cores import num_visible_cores
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.example_times import counted, timed
+from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import both_ways
@@ -70,13 +71,14 @@ def num_threads(config: DataConfig) -> int:
     """Examples that a process reads and maps at the same time."""
     if config.threads is not None:
         return config.threads
-    return num_cores()
+    # a thread for each process that reads waits for it
+    return config.processes or num_cores()
 
 
 def num_cores() -> int:
     """The share of this process, where tasks share the cores of a machine."""
     share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    return int(share) if share.isdigit() and int(share) else len(os.sched_getaffinity(0))
+    return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor) -> Batch:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.data.examples.read_failures import quiet_function, reading
+from distlaunch.data.examples.skipping import first_good
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.fingerprints import fingerprint, spread
-from distlaunch.data.read_failures import quiet_function, reading
-from distlaunch.data.skipping import first_good
 
 
 class FileExamples:
@@ -26,6 +26,7 @@ class FileExamples:
 
     whole = False
     labels = None
+    in_python = False
 
     def __init__(self, files: IndexedFiles, limit: int | None, noun: str = "example", *, skips: bool = False) -> None:
         self._files, self._noun, self._skips = files, noun, skips
@@ -37,7 +38,7 @@ class FileExamples:
         parts = tf.nest.flatten(call(self._read, [indices], [spec.dtype for spec in specs]))
         return tuple(tf.ensure_shape(part, [None, *spec.shape]) for part, spec in zip(parts, specs, strict=True))
 
-    def example(self, row: Any) -> Any:
+    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
         return self._files.decode(*row)
 
     def name(self, index: int) -> str:

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.example_times import left_out
-from distlaunch.data.read_failures import failures_told
+from distlaunch.data.examples.example_times import left_out
+from distlaunch.data.examples.read_failures import failures_told
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer

@@ -13,6 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from distlaunch.base.cores import num_visible_cores
+
 PIECE_BYTES = 4 << 20
 """Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
 it has that, and training waits with it."""
@@ -59,7 +61,7 @@ def write_pieces(fd: int, buffers: Buffers) -> list[bytes]:
         return digest.digest()
 
     # steps go on meanwhile, and need the memory as much as the cores
-    return _in_threads(write, pieces_of(0, buffers.num_bytes), max(_num_cores() // 2, 1))
+    return _in_threads(write, pieces_of(0, buffers.num_bytes), max(num_visible_cores() // 2, 1))
 
 
 def read_pieces(fd: int, buffers: Buffers, wanted: Collection[int] | None = None) -> dict[int, bytes]:
@@ -85,7 +87,7 @@ def read_pieces(fd: int, buffers: Buffers, wanted: Collection[int] | None = None
         return digest.digest()
 
     numbers = pieces_of(0, buffers.num_bytes) if wanted is None else sorted(wanted)
-    return dict(zip(numbers, _in_threads(read, numbers, _num_cores()), strict=True))
+    return dict(zip(numbers, _in_threads(read, numbers, num_visible_cores()), strict=True))
 
 
 def pieces_of(start: int, stop: int) -> range:
@@ -116,7 +118,3 @@ def _in_threads(action: Callable[[int], bytes], numbers: Sequence[int], most: in
         return list(pool.map(action, numbers))
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

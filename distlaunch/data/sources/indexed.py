@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.each_example import ExampleMap, batch_of, first_failure, num_threads
-from distlaunch.data.read_failures import noted
-from distlaunch.data.skipping import Skipping
+from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, num_threads
+from distlaunch.data.examples.read_failures import noted
+from distlaunch.data.examples.skipping import Skipping
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.protocol import Batch
@@ -31,16 +31,18 @@ class Examples(Protocol):
     Attributes:
         number: how many there are.
         labels: those of all, where they are arrays; else None.
+        in_python: Python code of the user's reads them.
     """
 
     number: int
     labels: Any
+    in_python: bool
 
     def rows(self, indices: tf.Tensor) -> Any:
         """What is best had of many examples at once; each leaf has a row for each of the int64 `indices`."""
         ...
 
-    def example(self, row: Any) -> Any:
+    def example(self, row: Any, number_of_pass: tf.Tensor) -> Any:
         """What is done for each row by itself, in parallel; not asked for where the rows are the examples."""
         ...
 
@@ -66,7 +68,7 @@ class Indexed:
     Args:
         seed: order of the passes; None: their own.
         drop: leave out what makes no whole global batch.
-        skips: what `data.on_error` says of it; else an example that fails ends the run.
+        skips: leave out examples that fail; else one ends the run.
     """
 
     def __init__(self, examples: Examples, config: DataConfig, example_map: ExampleMap | None, seed: int | None, *,
@@ -76,7 +78,6 @@ class Indexed:
         self._used = self._number - self._number % self._size if drop else self._number
         if self._number < (self._size if drop else 1):
             raise ConfigError(Problem(("data",), f"{self._number} examples make no batch of {self._size}"))
-        skips = skips and config.on_error == "skip"
         one = self._one_by_number
         self._skipping = Skipping(self._number, one, examples.name, config.skip_limit) if skips else None
         # workers in one process may be in two passes
@@ -95,6 +96,7 @@ class Indexed:
             describe=functools.cache(self._examples.describe),
             in_parallel=not self._examples.whole or self._map is not None,
             work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
+            in_python=self._examples.in_python,
         )
 
     def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
@@ -133,7 +135,7 @@ class Indexed:
 
     @tf.autograph.experimental.do_not_convert
     def _one(self, row: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
-        example = row if self._examples.whole else self._examples.example(row)
+        example = row if self._examples.whole else self._examples.example(row, number_of_pass)
         return example if self._map is None else self._map(example, number_of_pass, index)
 
     def _one_by_number(self, number: Any) -> Any:

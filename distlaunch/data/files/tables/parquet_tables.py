@@ -13,10 +13,10 @@ from distlaunch.data.files.base import FilesOfRecords, UnreadableError, first_li
 from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
-from distlaunch.data.files.parquet_columns import as_numpy, kind_of, library
-from distlaunch.data.files.row_groups import RowGroupCache
 from distlaunch.data.files.samples import why_unreadable
-from distlaunch.data.files.tables import Table, kinds_from_facts
+from distlaunch.data.files.tables.base import Table, kinds_from_facts
+from distlaunch.data.files.tables.parquet_columns import as_numpy, kind_of, library
+from distlaunch.data.files.tables.row_groups import RowGroupCache
 
 _NUM_THREADS = 8
 

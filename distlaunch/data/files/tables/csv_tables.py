@@ -11,11 +11,11 @@ import numpy as np
 
 from distlaunch.base.errors import DataError
 from distlaunch.data.files.base import UnreadableError
-from distlaunch.data.files.csv_kinds import Guess, merge_guesses
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
-from distlaunch.data.files.rows import Rows, scan_rows
-from distlaunch.data.files.tables import Kind, Table, encode, kinds_from_facts
+from distlaunch.data.files.tables.base import Kind, Table, encode, kinds_from_facts
+from distlaunch.data.files.tables.csv_kinds import Guess, merge_guesses
+from distlaunch.data.files.tables.rows import Rows, scan_rows
 
 _BYTES = "latin-1"  # a character for each byte: what is read is what is in the file
 _LARGEST_FIELD = 64 << 20  # characters; as long as a row may be

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DataError
+from distlaunch.data.examples.user_lines import user_line
 
 Find = Callable[[np.ndarray], tuple[str, Exception] | None]
 """Of the examples that rows stand for, int64, the first that fails when it is done by itself, and with what."""
 
-_PACKAGES = {"site-packages", "dist-packages", "distlaunch"}
 _lock = threading.Lock()
 _first: list[Exception] = []
 _latest: deque[tuple[Find, np.ndarray]] = deque(maxlen=8)
@@ -36,7 +34,7 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{_line(error)}"
+        reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{user_line(error)}"
         failure = DataError(f"data: {what} cannot be read: {reason}" if what else f"data: {reason}")
         failure.__cause__ = error
         if keep:
@@ -80,9 +78,11 @@ def failures_told() -> Iterator[None]:
     """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
     try:
         yield
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
         with _lock:
-            failure = _first[0] if _first else None
+            # another pass, which has read ahead, may have failed too
+            told = [failure for failure in _first if str(failure) in error.message]
+            failure = next(iter(told or _first), None)
             _first.clear()
         failure = failure or _found()
         if failure is None:
@@ -98,7 +98,7 @@ def explained(what: str, error: Exception) -> Exception:
     """
     if isinstance(error, DataError):
         return error
-    failure = DataError(f"data: {what} cannot be used: {_reason(error)}{_line(error)}")
+    failure = DataError(f"data: {what} cannot be used: {_reason(error)}{user_line(error)}")
     failure.__cause__ = error
     return failure
 
@@ -118,14 +118,3 @@ def _reason(error: Exception) -> str:
         # of an exception in a Python function the message has the whole traceback
         return error.message.partition("\nTraceback (")[0].partition(" [Op:")[0].rpartition("}} ")[2].strip()
     return f"{type(error).__name__}: {error}"
-
-
-def _line(error: Exception) -> str:
-    """The user's own line that raised it: the last that no package has."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
-    return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""
-
-
-def _short(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

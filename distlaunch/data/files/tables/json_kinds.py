@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable
 from typing import Any
 
-from distlaunch.data.files.tables import Kind
+from distlaunch.data.files.tables.base import Kind
 
 # names with a space are reasons why a column is no tensor; see `Kind`
 _OBJECTS = Kind("holds objects")

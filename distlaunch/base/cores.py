@@ -1,0 +1,11 @@
+"""The cores that this process may use."""
+
+from __future__ import annotations
+
+import os
+
+
+def num_visible_cores() -> int:
+    """As a scheduler or `taskset` has bound it."""
+    # Linux; macOS has no such call
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,87 @@
+"""What a task and the processes that read for it say to each other: pickles with their lengths, on a socket pair.
+
+Both ends are the same user's on one host, and nobody else has the sockets.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a process needs before it can read.
+
+    Attributes:
+        path: `sys.path`.
+        files: names under which files of the user's were imported -> the files.
+        items: the user's object, pickled: what it needs must be importable first.
+        seed: of the run.
+    """
+
+    path: list[str]
+    files: dict[str, str]
+    items: bytes
+    seed: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Read this example, in this pass."""
+
+    number_of_pass: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why something could not be done, for a message."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """Wait for this process, which has ended, and tell its exit code, -N for signal N."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Start one more process; its socket comes with this message, and its number is the answer."""
+
+
+def send(connection: socket.socket, message: Any, *fds: int) -> None:
+    """Raises OSError if the other end is gone."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    if fds:
+        socket.send_fds(connection, [_LENGTH.pack(len(data))], fds)
+        connection.sendall(data)
+    else:
+        connection.sendall(_LENGTH.pack(len(data)))
+        connection.sendall(data)
+
+
+def receive(connection: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and its descriptors. Raises EOFError if the other end is gone."""
+    try:
+        head, fds, _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
+        if len(head) < _LENGTH.size:
+            raise EOFError
+        data = bytearray(_LENGTH.unpack(head)[0])
+        view = memoryview(data)
+        while view:
+            number = connection.recv_into(view)
+            if not number:
+                raise EOFError
+            view = view[number:]
+    except ConnectionError:
+        raise EOFError from None
+    return pickle.loads(data), list(fds)

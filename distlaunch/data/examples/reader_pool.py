@@ -1,0 +1,153 @@
+"""`data.processes`: examples of a Python object are read in processes of a task's own, beside its interpreter's lock.
+
+One process imports what the object needs, takes it, and forks the readers, which share its memory. It is started
+afresh: a task itself must not be forked, since TensorFlow has threads in it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
+from distlaunch.data.function_references import imported_files
+
+_KEY = ("data", "processes")
+_TRIES = 2
+"""How often an example is tried whose reader is killed: the first time, the reader may not have been the cause."""
+_ONE_CORE_EACH = {
+    **dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    # the devices are the task's
+    "CUDA_VISIBLE_DEVICES": "",
+    "JAX_PLATFORMS": "cpu",
+}
+
+_pools: dict[int, tuple[Any, ReaderPool]] = {}
+
+
+def reader_pool(items: Any, number: int, seed: int) -> ReaderPool:
+    """The one for this object, which is kept to the end of this process.
+
+    Raises:
+        ConfigError: the object cannot be sent to other processes.
+    """
+    if id(items) not in _pools:
+        _pools[id(items)] = items, ReaderPool(items, number, seed)
+    return _pools[id(items)][1]
+
+
+class ReaderPool:
+    """Processes that read examples. They end with this process, or with the pool.
+
+    Args:
+        number: of readers.
+        seed: of the run.
+    """
+
+    def __init__(self, items: Any, number: int, seed: int) -> None:
+        setup = Setup(list(sys.path), imported_files(), _pickled(items), seed)
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "distlaunch.tasks.readers", str(theirs.fileno())]
+            env = {**os.environ, **_ONE_CORE_EACH}
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[theirs.fileno()])
+        send(self._control, setup)
+        self._number, self._ready, self._lock = number, False, threading.Lock()
+        self._idle: queue.SimpleQueue[_Reader] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        """Waits until readers are there.
+
+        Raises:
+            ConfigError: the object cannot be used in another process.
+        """
+        with self._lock:
+            if self._ready:
+                return
+            try:
+                answer, _ = receive(self._control)
+            except EOFError:
+                answer = Failed(f"its process ended by {_ending(self._process.wait())}")
+            if isinstance(answer, Failed):
+                message = f"the data function's object cannot be used in another process: {answer.reason}"
+                raise ConfigError(Problem(_KEY, f"{message}; mend that, or leave `processes` out"))
+            for _ in range(self._number):
+                self._idle.put(self._fork())
+            self._ready = True
+
+    def read(self, number_of_pass: int, index: int) -> Any:
+        """The example, with arrays for leaves.
+
+        Raises:
+            DataError: reading it has failed, or killed two readers.
+        """
+        reader = self._idle.get()
+        try:
+            for left in reversed(range(_TRIES)):
+                try:
+                    answer = reader.ask(Asked(number_of_pass, index))
+                except EOFError:
+                    ended, reader = self._replaced(reader)
+                    if not left:
+                        raise DataError(f"the process that reads it ended by {ended}, {_TRIES} times") from None
+                    continue
+                if isinstance(answer, Failed):
+                    raise DataError(answer.reason)
+                return answer
+        finally:
+            self._idle.put(reader)
+
+    def close(self) -> None:
+        """Ends all its processes."""
+        self._control.close()
+        self._process.wait()
+
+    def _replaced(self, reader: _Reader) -> tuple[str, _Reader]:
+        """How a reader ended, in words, and one in its place."""
+        with self._lock:
+            try:
+                send(self._control, Status(reader.pid))
+                return _ending(receive(self._control)[0]), self._fork()
+            except (OSError, EOFError):
+                ended = _ending(self._process.wait())
+                raise DataError(f"the process that starts readers ended by {ended}") from None
+
+    def _fork(self) -> _Reader:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            send(self._control, Fork(), theirs.fileno())
+        return _Reader(ours, receive(self._control)[0])
+
+
+class _Reader:
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection, self.pid = connection, pid
+
+    def ask(self, asked: Asked) -> Any:
+        """Raises EOFError if the process has ended."""
+        try:
+            send(self._connection, asked)
+        except OSError:
+            raise EOFError from None
+        return receive(self._connection)[0]
+
+
+def _pickled(items: Any) -> bytes:
+    try:
+        return pickle.dumps(items, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever the user's __reduce__ raises
+        message = f"{type(items).__name__} cannot be sent to other processes: {type(error).__name__}: {error}"
+        hint = "open files when the first item is read, define functions outside of others, or leave `processes` out"
+        raise ConfigError(Problem(_KEY, f"{message}; {hint}")) from None
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"

@@ -1,0 +1,19 @@
+"""Where in the user's own code an error came from."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+_PACKAGES = {"site-packages", "dist-packages", "distlaunch"}
+
+
+def user_line(error: BaseException) -> str:
+    """` (mine.py:12)`: the last line on its way that no package has; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _PACKAGES & set(Path(frame.filename).parts)]
+    return f" ({_short(Path(own[-1].filename))}:{own[-1].lineno})" if own else ""
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,0 +1,1 @@
+"""Tables in files: CSV, JSON lines, Parquet."""

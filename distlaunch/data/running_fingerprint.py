@@ -1,0 +1,96 @@
+"""Of a pipeline only the first examples can be compared before training; the others are while they are read.
+
+A pipeline may leave the common order later: an unseeded draw, files that differ behind their beginning, threads.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.data_ends import REASONS
+from distlaunch.strategies.replica.input import num_rows, pack
+
+Gather = Callable[[str], Mapping[str, str]]
+"""See `Strategy.gather`."""
+
+
+class RunningFingerprint:
+    """One number after each global batch, of all that was read up to it.
+
+    Args:
+        gather: what each process says, in all of them.
+    """
+
+    def __init__(self, gather: Gather) -> None:
+        self._gather = gather
+        self._after = array("I", [0])
+        self._equal = 0
+
+    def begin(self) -> None:
+        """Reading begins, perhaps anew."""
+        self._after, self._equal = array("I", [0]), 0
+
+    def watched(self, elements: tf.data.Dataset, glimpse: Callable[[Any], Any]) -> tf.data.Dataset:
+        """The row sources, each of which is noted when it is read.
+
+        Args:
+            glimpse: what stands for a row source that has rows, such as its first and its last.
+        """
+
+        @tf.autograph.experimental.do_not_convert
+        def note(*element: Any) -> Any:
+            rows = pack(element)
+
+            def noted() -> tf.Tensor:
+                return tf.numpy_function(self._note, tf.nest.flatten(glimpse(rows), expand_composites=True), tf.bool)
+
+            # what marks an end is no batch
+            known = tf.cond(num_rows(rows) > 0, noted, lambda: tf.constant(value=True))
+            with tf.control_dependencies([known]):
+                return tf.nest.map_structure(tf.identity, rows, expand_composites=True)
+
+        return elements.map(note)
+
+    def _note(self, *leaves: np.ndarray) -> np.bool_:
+        value = self._after[-1]
+        for leaf in map(np.asarray, leaves):  # a single text comes as bytes
+            text = leaf.dtype.kind in "OS"
+            value = zlib.crc32(repr(leaf.tolist()).encode() if text else leaf.tobytes(), value)
+        self._after.append(value)
+        return np.True_
+
+    def compare(self, batches: int, first_step: int) -> None:
+        """Compares what the processes have read in so many batches since the beginning; every process must call it.
+
+        Args:
+            first_step: at which they began.
+
+        Raises:
+            ConfigError: they have read different data.
+        """
+        if self._is_equal(batches):
+            self._equal = batches
+            return
+        # all processes see the same answers, and so ask for the same batches
+        equal, different = self._equal, batches
+        while different - equal > 1:
+            middle = (equal + different) // 2
+            equal, different = (middle, different) if self._is_equal(middle) else (equal, middle)
+        told = self._told(different)
+        others = sorted(task for task, value in told.items() if value != told[min(told)])
+        message = f"{', '.join(others)} and {min(told)} have read different training data since step"
+        raise ConfigError(Problem(("data",), f"{message} {first_step + different}; {REASONS}"))
+
+    def _is_equal(self, batches: int) -> bool:
+        return len(set(self._told(batches).values())) == 1
+
+    def _told(self, batches: int) -> Mapping[str, str]:
+        # one that has read less has come to an end where the others have not, which is told by another name
+        return self._gather(str(self._after[batches]) if batches < len(self._after) else "")

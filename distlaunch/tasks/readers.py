@@ -1,0 +1,129 @@
+"""`python -m distlaunch.tasks.readers FD`: reads examples of a Python object for a task.
+
+`data/examples/reader_pool.py` starts it. This process takes the object and forks; it has one thread, and so its copies
+begin in a state that is whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from distlaunch.data.examples.python_values import as_arrays
+from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
+from distlaunch.data.examples.user_lines import user_line
+from distlaunch.tasks.no_terminal import refuse_input
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_WORD = 0xFFFFFFFF
+
+
+def main() -> None:
+    """Takes the object, and forks a reader whenever it is asked to; ends with the task."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # the task decides when reading ends: at a stop it may still need rows for the step that all have agreed on
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    refuse_input()
+    # that JAX has threads, which it says of every fork; those that are there are counted
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+    try:
+        setup, _ = receive(connection)
+        threads = _num_threads()
+        items = _taken(setup)
+        if _num_threads() > threads:
+            cause = "importing its module starts threads, as TensorFlow's operations do"
+            items = Failed(f"{cause}, and a process with threads must not fork")
+        send(connection, items if isinstance(items, Failed) else None)
+        if not isinstance(items, Failed):
+            gc.collect()
+            gc.freeze()  # a collection in a reader must not touch, and so copy, what is shared
+            _serve(connection, items, setup.seed)
+    except (EOFError, BrokenPipeError):  # the task has ended
+        return
+
+
+def _taken(setup: Setup) -> Any:
+    sys.path[:] = setup.path
+    sys.meta_path.append(_Files(setup.files))
+    try:
+        return pickle.loads(setup.items)
+    except BaseException as error:
+        return Failed(f"{type(error).__name__}: {error}{user_line(error)}")
+
+
+class _Files(importlib.abc.MetaPathFinder):
+    """Finds files that a config names, under the names by which the task has imported them."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self._files = files
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        file = self._files.get(fullname)
+        return None if file is None else importlib.util.spec_from_file_location(fullname, file)
+
+
+def _serve(connection: socket.socket, items: Any, seed: int) -> None:
+    while True:
+        asked, fds = receive(connection)
+        if isinstance(asked, Status):
+            send(connection, os.waitstatus_to_exitcode(os.waitpid(asked.pid, 0)[1]))
+            continue
+        assert isinstance(asked, Fork)
+        pid = os.fork()
+        if pid == 0:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            connection.close()  # else the task would not see this process's parent end
+            _read(socket.socket(fileno=fds[0]), items, seed)
+            os._exit(0)
+        os.close(fds[0])
+        send(connection, pid)
+
+
+def _read(connection: socket.socket, items: Any, seed: int) -> None:
+    """Answers with examples, until the task has ended."""
+    try:
+        while True:
+            asked, _ = receive(connection)
+            answer = _answer(items, asked, seed)
+            try:
+                send(connection, answer)
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                send(connection, Failed(f"what it holds cannot be sent: {type(error).__name__}: {error}"))
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _answer(items: Any, asked: Asked, seed: int) -> Any:
+    # what is random in an example is the same whichever process reads it, and another in each epoch
+    random.seed(f"{seed} {asked.number_of_pass} {asked.index}")
+    np.random.seed([seed & _WORD, asked.number_of_pass & _WORD, asked.index & _WORD])
+    try:
+        return as_arrays(items[asked.index])
+    except BaseException as error:  # SystemExit too: a reader that ends is taken for a killed one
+        return Failed(f"{type(error).__name__}: {error}{user_line(error)}")
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+if __name__ == "__main__":
+    main()
