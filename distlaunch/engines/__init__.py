@@ -20,9 +20,9 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
     Raises ConfigError if its settings are wrong.
     """
     if config.engine.kind == "ssh":
-        from distlaunch.engines.ssh import SshEngine  # what it needs costs the other engines nothing
+        from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
 
-        return SshEngine(config.engine, named_files(config))
+        return ssh_engine(config.engine, named_files(config))
     if config.engine.kind != "auto":
         return ENGINES[config.engine.kind]
     given = tf_config_cluster(config, environ)

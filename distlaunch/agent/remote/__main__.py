@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 
 
 def main() -> None:
     """Serves until the connection ends."""
+    if not any(test(os.fstat(0).st_mode) for test in (stat.S_ISFIFO, stat.S_ISSOCK)):
+        sys.exit("this is distlaunch's agent; `distlaunch train` starts it on the hosts of a job")
     # first: what prints something during the imports must not reach the connection
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
