@@ -40,6 +40,7 @@ class LocalAllocation:
     given: tuple[ClusterSpec, Task] | None = None
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
     num_computing: int = 1
+    engine: str = "local"
     notes: Sequence[str] = ()
     sees_tasks_at_once: bool = True
 

@@ -36,7 +36,8 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
     allocation = _allocate(config, environ, dry=True)
     cluster, here = _cluster(config, allocation)
     config = config if here is None else fit_config(config, cluster)
-    return plan_launch(config, run, attempt, "train", cluster, here=here, places=allocation.places)
+    places, engine = allocation.places, allocation.engine
+    return plan_launch(config, run, attempt, "train", cluster, here=here, places=places, engine=engine)
 
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
@@ -84,7 +85,8 @@ def run_attempt(
         cluster, here = _cluster(config, allocation)
         config, places = config if here is None else fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()
-        plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra)
+        engine = allocation.engine
+        plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
         # before anything starts: a launcher that is killed leaves what it was about to do
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
@@ -125,7 +127,8 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     """
     allocation = _allocate(config, environ)
     cluster, here = _cluster(config, allocation)
-    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=allocation.places)
+    places, engine = allocation.places, allocation.engine
+    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=places, engine=engine)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
         task.files.archive_error()

@@ -171,6 +171,7 @@ def plan_launch(
     here: Task | None = None,
     places: Sequence[Place] = (),
     extra: Sequence[str] = (),
+    engine: str = "local",
 ) -> LaunchPlan:
     """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
 
@@ -179,6 +180,7 @@ def plan_launch(
         here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
         places: where tasks run, those with addresses first, the evaluator last; all others: on this machine.
         extra: arguments for the worker.
+        engine: as of `LaunchPlan`.
     """
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places, cluster)
@@ -209,7 +211,7 @@ def plan_launch(
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
         cluster=cluster,
-        engine=config.engine.kind if config.engine.kind != "auto" else "local" if here is None else "tf_config",
+        engine=engine,
     )
 
 

@@ -67,6 +67,11 @@ class Allocation(Protocol):
         ...
 
     @property
+    def engine(self) -> str:
+        """What a plan calls the engine: a kind of `engine:`, or `tf_config`."""
+        ...
+
+    @property
     def sees_tasks_at_once(self) -> bool:
         """Whether the signs of life of all tasks are of the same moment, and so tell who is a little behind."""
         ...

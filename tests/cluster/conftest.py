@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from lab import Lab, what_is_missing
+from slurm import PROGRAMS, Slurm
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,14 @@ def _hosts(own_disk: Path) -> Iterator[Lab]:
             yield lab
         finally:
             lab.down()
+
+
+@pytest.fixture(scope="module")
+def slurm(_hosts: Lab) -> Slurm:
+    """The three hosts as nodes of a Slurm cluster, which the login host controls."""
+    if missing := what_is_missing(PROGRAMS):
+        pytest.skip(missing)
+    return Slurm(_hosts)
 
 
 @pytest.fixture

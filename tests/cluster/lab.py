@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,14 +19,19 @@ import psutil
 NETWORK = "10.77.0"
 _PROGRAMS = {"ip": "iproute2", "nft": "nftables", "sshd": "openssh-server", "ssh": "openssh-client",
              "ssh-keygen": "openssh-client", "unshare": "util-linux", "nsenter": "util-linux"}  # fmt: skip
+DAEMONS = ("munged", "slurmctld", "slurmd")
 _ENTRY = "from distlaunch.cli.main import main; main()"
 
 
-def what_is_missing() -> str:
-    """Why there can be no such hosts here; empty if there can."""
+def what_is_missing(programs: Mapping[str, str] = _PROGRAMS) -> str:
+    """Why there can be no such hosts here; empty if there can.
+
+    Args:
+        programs: what is needed, with the Debian package of each.
+    """
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs Linux and root, for network namespaces"
-    missing = sorted({package for name, package in _PROGRAMS.items() if _program(name) is None})
+    missing = sorted({package for name, package in programs.items() if _program(name) is None})
     if missing:
         return f"needs the packages {', '.join(missing)}"
     name = f"dlprobe{os.getpid()}"
@@ -41,6 +48,14 @@ def _program(name: str) -> str | None:
 def _run(*words: str) -> None:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}"
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """For what nobody tells of."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.05)
 
 
 class Job:
@@ -167,12 +182,15 @@ class Lab:
 
     def start(self, *words: str, folder: Path | None = None) -> Job:
         """Starts a command of distlaunch on the login host."""
-        leader = psutil.Process(self._hosts[0].pid).children()[0].pid
+        return self.run(0, [sys.executable, "-c", _ENTRY, *words], folder=folder)
+
+    def run(self, number: int, words: Sequence[str], folder: Path | None = None, **environ: str) -> Job:
+        """Starts a program on a host."""
+        leader = psutil.Process(self._hosts[number].pid).children()[0].pid
         inside = ["nsenter", "-t", str(leader), "-m", "-u", "-n", "-p", f"--wd={folder or os.getcwd()}"]
-        words = (*inside, sys.executable, "-c", _ENTRY, *words)
-        env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+        env = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}:/usr/sbin", **environ}
         process = subprocess.Popen(
-            words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            [*inside, *words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
         self._jobs.append(job := Job(process))
         return job
@@ -188,7 +206,11 @@ class Lab:
             except OSError:
                 continue
             # a server that was cut off keeps a session without a program in it, until its TCP gives up
-            makes_host = words[:1] in (["unshare"], ["tail"], ["bash"]) or " ".join(words).startswith("sshd: ")
+            program = os.path.basename(words[0]) if words else ""
+            told = " ".join(words)
+            makes_host = (
+                program in ("unshare", "tail", "bash", *DAEMONS) or told.startswith("sshd: ") or "slurmscriptd" in told
+            )
             if is_here and words and (everything or not makes_host):
                 found.append(process)
         return found

@@ -128,6 +128,7 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("architecture.md", "  distlaunch train"),  # a picture
         ("clusters.md", "engine:"),
         ("clusters.md", "        your machine"),  # a picture
+        ("clusters.md", "#!/bin/bash"),  # the same command as in tests/cluster/test_slurm.py
         ("config.md", "name: null"),
         ("input.md", "class Photos:"),
         ("input.md", "def augment(image, label, seed):"),

@@ -133,6 +133,7 @@ class MemoryAllocation:
     tasks: dict[str, list[MemoryTask]] = field(default_factory=dict)
     places: Sequence[Place] = ()
     given: tuple[ClusterSpec, Task] | None = None
+    engine: str = "memory"
     notes: Sequence[str] = ()
     sees_tasks_at_once: bool = True
     ports_released_at: float | None = None

@@ -18,8 +18,10 @@ def main() -> None:
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    # a terminal's hang-up is told by the end of the connection as well, and that ends the tasks first
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # a scheduler sends them to all processes of a job: the tasks stop with a checkpoint, which this one is to send.
+    # When the controller is gone, the end of the connection says so
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     from distlaunch.agent.remote.service import Agent
 
     Agent(reading, writing).serve()

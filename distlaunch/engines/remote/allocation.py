@@ -50,6 +50,7 @@ class RemoteAllocation:
     num_computing: Mapping[str, int]
     held: ExitStack
     note_lost: Callable[[str], None]
+    engine: str
     patience_s: float = 15.0
     given: tuple[ClusterSpec, Task] | None = None
     notes: Sequence[str] = ()

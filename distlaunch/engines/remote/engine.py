@@ -85,7 +85,7 @@ class RemoteEngine:
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
-        return RemoteAllocation(places, used, env, computing, held, note_lost, patience_s, notes=notes)
+        return RemoteAllocation(places, used, env, computing, held, note_lost, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
         """As far as it is known without asking a host."""
@@ -95,7 +95,7 @@ class RemoteEngine:
         addresses = [at(names[name], number) for name, number in zip(chosen, numbers, strict=False)]
         places = [Place(name, address) for name, address in zip(chosen, addresses, strict=False)]
         places += [Place(name) for name in chosen[len(addresses) :]]
-        return RemoteAllocation(tuple(places), {}, {}, {}, ExitStack(), lambda name: None)
+        return RemoteAllocation(tuple(places), {}, {}, {}, ExitStack(), lambda name: None, self.kind)
 
     def _key(self) -> str:
         return json.dumps([self.kind, self._settings.model_dump(mode="json"), [str(host) for host in self._hosts]])
