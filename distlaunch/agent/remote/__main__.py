@@ -7,6 +7,8 @@ import signal
 import stat
 import sys
 
+from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
+
 
 def main() -> None:
     """Serves until the connection ends."""
@@ -20,7 +22,7 @@ def main() -> None:
     os.dup2(2, 1)
     # a scheduler sends them to all processes of a job: the tasks stop with a checkpoint, which this one is to send.
     # When the controller is gone, the end of the connection says so
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGHUP, signal.SIGINT, *STOP_SIGNALS, DUMP_SIGNAL):
         signal.signal(number, signal.SIG_IGN)
     from distlaunch.agent.remote.service import Agent
 
