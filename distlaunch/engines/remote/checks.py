@@ -41,6 +41,8 @@ def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int,
         return {name: answer for name, answer in asked.items() if name not in wrong}
 
     ask("hello", protocol=PROTOCOL, distlaunch=__version__, lease_s=lease_s)
+    for link in left.values():
+        link.takes_beats = link.name not in wrong
     if sync:
         for name, answer in ask("code", code.listing()).items():
             if not answer.result().fields["same"]:

@@ -201,7 +201,7 @@ class Fleet:
                 continue
             if pause > 2 * _TURN_S:
                 link.heard_at += pause
-            if link.facts:
+            if link.takes_beats:
                 link.post("beat")
                 if now - link.heard_at > self._timeout_s:
                     link.lose(f"it has shown no sign of life for {self._timeout_s:g} s (engine.host_timeout_s)")

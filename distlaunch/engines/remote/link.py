@@ -56,6 +56,8 @@ class Link:
         self.heard_at = 0.0
         self.is_ready = False
         """Whether it was found to have what a job needs."""
+        self.takes_beats = False
+        """Whether it knows who this is, and may be told that this is still there."""
         self.is_silent = False
         """Whether it prints nothing more beside the messages."""
         self.keeps_copies = False
