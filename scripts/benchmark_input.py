@@ -4,7 +4,8 @@
 
 1. A map that waits 10 ms an example, one thread a process, a step that costs nothing: an epoch with one, two
    and four workers, as ratios.
-2. JPEG images of 224 x 224 on one device: images a second through `distlaunch.data.image_folder`, against the best
+2. Python code that computes for 2 ms an example: an epoch with a process for each core, against threads.
+3. JPEG images of 224 x 224 on one device: images a second through `distlaunch.data.image_folder`, against the best
    tf.data pipeline that we could write, and a PyTorch DataLoader with as many workers as there are cores, one after the
    other. The latter needs `--torch`, a Python that has torch, torchvision and Pillow.
 
@@ -49,6 +50,21 @@ def wait(x, y):
     return tf.ensure_shape(tf.numpy_function(pause, [x], tf.float32), [4]), y
 
 
+class Examples:
+    def __len__(self):
+        return 960
+
+    def __getitem__(self, index):
+        until = time.thread_time() + 0.002
+        while time.thread_time() < until:
+            pass
+        return np.full(4, index / 960, "float32"), np.float32(index / 960)
+
+
+def examples():
+    return {"train": Examples()}
+
+
 def model():
     return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
 """
@@ -81,30 +97,46 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if not words.only_jpeg:
             _waiting(Path(folder))
+            _python(Path(folder))
         _decoding(Path(folder), words.pairs, words.torch)
 
 
 def _waiting(folder: Path) -> None:
-    (folder / "mine.py").write_text(MINE)
-    seconds = {}
-    for workers in (1, 2, 4):
-        config = {
-            "name": f"w{workers}",
-            "model": {"function": "mine.py:model"},
-            "data": {"function": "mine.py:data", "map": "mine.py:wait", "global_batch": BATCH, "threads": 1},
-            "compile": {"optimizer": "sgd", "loss": "mse"},
-            "train": {"epochs": EPOCHS},
-            "strategy": {"kind": "multi_worker_mirrored"},
-            "cluster": {"workers": workers},
-        }
-        path = folder / f"w{workers}.yaml"
-        path.write_text(json.dumps(config))  # JSON is YAML
-        subprocess.run([sys.executable, "-m", "distlaunch", "train", path.name, "-q"], cwd=folder, check=True)
-        events = map(json.loads, (folder / "runs" / f"w{workers}" / "events.jsonl").read_text().splitlines())
-        epochs = [event["seconds"] for event in events if event["event"] == "EpochEnded"]
-        seconds[workers] = min(epochs[1:])  # the first compiles
+    data = {"function": "mine.py:data", "map": "mine.py:wait", "threads": 1}
+    seconds = {
+        workers: _epoch_s(folder, f"w{workers}", data, strategy={"kind": "multi_worker_mirrored"},
+                          cluster={"workers": workers})
+        for workers in (1, 2, 4)
+    }  # fmt: skip
     for workers in (2, 4):
         print(f"a map that waits: {workers} workers are {seconds[1] / seconds[workers]:.2f} times as fast as one")
+
+
+def _python(folder: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    data = {"function": "mine.py:examples"}
+    threads = _epoch_s(folder, "threads", data)
+    processes = _epoch_s(folder, "processes", {**data, "processes": cores})
+    print(f"Python that computes: {cores} processes are {threads / processes:.2f} times as fast as {cores} threads")
+
+
+def _epoch_s(folder: Path, name: str, data: dict[str, Any], **more: Any) -> float:
+    """Trains, and tells how long the fastest epoch took."""
+    (folder / "mine.py").write_text(MINE)
+    config = {
+        "name": name,
+        "model": {"function": "mine.py:model"},
+        "data": {"global_batch": BATCH, **data},
+        "compile": {"optimizer": "sgd", "loss": "mse"},
+        "train": {"epochs": EPOCHS},
+        **more,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(config))  # JSON is YAML
+    subprocess.run([sys.executable, "-m", "distlaunch", "train", path.name, "-q"], cwd=folder, check=True)
+    events = map(json.loads, (folder / "runs" / name / "events.jsonl").read_text().splitlines())
+    epochs = [event["seconds"] for event in events if event["event"] == "EpochEnded"]
+    return min(epochs[1:])  # the first compiles
 
 
 def _decoding(folder: Path, pairs: int, torch: str | None) -> None:

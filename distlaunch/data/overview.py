@@ -31,6 +31,7 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
         "origin": splits.origin,
         "sharding": config.data.sharding,
         "streams": config.data.streams,
+        "processes": config.data.processes,
         "readers": readers,
         "splits": {name: _of_split(config, split, readers) for name, split in both.items() if split is not None},
     }

@@ -31,10 +31,15 @@ def _split_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -
     lines = [f"{name:<9} {unknown}{whose}{batches}{held}"]
     lines += [f"          {line}" for line in _reader_lines(name, split, told)]
     if split["work"]:
-        lines.append(f"          {split['work']} of each example: in the process that needs its row")
+        lines.append(f"          {split['work']} of each example: in {_readers(told)} that needs its row")
     if told["readers"]:
         lines.append(f"          read ahead: 2 batches, {words.size(split['ahead_bytes'])} in each process")
     return lines
+
+
+def _readers(told: Mapping[str, Any]) -> str:
+    number = told["processes"]
+    return f"{number} process{'es' * (number > 1)} of the task" if number else "the process"
 
 
 def _reader_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
