@@ -29,11 +29,40 @@ class Needs:
     ports: Sequence[int] | Literal["auto"] = "auto"
 
 
+@dataclass(frozen=True)
+class HostReport:
+    """What `distlaunch doctor` shows of a host.
+
+    Attributes:
+        address: by which other hosts reach it; empty: there are none.
+        clock_s: how far its clock is ahead of this machine's.
+    """
+
+    name: str
+    address: str
+    python: str
+    packages: Mapping[str, str]
+    cores: int
+    memory_bytes: int
+    gpus: Sequence[str]
+    clock_s: float = 0.0
+
+    @staticmethod
+    def of(name: str, address: str, facts: Mapping[str, Any], clock_s: float = 0.0) -> HostReport:
+        """From what an agent tells."""
+        told = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus")}
+        return HostReport(name, address, **told, clock_s=clock_s)
+
+
 class Engine(Protocol):
     """Finds hosts. Everything that touches a process happens in the allocation."""
 
     def kept(self) -> AbstractContextManager[Any]:
         """Keeps what makes the next start faster, until it is left. To be entered around attempts that follow."""
+        ...
+
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        """Looks at each host as a start does. Raises UsageError with everything that is wrong with any of them."""
         ...
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:

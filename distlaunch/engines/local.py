@@ -16,7 +16,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
-from distlaunch.engines.base import Needs
+from distlaunch.engines.base import HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle
 
@@ -82,6 +82,12 @@ class LocalEngine:
 
     def kept(self) -> AbstractContextManager[Any]:
         return WARM_STARTS.kept()
+
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        from distlaunch.agent.remote.host_facts import host_facts
+
+        facts = host_facts(environ)
+        return [HostReport.of(facts["host"], "", facts)]
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         count, ports = needs.num_addresses, needs.ports

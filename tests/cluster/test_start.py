@@ -104,3 +104,16 @@ def test_hosts_that_cannot_reach_each_other_are_named(lab: Lab, tmp_path: Path, 
 def test_an_interface_that_is_not_there_is_refused(lab: Lab, tmp_path: Path, own_disk: Path) -> None:
     said = _refused(lab, tmp_path, own_disk, HOSTS, interface="ib0")
     assert "host1: engine.interface: got 'ib0'; it has eth0 (10.77.0.11)" in said
+
+
+def test_the_doctor_shows_each_host(lab: Lab, tmp_path: Path, own_disk: Path) -> None:
+    config = write_config(tmp_path, own_disk, "healthy")
+    job = lab.start("doctor", config)
+    assert job.end(60) == 0, job.output
+    assert "host2  10.77.0.12" in job.output
+    assert "ok: 3 hosts can be used and reach each other" in job.output
+    # what is wrong is said as at a start
+    lab.cut(2, 3)
+    ill = lab.start("doctor", config)
+    assert ill.end(60) == 2
+    assert "host2 cannot reach host3" in ill.output

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "distlaunch predict runs/NAME --input reviews.txt --output -": "test_sentiment.py::texts_in_scores_out",
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch plan --data CONFIG": "test_input.py::test_the_plan_shows_who_reads_what",
+    "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",

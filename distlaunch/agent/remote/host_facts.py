@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import sys
-import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +21,8 @@ COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 
 def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
     """Plain data, ready for a message."""
+    import psutil  # it costs 20 ms
+
     return {
         "distlaunch": __version__,
         "host": socket.gethostname(),
@@ -31,7 +33,8 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "addresses": list(_addresses(environ)),
         "gpus": list(find_gpus(environ)),
         "cores": num_visible_cores(),
-        "temporary": tempfile.gettempdir(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "time": time.time(),
     }
 
 
@@ -48,7 +51,7 @@ def package_versions() -> dict[str, str]:
 
 def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Addresses and their network interfaces, the likeliest first; the last ones reach this host only."""
-    import psutil  # it costs 20 ms
+    import psutil
 
     found: list[tuple[str, str]] = []
     for interface, addresses in psutil.net_if_addrs().items():

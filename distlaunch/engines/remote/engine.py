@@ -13,7 +13,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.cluster.hosts import Host, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
-from distlaunch.engines.base import Needs
+from distlaunch.engines.base import HostReport, Needs
 from distlaunch.engines.remote.addresses import at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.checks import check_hosts, refusals
@@ -58,20 +58,26 @@ class RemoteEngine:
             if not fleet.is_kept:
                 _FLEETS.pop(self._key(), None)
 
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        self._check_program()
+        with self.kept() as fleet:
+            links = self._ready(fleet)
+            ports = _reserve(
+                {link.name: link for link in links}, [link.name for link in links], Needs(num_addresses=len(links))
+            )
+            addresses = choose_addresses(links, ports, self._settings.interface)
+            return [HostReport.of(link.name, addresses[link.name], link.facts, link.clock_s) for link in links]
+
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
         if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
             message = f"got {len(needs.ports)} port(s) for {needs.num_addresses} tasks; give one for each, or `auto`"
             raise ConfigError(Problem(("cluster", "ports"), message))
         if dry:
             return self._planned(needs, environ)
-        if shutil.which(self._program) is None:
-            raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
+        self._check_program()
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
-            links = self._connected(fleet)
-            folders = {link.name: self._folder(link.host) for link in links}
-            lease_s = max(1, round(self._settings.host_timeout_s * 2))
-            check_hosts(links, folders, lease_s, Code(Path.cwd(), self._files), sync=self._settings.sync == "code")
+            links = self._ready(fleet)
             chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             places = self._places(needs, chosen, used)
@@ -103,6 +109,18 @@ class RemoteEngine:
     def _fleet(self) -> Fleet:
         timeout_s = self._settings.host_timeout_s
         return _FLEETS.setdefault(self._key(), Fleet(self._hosts, self._command_of, timeout_s))
+
+    def _check_program(self) -> None:
+        if shutil.which(self._program) is None:
+            raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
+
+    def _ready(self, fleet: Fleet) -> list[Link]:
+        """Hosts that have what a job needs. Raises UsageError."""
+        links = self._connected(fleet)
+        folders = {link.name: self._folder(link.host) for link in links}
+        lease_s = max(1, round(self._settings.host_timeout_s * 2))
+        check_hosts(links, folders, lease_s, Code(Path.cwd(), self._files), sync=self._settings.sync == "code")
+        return links
 
     def _connected(self, fleet: Fleet) -> list[Link]:
         """An agent on each host. In later attempts of a command those count that can be reached."""

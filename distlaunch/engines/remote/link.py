@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Link:
 
     Attributes:
         facts: what the agent has told of its host; empty until then.
+        clock_s: how far its clock is ahead of this machine's, but for the time that its greeting took.
         lost: why there is no agent any more; empty while there is one.
     """
 
@@ -53,6 +55,7 @@ class Link:
         self.host, self._command, self._lifeline, self._wake = host, command, lifeline, wake
         self.facts: dict[str, Any] = {}
         self.lost = ""
+        self.clock_s = 0.0
         self.heard_at = 0.0
         self.is_ready = False
         """Whether it was found to have what a job needs."""
@@ -200,6 +203,7 @@ class Link:
     def _take(self, frame: Frame) -> None:
         if frame.kind == "hello":
             self.facts = frame.fields
+            self.clock_s = float(self.facts.get("time") or 0.0) - time.time()
             if not self.greeted.done():
                 self.greeted.set_result(None)
         elif frame.kind == "refused":
