@@ -33,11 +33,18 @@ class AttemptResult:
 
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
-    allocation = _allocate(config, environ, dry=True)
+    return _plan(config, run, attempt, "train", _allocate(config, environ, dry=True))[1]
+
+
+def _plan(
+    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str] = ()
+) -> tuple[RunConfig, LaunchPlan]:
+    """What is to be started, and the config with as many workers as there are."""
     cluster, here = _cluster(config, allocation)
     config = config if here is None else fit_config(config, cluster)
     places, engine = allocation.places, allocation.engine
-    return plan_launch(config, run, attempt, "train", cluster, here=here, places=places, engine=engine)
+    plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
+    return config, plan
 
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
@@ -82,11 +89,8 @@ def run_attempt(
     try:
         for note in allocation.notes:
             observer.note(note)
-        cluster, here = _cluster(config, allocation)
-        config, places = config if here is None else fit_config(config, cluster), allocation.places
         attempt = run.next_attempt()
-        engine = allocation.engine
-        plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
+        config, plan = _plan(config, run, attempt, mode, allocation, extra)
         # before anything starts: a launcher that is killed leaves what it was about to do
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
@@ -97,7 +101,7 @@ def run_attempt(
                 before = text
             write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
-            run.write_json(run.environment, describe_environment(places[0].gpus))
+            run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()

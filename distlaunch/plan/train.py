@@ -187,13 +187,11 @@ def plan_launch(
     shares = _gpu_shares(config, place_of)
     ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
+    waiting = [task for task in servers if task == here]
     tasks = tuple(
         TaskPlan(
             task=task,
-            argv=worker_argv(
-                *(run.path, attempt, task, mode),
-                extra=(*extra, *(WAIT_FOR_CHIEF if task == here and task in servers else ())),
-            ),
+            argv=worker_argv(run.path, attempt, task, mode, (*extra, *(WAIT_FOR_CHIEF if task in waiting else ()))),
             env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -48,14 +47,6 @@ def _program(name: str) -> str | None:
 def _run(*words: str) -> None:
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}"
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    """For what nobody tells of."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"not within {seconds} s"
-        time.sleep(0.05)
 
 
 class Job:
@@ -177,9 +168,6 @@ class Lab:
             rules += "; add chain inet fault out { type filter hook output priority 0; }; add rule inet fault out drop"
         _run("ip", "netns", "exec", f"{self._prefix}{number}", _program("nft") or "", f"add table inet fault; {rules}")
 
-    def heal(self, number: int) -> None:
-        _run("ip", "netns", "exec", f"{self._prefix}{number}", _program("nft") or "", "delete table inet fault")
-
     def start(self, *words: str, folder: Path | None = None) -> Job:
         """Starts a command of distlaunch on the login host."""
         return self.run(0, [sys.executable, "-c", _ENTRY, *words], folder=folder)
@@ -295,8 +283,8 @@ class Lab:
                 f"PasswordAuthentication no\nSetEnv BASH_ENV={self.folder}/bashrc\n"
             )
         (self.folder / "ssh_config").write_text(
-            f"Host *\n  User root\n  IdentityFile {key}\n  IdentitiesOnly yes\n  UserKnownHostsFile {known}\n"
-            "  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking yes\n"
+            f"User root\nIdentityFile {key}\nIdentitiesOnly yes\nUserKnownHostsFile {known}\n"
+            "GlobalKnownHostsFile /dev/null\nStrictHostKeyChecking yes\n"
         )
         # as a start-up file of a shell that greets whoever comes
         (self.folder / "bashrc").write_text("echo Welcome; echo 'to this host' >&2\n")

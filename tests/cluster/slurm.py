@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 
 from lab import Job, Lab
 
@@ -36,6 +38,14 @@ MailProg=/bin/true
 NodeName=host[1-3] CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=host[1-3] Default=YES MaxTime=1:00:00 State=UP
 """
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    """For what nobody tells of."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"not within {seconds} s"
+        time.sleep(0.05)
 
 
 class Slurm:

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from lab import Lab, wait_until
-from slurm import Slurm
+from lab import Lab
+from slurm import Slurm, wait_until
 from test_training import losses, write_config
 
 from distlaunch.base.run_dir import RunDir
