@@ -107,6 +107,18 @@ def test_a_host_without_power_is_replaced_by_a_spare(lab: Lab, own_disk: Path, t
     assert len(steps) >= 30
 
 
+def test_a_job_shrinks_when_no_host_is_left_in_place_of_a_lost_one(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 6}
+    workers = {"workers": {"min": 2, "max": 3}}
+    config = write_config(tmp_path, own_disk, "shrinks", engine=engine, cluster=workers, train={"epochs": 30})
+    job = lab.start("train", config)
+    job.wait_for("epoch  3/30")
+    lab.kill(3)
+    assert job.end(200) == 0, job.output
+    assert "with 2 workers instead of 3" in job.said
+    assert "host3 is left out" in job.said
+
+
 def test_a_host_that_is_cut_off_is_named(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
     config = write_config(tmp_path, own_disk, "cut", engine=engine, train={"epochs": 500})

@@ -154,6 +154,15 @@ class Fleet:
 
     def _run(self) -> None:
         """The thread that does the I/O."""
+        try:
+            self._serve()
+        except BaseException as error:
+            # nobody must wait for what will never come
+            for link in list(self.links.values()):
+                link.lose(f"the connections of this machine have failed: {error!r}")
+            raise
+
+    def _serve(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             watched: dict[int, Link] = {}

@@ -162,7 +162,8 @@ class Link:
                 self._greeting, data = None, rest
             for frame in self._reader.feed(data):
                 self._take(frame)
-        except FrameError as error:
+        # a field that is not there, or of another type
+        except (FrameError, KeyError, TypeError, ValueError) as error:
             self.lose(f"what it sends is no message of an agent: {error}")
 
     def pump_errors(self) -> None:

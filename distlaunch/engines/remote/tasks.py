@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
+import selectors
 import sys
 import threading
 from collections import deque
@@ -74,7 +74,9 @@ class RemoteTasks:
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._watched: list[int] = []
+        # not `select`, which knows no descriptors above 1,023
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
 
     def start(self, task: TaskPlan) -> RemoteTask:
         link = self._links[task.host]
@@ -98,10 +100,10 @@ class RemoteTasks:
         return made
 
     def watch(self, fd: int) -> None:
-        self._watched.append(fd)
+        self._selector.register(fd, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float) -> bool:
-        ready, _, _ = select.select([self._wake_read, *self._watched], [], [], timeout_s)
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
@@ -109,7 +111,7 @@ class RemoteTasks:
             self._show(*self._lines.popleft())
         if (given_up := self._paths.look(self._progress())) is not None:
             self._give_up(*given_up)
-        return any(fd in ready for fd in self._watched)
+        return bool(ready - {self._wake_read})
 
     def take(self, link: Link, frame: Frame) -> None:
         """A message of an agent; called by the thread of the connections."""
@@ -149,6 +151,7 @@ class RemoteTasks:
     def close(self) -> None:
         while self._lines:
             self._show(*self._lines.popleft())
+        self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
