@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing."""
     from distlaunch.jobs import job
-    from distlaunch.jobs.describe_model import describe_data, describe_variables
+    from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import plan_json, render_plan
     from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.data_overview import data_lines
