@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, receive
-from distlaunch.agent.remote.frames import FrameReader
+from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, receive, send_folder
+from distlaunch.agent.remote.frames import Frame, FrameReader
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.engines.remote.run_files import Incoming
 
 
 @pytest.fixture
@@ -125,6 +129,28 @@ def test_a_disk_is_shared_if_a_fresh_name_is_seen(tmp_path: Path) -> None:
     assert not is_shared(tmp_path, ".seen-1")
     (tmp_path / ".seen-1").touch()
     assert is_shared(tmp_path, ".seen-1")
+
+
+def test_half_of_a_checkpoint_is_never_put_in_place(
+    copy: RunCopy, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the controller is full for one of its parts."""
+    folder = checkpoint(copy, "step-00000001", "x" * 300_000)
+    incoming, received = Incoming(RunDir(target)), list[str]()
+
+    def full_once(root: Path, frame: Frame) -> None:
+        received.append(frame.kind)
+        if received == ["remove", "write"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        receive(root, frame)
+
+    monkeypatch.setattr(file_transfer, "receive", full_once)
+    for name in ("step-00000001", "step-00000002"):
+        for message in send_folder(folder, f"checkpoints/{name}"):
+            for frame in FrameReader().feed(message):
+                incoming.take(frame)
+    assert "No space left" in incoming.problem
+    assert [path.name for path in (target / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_only_a_copy_is_deleted(copy: RunCopy) -> None:

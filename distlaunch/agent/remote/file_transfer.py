@@ -11,6 +11,7 @@ from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encod
 
 WRITE, MOVE, REMOVE = "write", "move", "remove"
 KINDS = (WRITE, MOVE, REMOVE)
+_PART = ".part.tmp"
 
 
 def below(root: Path, name: str) -> Path:
@@ -83,7 +84,14 @@ def send_text(name: str, text: str) -> Sequence[bytes]:
 def _part(name: str) -> str:
     """What a file is called while it is not complete."""
     folder, _, last = name.rpartition("/")
-    return f"{folder}/.{last}.part.tmp" if folder else f".{last}.part.tmp"
+    return f"{folder}/.{last}{_PART}" if folder else f".{last}{_PART}"
+
+
+def part_of(name: str) -> str:
+    """The file or folder, not complete yet, that a name lies in; empty if it is in none."""
+    words = name.split("/")
+    ends = [number for number, word in enumerate(words, 1) if word.endswith(_PART)]
+    return "/".join(words[: ends[0]]) if ends else ""
 
 
 def _chunks(fd: int, name: str) -> Iterator[bytes]:

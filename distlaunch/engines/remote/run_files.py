@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -74,17 +73,24 @@ class Incoming:
     def __init__(self, run: RunDir) -> None:
         self._root = run.path
         self.problem = ""
+        self._torn: set[str] = set()
+        """What is not complete, and never will be."""
 
     def take(self, frame: Frame) -> None:
         """A disk that is full stops no job. Raises FrameError."""
+        path = frame.text("path")
+        part = file_transfer.part_of(path)
+        if path == part and (frame.kind == file_transfer.REMOVE or frame.fields.get("fresh")):
+            self._torn.discard(part)
+        # half a checkpoint must not look like a whole one
+        if part in self._torn:
+            return
         try:
             file_transfer.receive(self._root, frame)
         except OSError as error:
-            # half a checkpoint must not look like a whole one
-            if frame.kind == file_transfer.MOVE:
-                with contextlib.suppress(OSError):
-                    (self._root / frame.text("path")).unlink()
-            self.problem = self.problem or f"{frame.text('path')} cannot be written: {error.strerror}"
+            self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
+            if part:
+                self._torn.add(part)
 
 
 def _name(run: RunDir, path: Path) -> str:
