@@ -37,6 +37,7 @@ def compared(
     """
     splits = {"training": train, "validation": validation}
     read = {name: split for name, split in splits.items() if split is not None}
+    # every process gets everything and so raises the same error: none is left waiting for the others
     told = strategy.gather(json.dumps({name: _told(split) for name, split in read.items()}))
     seen = {task: json.loads(text) for task, text in told.items()}
     names = {name for facts in seen.values() for name in facts}
@@ -57,6 +58,7 @@ def compared(
             message = "each worker trains on its own examples, so the numbers are not those of one device"
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
         if config.strategy.has_coordinator:
+            # the coordinator reads none of the workers' data, so what it knows of its own says nothing
             train = replace(train, num_batches=None, num_examples=None, describe=types_only(train))
     if train.own:
         train = _agreed(train, "training", seen)

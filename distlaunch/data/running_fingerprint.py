@@ -78,6 +78,7 @@ class RunningFingerprint:
         if self._is_equal(batches):
             self._equal = batches
             return
+        # numbers go on from each other, so they stay different once they are: the first is found by halving.
         # all processes see the same answers, and so ask for the same batches
         equal, different = self._equal, batches
         while different - equal > 1:

@@ -100,6 +100,7 @@ class Items:
         with reading(self.name(number), keep=not self._skips):
             item = as_arrays(self._items[number]) if pool is None else pool.read(int(number_of_pass), number)
             leaves, specs = self._leaves(item), tf.nest.flatten(self._spec)
+            # TensorFlow would only say that an operation has returned something else
             if len(leaves) != len(specs):
                 raise DataError(f"it has {len(leaves)} parts, example 0 has {len(specs)}")
             for leaf, spec in zip(leaves, specs, strict=True):
@@ -121,6 +122,7 @@ class Items:
 
     def _common_spec(self) -> Any:
         """Of the first, the last and the one in the middle; a size in which they differ is open."""
+        # not all: reading may take long; a shape that differs elsewhere is told where it is read
         first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
         for _, leaves in others:

@@ -59,6 +59,7 @@ class ReaderPool:
             command = [sys.executable, "-m", "distlaunch.tasks.readers", str(theirs.fileno())]
             env = {**os.environ, **_ONE_CORE_EACH}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[theirs.fileno()])
+        # at once: it imports while the model is being built
         send(self._control, setup)
         self._number, self._ready, self._lock = number, False, threading.Lock()
         self._idle: queue.SimpleQueue[_Reader] = queue.SimpleQueue()

@@ -102,6 +102,7 @@ class Indexed:
     def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
         order = tf.range(self._number, dtype=tf.int64)
         if self._seed is not None:
+            # stateless: the same in every process and after a resume, whatever was drawn before
             seed = [tf.constant(self._seed, tf.int64), number_of_pass]
             order = tf.random.experimental.stateless_shuffle(order, seed=seed)
         return order + number_of_pass * self._number
@@ -115,11 +116,13 @@ class Indexed:
             return self._order(tf.constant(number_of_pass, tf.int64)).numpy()
 
     def _pick(self, number_of_pass: int, index: int) -> np.ndarray:
+        # a worker of servers asks for any batch, and an order of millions takes a tenth of a second
         order = self._known_order(number_of_pass)
         return order[index * self._size : min((index + 1) * self._size, self._used)]
 
     def _load(self, numbers: tf.Tensor) -> Batch:
         if self._examples.whole and self._map is None:
+            # one gather: a dataset within the pipeline would cost small models a part of their step
             return self._examples.rows(tf.math.floormod(numbers, self._number))
         return self._made(numbers) if self._skipping is None else self._skipping.load(numbers, self._made)
 

@@ -64,6 +64,7 @@ class Streams:
                 raise ConfigError(Problem(("data", "streams"), f"{message}; {hint}"))
             shapes = [tuple(leaf.shape) for leaf in tf.nest.flatten(pipeline.head[0], expand_composites=True)]
             first = first or (stream, shapes)
+            # a map, or a ragged batch, takes rows of any shape
             ragged = not all(isinstance(leaf, tf.Tensor) for leaf in tf.nest.flatten(pipeline.head[0]))
             if shapes != first[1] and not mapped and not ragged:
                 message = f"the {name} examples of stream {stream} have the shapes {shapes}"
@@ -95,6 +96,7 @@ class Streams:
 
     def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         def until_all_end(part: Split) -> tf.data.Dataset:
+            # `zip` ends with the shortest: one that has ended gives no rows instead
             ends = tf.data.Dataset.from_tensors(part.empty).repeat()
             return part.batches(number_of_pass, start).concatenate(ends)
 
