@@ -45,8 +45,7 @@ class HostTasks:
     def __exit__(self, *error: object) -> None:
         assert self._lifeline is not None
         # before the pump is closed, which still takes what they print
-        for task in self._tasks.values():
-            task.kill()
+        self.end_all()
         self._pump.close()
         self._lifeline.close()
         self._entered.close()
@@ -68,9 +67,17 @@ class HostTasks:
         self._tasks[spec.name] = task
         return task
 
-    def watch(self, fd: int) -> None:
-        """`wait` also returns when this descriptor can be read; the caller reads it."""
-        self._pump.watch(fd)
+    def end_all(self) -> None:
+        """Kills all tasks and takes what they printed."""
+        for task in self._tasks.values():
+            task.kill()
+
+    def watch(self, fd: int, *, writing: bool = False) -> None:
+        """`wait` also returns when this descriptor can be read, or written; the caller does it."""
+        self._pump.watch(fd, writing=writing)
+
+    def unwatch(self, fd: int) -> None:
+        self._pump.unwatch(fd)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for output and takes a bounded part of it; returns whether the watched descriptor can be read."""

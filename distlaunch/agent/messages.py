@@ -26,10 +26,12 @@ class Exit:
     Attributes:
         code: the exit code; -N for signal N.
         oom: whether the kernel of its host has killed for memory meanwhile; None: it cannot be told.
+        lost: why nothing can be heard of its host any more; empty: the host has told this end.
     """
 
     code: int
     oom: bool | None = None
+    lost: str = ""
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,9 @@ class Pump:
         self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()))
         self._selector.register(pipe, selectors.EVENT_READ)
 
-    def watch(self, fd: int) -> None:
-        """`turn` also returns when this descriptor can be read; the caller reads it."""
-        self._selector.register(fd, selectors.EVENT_READ)
+    def watch(self, fd: int, *, writing: bool = False) -> None:
+        """`turn` also returns when this descriptor can be read, or written; the caller does it."""
+        self._selector.register(fd, selectors.EVENT_WRITE if writing else selectors.EVENT_READ)
 
     def unwatch(self, fd: int) -> None:
         self._selector.unregister(fd)

@@ -58,6 +58,11 @@ def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
     _write(files, {"kind": "exit", "code": code}, step, host)
 
 
+def write_lost(files: TaskDir, reason: str, step: int | None, host: str) -> None:
+    """For a task of whose host nothing can be heard any more. Raises OSError."""
+    _write(files, {"kind": "lost", "message": reason}, step, host)
+
+
 def write_stall(files: TaskDir, step: int | None, host: str, *, frozen: bool) -> None:
     """For a task that held the others up until it was ended. Raises OSError.
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
     "validate": "Check a config and report every mistake.",
+    "doctor": "Check the hosts of a config, and show what each has.",
     "evaluate": "Evaluate a checkpoint of a run.",
     "predict": "Write predictions of a run or of an exported model.",
     "export": "Export a run's model as SavedModel, .keras, weights or TFLite.",

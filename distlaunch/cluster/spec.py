@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -97,6 +97,22 @@ class ClusterSpec:
     def tf_config(self, task: Task) -> str:
         """The value of TF_CONFIG for a task."""
         return json.dumps({"cluster": self.to_plain(), "task": task.to_plain()})
+
+
+def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSpec | None = None) -> dict[Task, Place]:
+    """The place of each task: that of its address, or the next that is left; without one, on this machine."""
+    left, found = list(places), dict[Task, Place]()
+    addresses = {} if cluster is None else {task: cluster.address(task) for task in tasks if task in cluster.tasks}
+    for task, address in addresses.items():
+        # an address of a given cluster is none of ours
+        place = next((place for place in left if place.address == address), None)
+        if place is not None:
+            found[task] = place
+            left.remove(place)
+    for task in tasks:
+        if task not in found:
+            found[task] = left.pop(0) if left else Place()
+    return {task: found[task] for task in tasks}
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:

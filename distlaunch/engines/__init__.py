@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines.base import Engine
@@ -14,8 +15,37 @@ ENGINES: dict[str, Engine] = {"local": LocalEngine()}
 
 
 def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
-    """The engine that the config names; `auto`: the cluster that TF_CONFIG describes, else this machine."""
-    if config.engine.kind != "auto":
-        return ENGINES[config.engine.kind]
+    """The engine that the config names; `auto`: the cluster that TF_CONFIG describes, else Slurm, else this machine.
+
+    Raises ConfigError if its settings are wrong.
+    """
+    if config.engine.kind == "ssh":
+        from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
+
+        return ssh_engine(config.engine, named_files(config))
     given = tf_config_cluster(config, environ)
-    return ENGINES["local"] if given is None else GivenClusterEngine(given)
+    if given is not None:
+        return GivenClusterEngine(given)
+    if is_slurm(config, environ):
+        from distlaunch.engines.slurm import slurm_engine
+
+        return slurm_engine(config.engine, environ, named_files(config))
+    return ENGINES["local"]
+
+
+def is_slurm(config: RunConfig, environ: Mapping[str, str]) -> bool:
+    """Whether the tasks run on the nodes of a Slurm allocation."""
+    if config.engine.kind != "auto" or "SLURM_JOB_ID" not in environ:
+        return config.engine.kind == "slurm"
+    from distlaunch.engines.slurm import is_in_allocation
+
+    return tf_config_cluster(config, environ) is None and is_in_allocation(environ)
+
+
+def is_left_to_another(config: RunConfig, environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started the same command several times, and another of them does the work."""
+    if not is_slurm(config, environ):
+        return False
+    from distlaunch.engines.slurm import is_one_of_many
+
+    return is_one_of_many(environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from distlaunch.supervise.allocation import Allocation
@@ -18,13 +18,40 @@ class Needs:
         num_tasks: processes to be started.
         num_addresses: how many of them the others must reach.
         num_computing: how many of them compute most of the time: those of a host share its cores.
+        jobs: how many tasks with addresses there are of each job, in their order; empty: a single process.
         ports: one for each address, or any that are free.
     """
 
     num_tasks: int = 1
     num_addresses: int = 0
     num_computing: int = 1
+    jobs: Mapping[str, int] = field(default_factory=dict)
     ports: Sequence[int] | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What `distlaunch doctor` shows of a host.
+
+    Attributes:
+        address: by which other hosts reach it; empty: there are none.
+        clock_s: how far its clock is ahead of this machine's.
+    """
+
+    name: str
+    address: str
+    python: str
+    packages: Mapping[str, str]
+    cores: int
+    memory_bytes: int
+    gpus: Sequence[str]
+    clock_s: float = 0.0
+
+    @staticmethod
+    def of(name: str, address: str, facts: Mapping[str, Any], clock_s: float = 0.0) -> HostReport:
+        """From what an agent tells."""
+        told = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus")}
+        return HostReport(name, address, **told, clock_s=clock_s)
 
 
 class Engine(Protocol):
@@ -32,6 +59,10 @@ class Engine(Protocol):
 
     def kept(self) -> AbstractContextManager[Any]:
         """Keeps what makes the next start faster, until it is left. To be entered around attempts that follow."""
+        ...
+
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        """Looks at each host as a start does. Raises UsageError with everything that is wrong with any of them."""
         ...
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:

@@ -20,4 +20,6 @@ class GivenClusterEngine(LocalEngine):
         cluster, task = self._given
         # no address and no port: TF_CONFIG has them
         places = (Place(gpus=find_gpus(environ)),)
-        return LocalAllocation(environ, places, given=self._given, num_computing=cluster.num_workers_beside(task))
+        return LocalAllocation(
+            environ, places, given=self._given, engine="tf_config", num_computing=cluster.num_workers_beside(task)
+        )

@@ -16,8 +16,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
-from distlaunch.engines.base import Needs
-from distlaunch.plan.train import REMOVED_ENV, TaskPlan
+from distlaunch.engines.base import HostReport, Needs
+from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle
 
 PICKED_LATER = "(picked at start)"
@@ -40,9 +40,14 @@ class LocalAllocation:
     given: tuple[ClusterSpec, Task] | None = None
     held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
     num_computing: int = 1
+    engine: str = "local"
+    notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = True
 
     @contextmanager
-    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[Starter]:
+    def starting(
+        self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
+    ) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
             inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
             # the user's own OMP_NUM_THREADS and the like win
@@ -77,6 +82,12 @@ class LocalEngine:
 
     def kept(self) -> AbstractContextManager[Any]:
         return WARM_STARTS.kept()
+
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        from distlaunch.agent.remote.host_facts import host_facts
+
+        facts = host_facts(environ)
+        return [HostReport.of(facts["host"], "", facts)]
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         count, ports = needs.num_addresses, needs.ports

@@ -33,17 +33,26 @@ class AttemptResult:
 
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
-    allocation = _allocate(config, environ, dry=True)
+    return _plan(config, run, attempt, "train", _allocate(config, environ, dry=True))[1]
+
+
+def _plan(
+    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str] = ()
+) -> tuple[RunConfig, LaunchPlan]:
+    """What is to be started, and the config with as many workers as there are."""
     cluster, here = _cluster(config, allocation)
     config = config if here is None else fit_config(config, cluster)
-    return plan_launch(config, run, attempt, "train", cluster, here=here, places=allocation.places)
+    places, engine = allocation.places, allocation.engine
+    plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
+    return config, plan
 
 
 def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
-    count = sum(processes(config).values())
+    jobs = processes(config)
+    count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
     # the evaluator needs no address: nobody connects to it
-    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, config.cluster.ports)
+    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports)
     return engine_of(config, environ).allocate(needs, environ, dry=dry)
 
 
@@ -78,10 +87,10 @@ def run_attempt(
     whole, config = config, config.with_workers(workers or config.cluster.num_workers)
     allocation = _allocate(config, environ)
     try:
-        cluster, here = _cluster(config, allocation)
-        config, places = config if here is None else fit_config(config, cluster), allocation.places
+        for note in allocation.notes:
+            observer.note(note)
         attempt = run.next_attempt()
-        plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra)
+        config, plan = _plan(config, run, attempt, mode, allocation, extra)
         # before anything starts: a launcher that is killed leaves what it was about to do
         run.write_json(run.attempt_plan(attempt), plan.to_plain())
         write_atomically(run.attempt_config(attempt), dump_config(config))
@@ -92,7 +101,7 @@ def run_attempt(
                 before = text
             write_atomically(run.config, kept)
             run.write_json(run.plan, plan.to_plain())
-            run.write_json(run.environment, describe_environment(places[0].gpus))
+            run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
@@ -122,7 +131,8 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     """
     allocation = _allocate(config, environ)
     cluster, here = _cluster(config, allocation)
-    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=allocation.places)
+    places, engine = allocation.places, allocation.engine
+    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=places, engine=engine)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
         task.files.archive_error()

@@ -12,6 +12,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
+from distlaunch.engines import is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.jobs.restarts import run_job
@@ -125,7 +126,7 @@ class ClaimedRun:
 
 
 def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> ClaimedRun | None:
-    """Chooses the run and claims its directory; None if it is finished already. Raises ConfigError, UsageError.
+    """Chooses the run and claims its directory; None if there is nothing to do. Raises ConfigError, UsageError.
 
     Raises RunBusyError if another launcher works on it.
     """
@@ -134,6 +135,9 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
         # only a look: `execute` takes the lock for good, after the user was told
         with choice.run.lock():
             pass  # nobody goes on with a run that is still going on
+    if is_left_to_another(choice.config, environ):
+        observer.note("srun has started this command several times: task 0 of the step trains, and this one ends")
+        return None
     if choice.told:
         observer.note(choice.told)
     if choice.finished:

@@ -21,8 +21,8 @@ from distlaunch.base.protocol import (
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
-from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at, places_of
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
+from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]

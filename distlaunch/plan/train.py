@@ -16,7 +16,7 @@ from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
 from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
-from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
+from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_workers
@@ -171,27 +171,27 @@ def plan_launch(
     here: Task | None = None,
     places: Sequence[Place] = (),
     extra: Sequence[str] = (),
+    engine: str = "local",
 ) -> LaunchPlan:
     """The processes of an attempt. Touches nothing; raises UsageError if the GPUs are not enough for the workers.
 
     Args:
         cluster: addresses of all tasks; empty for a single process.
         here: the only task to start, if others start the rest (TF_CONFIG is given); None: all of them.
-        places: where each task runs, in the order of the cluster, the evaluator last; all others: on this machine.
+        places: where tasks run, those with addresses first, the evaluator last; all others: on this machine.
         extra: arguments for the worker.
+        engine: as of `LaunchPlan`.
     """
     chosen = _chosen(config, mode, cluster, here)
-    place_of = places_of(chosen, places)
+    place_of = places_of(chosen, places, cluster)
     shares = _gpu_shares(config, place_of)
     ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
+    waiting = [task for task in servers if task == here]
     tasks = tuple(
         TaskPlan(
             task=task,
-            argv=worker_argv(
-                *(run.path, attempt, task, mode),
-                extra=(*extra, *(WAIT_FOR_CHIEF if task == here and task in servers else ())),
-            ),
+            argv=worker_argv(run.path, attempt, task, mode, (*extra, *(WAIT_FOR_CHIEF if task in waiting else ()))),
             env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
@@ -209,7 +209,7 @@ def plan_launch(
         chief=cluster.chief,
         elsewhere={str(task): cluster.address(task) for task in cluster.tasks if task not in chosen},
         cluster=cluster,
-        engine=config.engine.kind if config.engine.kind != "auto" else "local" if here is None else "tf_config",
+        engine=engine,
     )
 
 
@@ -231,11 +231,6 @@ def _environment(
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
         **UNBUFFERED,
     }
-
-
-def places_of(tasks: Sequence[Task], places: Sequence[Place]) -> dict[Task, Place]:
-    """The place of each task; those that have none run on this machine."""
-    return dict(zip(tasks, (*places, *[Place()] * len(tasks)), strict=False))
 
 
 def _gpu_shares(config: RunConfig, places: Mapping[Task, Place]) -> dict[Task, tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Protocol
 from distlaunch.agent.messages import Exit, Order
 from distlaunch.base.heartbeat import Signs
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
-from distlaunch.plan.train import TaskPlan
+from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 
 class TaskHandle(Protocol):
@@ -66,8 +66,31 @@ class Allocation(Protocol):
         """The cluster that is there already, and the only task of it to start; None: all tasks are to be started."""
         ...
 
-    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> AbstractContextManager[Starter]:
-        """Opens the way to start tasks; when it is left, all of them are gone. `show` takes the lines they print."""
+    @property
+    def engine(self) -> str:
+        """What a plan calls the engine: a kind of `engine:`, or `tf_config`."""
+        ...
+
+    @property
+    def sees_tasks_at_once(self) -> bool:
+        """Whether the signs of life of all tasks are of the same moment, and so tell who is a little behind."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know about the hosts."""
+        ...
+
+    def starting(
+        self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
+    ) -> AbstractContextManager[Starter]:
+        """Opens the way to start the tasks of a plan; when it is left, all of them are gone.
+
+        Args:
+            show: takes the lines that they print.
+
+        Raises UsageError: a host cannot have what its tasks need of the run directory.
+        """
         ...
 
     def listening(self, addresses: Collection[str]) -> set[str]:

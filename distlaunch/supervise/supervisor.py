@@ -14,7 +14,7 @@ from distlaunch.base.heartbeat import Signs
 from distlaunch.base.protocol import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import AttemptFacts
-from distlaunch.base.task_error import write_exit, write_signal, write_stall
+from distlaunch.base.task_error import write_exit, write_lost, write_signal, write_stall
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle
 from distlaunch.supervise.announcements import Announcer
@@ -76,7 +76,7 @@ class Supervisor:
         taken = self._own_signals() if self._signals is None else contextlib.nullcontext(self._signals)
         with self._observer, taken as signals:
             try:
-                with self._allocation.starting(self._screen.line, self._clock) as starter:
+                with self._allocation.starting(self._plan, self._screen.line, self._clock) as starter:
                     starter.watch(signals.fd)
                     for task in self._plan.tasks:
                         self._spawn(task, starter)
@@ -212,11 +212,13 @@ class Supervisor:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
             state, files = self._state, self._tasks[name].files
             by_us = name in state.killed or (name in state.termed and end.code == -signal.SIGTERM)
-            well = by_us or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
+            well = (by_us and not end.lost) or end.code in (ExitCode.DONE, ExitCode.PREEMPTED, PREEMPTION_CODE)
             if not well and not files.error_json.exists():
                 step, host = handle.signs().step, self._host_of(name)
                 with contextlib.suppress(OSError):  # a full disk
-                    if end.code < 0:
+                    if end.lost:
+                        write_lost(files, end.lost, step, host)
+                    elif end.code < 0:
                         write_signal(files, end.code, step, host, oom=end.oom)
                     else:
                         write_exit(files, end.code, step, host)
@@ -255,12 +257,13 @@ class Supervisor:
         self._write(self._end_events(verdict.status, found.failure))
         self._take(self._follower.read())
         asked = bool(self._state.asked)
+        shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(
             verdict.status,
             ExitCode.USAGE if found.problems else verdict.exit_code,
             found.failure,
             found.problems,
-            warnings_of(self._plan, verdict, sorted(self._state.given_up), self._probes.shares()),
+            warnings_of(self._plan, verdict, sorted(self._state.given_up), shares),
             retryable=found.is_retryable and not asked,
             mark=found.mark,
             lost=found.lost,

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "distlaunch predict runs/NAME --input reviews.txt --output -": "test_sentiment.py::texts_in_scores_out",
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch plan --data CONFIG": "test_input.py::test_the_plan_shows_who_reads_what",
+    "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
@@ -93,6 +94,7 @@ CANNOT = {
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
+    "pytest -m cluster": "needs root; runs the tests of docs/clusters.md",
     "pytest -m slow": "runs this test",
     "pytest -m full_data": "likewise",
     "pytest -m full_grid": "likewise",
@@ -125,6 +127,9 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("README.md", "# mine.py"),
         ("README.md", "# mine.yaml"),
         ("architecture.md", "  distlaunch train"),  # a picture
+        ("clusters.md", "engine:"),
+        ("clusters.md", "        your machine"),  # a picture
+        ("clusters.md", "#!/bin/bash"),  # the same command as in tests/cluster/test_slurm.py
         ("config.md", "name: null"),
         ("input.md", "class Photos:"),
         ("input.md", "def augment(image, label, seed):"),

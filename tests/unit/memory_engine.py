@@ -133,10 +133,15 @@ class MemoryAllocation:
     tasks: dict[str, list[MemoryTask]] = field(default_factory=dict)
     places: Sequence[Place] = ()
     given: tuple[ClusterSpec, Task] | None = None
+    engine: str = "memory"
+    notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = True
     ports_released_at: float | None = None
 
     @contextlib.contextmanager
-    def starting(self, show: Callable[[str, str], None], clock: Callable[[], float]) -> Iterator[MemoryAllocation]:
+    def starting(
+        self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
+    ) -> Iterator[MemoryAllocation]:
         yield self
 
     def start(self, task: TaskPlan) -> MemoryTask:

@@ -89,7 +89,7 @@ def test_one_task_of_a_given_cluster(golden: Callable[[str, str], None]) -> None
     spec, here = from_tf_config(TF_CONFIG)
     run_config = config({"kind": "multi_worker_mirrored"}, workers=3)
     name = task_run_name("mnist", spec, here)
-    plan = plan_launch(run_config, RunDir(Path("/runs") / name), 2, "train", spec, here=here)
+    plan = plan_launch(run_config, RunDir(Path("/runs") / name), 2, "train", spec, here=here, engine="tf_config")
     golden("plan/tf_config.txt", render_plan(plan, run_config) + "\n")
     assert plan.lead == Task("worker", 1)
 
@@ -137,7 +137,7 @@ def test_the_given_cluster_shares_the_mesh() -> None:
     mesh = config({"kind": "jax", "mesh": {"batch": 2, "model": 3}})
     fitted = fit_config(mesh, spec)
     assert fitted.cluster.workers == 3
-    plan = plan_launch(fitted, RunDir("/r"), 0, "train", spec, here=here)
+    plan = plan_launch(fitted, RunDir("/r"), 0, "train", spec, here=here, engine="tf_config")
     assert json.loads(plan.tasks[0].env["TF_CONFIG"])["cluster"]["worker"] == ["a:1", "b:1", "c:1"]
     with pytest.raises(ConfigError, match=r"cluster.workers: got 3, which cannot share the mesh's 4 devices equally"):
         fit_config(config({"kind": "dtensor", "mesh": {"batch": 4}}, workers=2), spec)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.checks import strategy
+from distlaunch.config.checks.engine import hosts_are_named
 from distlaunch.config.checks.sharing import sharing_fits
 from distlaunch.config.read.scalars import resolve
 from distlaunch.config.read.words import listed, show
@@ -46,6 +47,8 @@ def cross_check(
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
         note = f" (TF_CONFIG has {given_workers} workers)"
         return [replace(problem, message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
+    # other hosts have other devices
+    num_gpus = num_gpus if config.engine.is_here else None
     # what is said of a value that is replaced by its default would confuse
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
@@ -176,5 +179,6 @@ CHECKS = (
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
     Check(best_can_be_told, frozenset({"checkpoint", "validation"})),
+    Check(hosts_are_named, frozenset({"engine"})),
     Check(keras_names_exist, frozenset()),
 )

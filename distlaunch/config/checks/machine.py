@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
+from distlaunch.cluster.hosts import hostfile_problem
 from distlaunch.cluster.ports import OTHER_PORTS, port_problem
 from distlaunch.config.run import RunConfig
 
 
 def machine_problems(config: RunConfig) -> list[Problem]:
     """What would keep a run of this config from starting here."""
-    return [*busy_ports(config), *runs_dir_problems(config)]
+    return [*busy_ports(config), *runs_dir_problems(config), *hostfile_problems(config)]
+
+
+def hostfile_problems(config: RunConfig) -> Iterator[Problem]:
+    """The hostfile is there, and has hosts."""
+    if config.engine.hostfile is not None and (problem := hostfile_problem(config.engine.hostfile)):
+        yield Problem(("engine", "hostfile"), problem)
 
 
 def busy_ports(config: RunConfig) -> Iterator[Problem]:
     """Fixed ports that another process holds."""
-    if config.cluster.ports == "auto":
+    if config.cluster.ports == "auto" or not config.engine.is_here:
         return
     for index, port in enumerate(config.cluster.ports):
         if reason := port_problem(port):

@@ -68,6 +68,12 @@ def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
             yield from _named(inner, (*key, name), role)
 
 
+def named_files(config: RunConfig) -> list[str]:
+    """The Python files that a config names."""
+    files = (site.name.rpartition(":")[0] for site in sites(config))
+    return sorted({file for file in files if file.endswith(".py")})
+
+
 def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
     """`path/file.py:function` made absolute; relative paths start from the config's folder."""
     data = config.to_plain()
@@ -79,4 +85,6 @@ def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
                 parent = parent[part]
             path = Path(os.path.expanduser(file))  # as it stands where there is no such user
             parent[site.key[-1]] = f"{folder.absolute() / path}:{function}"
+    if config.engine.hostfile is not None:
+        data["engine"]["hostfile"] = str(folder.absolute() / os.path.expanduser(config.engine.hostfile))
     return RunConfig.model_validate(data)

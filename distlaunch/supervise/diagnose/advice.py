@@ -70,6 +70,8 @@ def advise(
 
 
 def _after_error(error: TaskError) -> Advice:
+    if error.lost:
+        return Advice()
     if error.kind in _KINDS:
         return _KINDS[error.kind]
     if error.user_error:

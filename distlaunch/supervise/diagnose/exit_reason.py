@@ -41,6 +41,7 @@ class TaskError:
         kind: the exception's class; empty if it was none.
         consequence: it tells that another task is gone.
         step: global batches done then; None before the first step.
+        lost: it tells that the task's host is lost.
     """
 
     summary: str
@@ -51,12 +52,13 @@ class TaskError:
     consequence: bool = False
     step: int | None = None
     kind: str = ""
+    lost: bool = False
 
     @property
     def mark(self) -> str:
-        """What the exception was, and where; empty for one that is another task's fault."""
+        """What the exception was, and where; empty for one that is not the task's own fault."""
         at = "" if self.step is None else f" at step {self.step}"
-        return "" if self.consequence else f"{self.summary}{at}"
+        return "" if self.consequence or self.lost else f"{self.summary}{at}"
 
     @property
     def role(self) -> ErrorRole:
@@ -102,6 +104,9 @@ def read_error(files: TaskDir) -> TaskError | None:
             return TaskError("the config is wrong", problems=problems)
         if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
             return _aborted(files)
+        if data["kind"] == "lost":
+            told = str(data["message"])
+            return TaskError(told, host=str(data["host"]), user_error=True, step=data["step"], lost=True)
         kind, message = str(data["type"]), str(data["message"]).strip()
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -190,7 +195,7 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
     A crash of native code is the program's own, and may come again.
     """
     if error is not None:
-        return error.role is ErrorRole.CONSEQUENCE
+        return error.lost or error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
     # from 128 on shells and containers tell of a signal

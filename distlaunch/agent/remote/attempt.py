@@ -1,0 +1,190 @@
+"""The tasks of this host in one attempt, and what the controller is told of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from distlaunch.agent.host import HostTask, HostTasks
+from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
+from distlaunch.agent.remote.file_transfer import send_file
+from distlaunch.agent.remote.frames import Frame, FrameError, encode
+from distlaunch.agent.remote.outbox import Outbox
+from distlaunch.agent.remote.run_copy import RunCopy
+from distlaunch.agent.threads import pool_sizes
+from distlaunch.base.run_dir import RunDir
+
+BEAT_S = 0.5
+_SCAN_S = 0.25
+_TAIL_S = 10.0
+"""So long the end of a task waits for the last of its output; a network that is slower than that gets it later."""
+
+
+class HostAttempt:
+    """Starts tasks and follows them.
+
+    Args:
+        copy: None: the disk is shared, and what tasks write is there already.
+        num_computing: how many of this host's tasks share its cores.
+        without: variables of this process that tasks do not get.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        number: int,
+        copy: RunCopy | None,
+        outbox: Outbox,
+        clock: Callable[[], float],
+        num_computing: int,
+        without: list[str],
+    ) -> None:
+        self._run, self.number, self._copy, self._outbox, self._clock = run, number, copy, outbox, clock
+        inherited = {name: value for name, value in os.environ.items() if name not in without}
+        self._environ = {**pool_sizes(num_computing), **inherited}
+        self._tasks: dict[str, HostTask] = {}
+        self._begun: set[str] = set()
+        self._ends: dict[str, tuple[Exit, list[Any], float]] = {}
+        self._copying = False
+        self._beat_at = self._scan_at = float("-inf")
+        if copy is not None:
+            copy.begin()
+            copy.follow(self._name(run.events), whole_lines=True)
+
+    def start(self, frame: Frame, tasks: HostTasks) -> None:
+        """Starts a task, perhaps again."""
+        name = frame.text("task")
+        files = self._run.task(self.number, name)
+        files.path.mkdir(parents=True, exist_ok=True)
+        files.archive_error()
+        if self._copy is not None:
+            for log in (files.stdout_log, files.stderr_log):
+                self._copy.follow(self._name(log))
+            self._copy.follow(self._name(files.events), whole_lines=True)
+        argv, env, preload = frame.fields.get("argv"), frame.fields.get("env"), frame.fields.get("preload")
+        if not isinstance(argv, list) or not isinstance(env, dict) or not argv:
+            raise FrameError(f"start: {name}: expected a command and an environment")
+        environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
+        spec = TaskSpec(name, tuple(map(str, argv)), environ, files.stdout_log, files.stderr_log, files.heartbeat,
+                        _preload(preload))  # fmt: skip
+        self._begun.add(name)
+        self._ends.pop(name, None)
+        self._tasks.pop(name, None)
+        try:
+            self._tasks[name] = tasks.start(spec)
+        except OSError as error:
+            told = f"{error.strerror} ({argv[0]})"
+            self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=told))
+
+    def order(self, frame: Frame) -> bool:
+        """Passes an order on; False if there is no such task yet."""
+        name = frame.text("task")
+        if (task := self._tasks.get(name)) is not None:
+            task.send(Order(frame.text("order")), whole_group=bool(frame.fields.get("whole_group")))
+        return task is not None or name in self._begun
+
+    def look(self) -> None:
+        """Tells what is new."""
+        now = self._clock()
+        for name, task in list(self._tasks.items()):
+            if (end := task.poll()) is not None:
+                del self._tasks[name]
+                self._ends[name] = end, _plain(task), now
+        if self._ends or now - self._scan_at >= _SCAN_S:
+            self._scan_at = now
+            quiet = not self._send_appended()
+            for name, (end, signs, since) in list(self._ends.items()):
+                if quiet or now - since >= _TAIL_S:
+                    self._tell_end(name, end, signs)
+            self._send_checkpoints()
+        if self._tasks and now - self._beat_at >= BEAT_S:
+            self._beat_at = now
+            self._outbox.put(encode("beat", signs=self._signs(), suspended=self._suspended(), pids=self._pids()))
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether an end waits to be told."""
+        return bool(self._ends)
+
+    def close(self, done: bytes) -> None:
+        """All tasks have ended: sends what they have left, and a message after it."""
+        if self._copy is None:
+            self._outbox.put_files([done])
+            return
+        self._copying = True
+
+        def rest(copy: RunCopy) -> Iterator[bytes]:
+            while appended := list(copy.appended()):
+                yield from appended
+            yield from _tolerant(copy.new_checkpoints())
+            yield from _tolerant(copy.changed())
+
+        # in two parts: what cannot be read must not keep the last message back
+        self._outbox.put_files(rest(self._copy))
+        self._outbox.put_files([done])
+
+    def _send_appended(self) -> bool:
+        """Whether there was something."""
+        if self._copy is None:
+            return False
+        if not self._outbox.has_room:
+            return True
+        found = list(self._copy.appended())
+        for message in found:
+            self._outbox.put(message)
+        return bool(found)
+
+    def _send_checkpoints(self) -> None:
+        if self._copy is None or self._copying or not self._copy.has_new_checkpoints:
+            return
+        self._copying = True
+
+        def copied(copy: RunCopy) -> Iterator[bytes]:
+            try:
+                yield from copy.new_checkpoints()
+            finally:
+                self._copying = False
+
+        self._outbox.put_files(copied(self._copy))
+
+    def _tell_end(self, name: str, end: Exit, signs: list[Any]) -> None:
+        error = self._run.task(self.number, name).error_json
+        if self._copy is not None and error.exists():
+            for message in _tolerant(send_file(error, self._name(error))):
+                self._outbox.put(message)
+        del self._ends[name]
+        self._outbox.put(encode("exit", task=name, code=end.code, oom=end.oom, signs=signs))
+
+    def _signs(self) -> dict[str, Any]:
+        return {name: _plain(task) for name, task in self._tasks.items()}
+
+    def _suspended(self) -> list[str]:
+        return [name for name, task in self._tasks.items() if task.is_suspended()]
+
+    def _pids(self) -> dict[str, int]:
+        return {name: task.pid for name, task in self._tasks.items()}
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._run.path).as_posix()
+
+
+def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
+    """Without the rest, if a file cannot be read."""
+    try:
+        yield from messages
+    except OSError:
+        return
+
+
+def _plain(task: HostTask) -> list[Any]:
+    """The signs of a task, ready for a message."""
+    signs = task.signs()
+    return [signs.beats, signs.turns, signs.step, signs.saving, signs.writing]
+
+
+def _preload(plain: Any) -> Preload | None:
+    if not isinstance(plain, dict):
+        return None
+    return Preload(str(plain["module"]), tuple(plain["arguments"]), tuple(plain["late_env"]))

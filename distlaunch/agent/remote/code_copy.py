@@ -1,0 +1,78 @@
+"""The code of a job on this host: is it here, as it is on the controller's host; if not, it is put here.
+
+Files that nobody has sent are never changed or deleted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from distlaunch.base.errors import UsageError
+
+_MARK = ".distlaunch-code.json"
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content; empty if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+class CodeCopy:
+    """The code in one folder. While this process lives, no other agent changes it.
+
+    Raises:
+        UsageError: there is other code in the folder, which no agent has put there, or another job works with it.
+    """
+
+    def __init__(self, folder: Path, wanted: Mapping[str, str]) -> None:
+        self.folder, self._wanted = folder, wanted
+        self.is_same = all(digest_of(folder / name) == digest for name, digest in wanted.items())
+        self._lock = -1
+        mark = folder / _MARK
+        if self.is_same and not mark.exists():
+            return
+        if not mark.exists() and folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(f"{folder} holds other code, which was not sent by distlaunch; "
+                             "remove it, or choose another `folder`")  # fmt: skip
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, (fcntl.LOCK_SH if self.is_same else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"another job works with other code in {folder}; choose another `folder`") from None
+        except OSError as error:
+            raise UsageError(f"cannot put the code in {folder}: {error.strerror}") from None
+
+    def commit(self) -> None:
+        """All files have come: deletes those that belong to the code no more. Raises UsageError if one is missing."""
+        if self.is_same:
+            return
+        missing = [name for name, digest in self._wanted.items() if digest_of(self.folder / name) != digest]
+        if missing:
+            raise UsageError(f"{self.folder / missing[0]} could not be written")
+        for name in self._before() - self._wanted.keys():
+            (self.folder / name).unlink(missing_ok=True)
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, json.dumps(sorted(self._wanted)).encode(), 0)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Others may change it again."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _before(self) -> set[str]:
+        text = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
+        try:
+            return {name for name in json.loads(text) if ".." not in Path(name).parts and not name.startswith("/")}
+        except ValueError:  # new, or not committed
+            return set()

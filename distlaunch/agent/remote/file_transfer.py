@@ -1,0 +1,101 @@
+"""Files of a run directory, sent from one host to another as messages: written, moved into place, removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encode
+
+WRITE, MOVE, REMOVE = "write", "move", "remove"
+KINDS = (WRITE, MOVE, REMOVE)
+_PART = ".part.tmp"
+
+
+def below(root: Path, name: str) -> Path:
+    """The path of a file that another host names. Raises FrameError if it would lie outside."""
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
+        raise FrameError(f"got the file name {name!r:.80}; expected one inside the run directory")
+    return root.joinpath(*parts)
+
+
+def receive(root: Path, frame: Frame) -> None:
+    """Does what a message asks for. Raises OSError, or FrameError if the message is wrong."""
+    path = below(root, frame.text("path"))
+    if frame.kind == REMOVE:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    elif frame.kind == MOVE:
+        _move(path, below(root, frame.text("to")))
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb" if frame.fields.get("fresh") else "ab") as file:
+            file.write(frame.payload)
+
+
+def _move(path: Path, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_dir() or not to.exists():
+        path.replace(to)
+        return
+    # a folder cannot take the place of one that is not empty
+    before = to.with_name(f".{to.name}.before.tmp")
+    shutil.rmtree(before, ignore_errors=True)
+    to.rename(before)
+    path.rename(to)
+    shutil.rmtree(before)
+
+
+def send_file(path: Path, name: str) -> Iterator[bytes]:
+    """Messages that put a file under this name, at once when it is complete. Raises OSError if it is gone."""
+    part = _part(name)
+    with path.open("rb") as file:
+        yield from _chunks(file.fileno(), part)
+    yield encode(MOVE, path=part, to=name)
+
+
+def send_folder(path: Path, name: str) -> Iterator[bytes]:
+    """Messages that put a folder under this name, at once when all of it is there.
+
+    Its files are opened first: who deletes it meanwhile does not make half of it.
+    """
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    fds: list[int] = []
+    part = _part(name)
+    try:
+        fds.extend(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in files)
+        yield encode(REMOVE, path=part)
+        for fd, file in zip(fds, files, strict=True):
+            yield from _chunks(fd, f"{part}/{file.relative_to(path).as_posix()}")
+        yield encode(MOVE, path=part, to=name)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def send_text(name: str, text: str) -> Sequence[bytes]:
+    """Messages that put a small file under this name."""
+    part = _part(name)
+    return (encode(WRITE, text.encode(), path=part, fresh=True), encode(MOVE, path=part, to=name))
+
+
+def _part(name: str) -> str:
+    """What a file is called while it is not complete."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/.{last}{_PART}" if folder else f".{last}{_PART}"
+
+
+def part_of(name: str) -> str:
+    """The file or folder, not complete yet, that a name lies in; empty if it is in none."""
+    words = name.split("/")
+    ends = [number for number, word in enumerate(words, 1) if word.endswith(_PART)]
+    return "/".join(words[: ends[0]]) if ends else ""
+
+
+def _chunks(fd: int, name: str) -> Iterator[bytes]:
+    fresh, offset = True, 0
+    while (data := os.pread(fd, CHUNK_BYTES, offset)) or fresh:
+        yield encode(WRITE, data, path=name, fresh=fresh)
+        fresh, offset = False, offset + len(data)

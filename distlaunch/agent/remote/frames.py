@@ -1,0 +1,129 @@
+"""Messages between a controller and an agent: a header in JSON, perhaps followed by bytes.
+
+Lengths come first and are checked before anything else is read, so whoever sends nonsense costs no memory.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+PROTOCOL = 1
+GREETING = b"\n\x02distlaunch-agent\x03\n"
+"""Comes before the first message of an agent. What is printed before it, by shell start-up files, is no message."""
+MAX_NOISE_BYTES = 256 * 1024
+MAX_HEADER_BYTES = 1024 * 1024
+MAX_PAYLOAD_BYTES = 1024 * 1024
+CHUNK_BYTES = 256 * 1024
+"""Of a file, in one message: small enough that signs of life come between two of them."""
+
+_LENGTHS = struct.Struct("!II")
+
+
+class FrameError(Exception):
+    """What came is no message."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message.
+
+    Attributes:
+        kind: what it is about.
+        fields: the rest of its header.
+    """
+
+    kind: str
+    fields: dict[str, Any]
+    payload: bytes = b""
+
+    def text(self, name: str) -> str:
+        """A field that must be there, and be text. Raises FrameError."""
+        value = self.fields.get(name)
+        if not isinstance(value, str):
+            raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected text")
+        return value
+
+    def number(self, name: str) -> int:
+        """A field that must be there, and be a whole number. Raises FrameError."""
+        value = self.fields.get(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected a whole number")
+        return value
+
+
+def encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
+    """A message as bytes. Raises FrameError if it is too long."""
+    header = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode()
+    _check(len(header), len(payload))
+    return _LENGTHS.pack(len(header), len(payload)) + header + payload
+
+
+class FrameReader:
+    """Bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The messages that are complete now. Raises FrameError; nothing can be read after that."""
+        self._data += data
+        while len(self._data) >= _LENGTHS.size:
+            header, payload = _LENGTHS.unpack_from(self._data)
+            _check(header, payload)
+            end = _LENGTHS.size + header + payload
+            if len(self._data) < end:
+                return
+            text = bytes(self._data[_LENGTHS.size : _LENGTHS.size + header])
+            rest = bytes(self._data[_LENGTHS.size + header : end])
+            del self._data[:end]
+            yield _parse(text, rest)
+
+
+class GreetingReader:
+    """Passes over what comes before the greeting.
+
+    Attributes:
+        noise: the first of what was passed over.
+    """
+
+    def __init__(self) -> None:
+        self.noise = b""
+        self._data = b""
+        self._size = 0
+
+    def feed(self, data: bytes) -> bytes | None:
+        """What follows the greeting; None while it has not come. Raises FrameError if it does not come."""
+        self._data += data
+        before, found, rest = self._data.partition(GREETING)
+        if found:
+            self.noise = (self.noise + before)[:4000]
+            return rest
+        # the greeting may be cut in two
+        keep = len(GREETING) - 1
+        passed, self._data = self._data[:-keep], self._data[-keep:]
+        self._size += len(passed)
+        self.noise = (self.noise + passed)[:4000]
+        if self._size > MAX_NOISE_BYTES:
+            raise FrameError(f"{MAX_NOISE_BYTES:,} bytes were printed before the agent began")
+        return None
+
+
+def _check(header: int, payload: int) -> None:
+    if header > MAX_HEADER_BYTES or payload > MAX_PAYLOAD_BYTES:
+        most = f"at most {MAX_HEADER_BYTES:,} and {MAX_PAYLOAD_BYTES:,}"
+        raise FrameError(f"got a message of {header:,} and {payload:,} bytes; expected {most}")
+
+
+def _parse(text: bytes, payload: bytes) -> Frame:
+    try:
+        header = json.loads(text)
+    # deeply nested JSON exceeds the recursion limit
+    except (ValueError, RecursionError):
+        raise FrameError(f"got a message whose header is no JSON: {text[:80]!r}") from None
+    if not isinstance(header, dict) or not isinstance(kind := header.pop("kind", None), str):
+        raise FrameError(f"got a message without a kind: {text[:80]!r}")
+    return Frame(kind, header, payload)

@@ -1,0 +1,70 @@
+"""What an agent tells of its host when it begins: where it can be reached, what it has, which versions it runs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from distlaunch import __version__
+from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.devices import find_gpus
+
+COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
+"""Packages of which all tasks of a job need the same version."""
+
+
+def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Plain data, ready for a message."""
+    import psutil  # it costs 20 ms
+
+    return {
+        "distlaunch": __version__,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "interpreter": sys.executable,
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "addresses": list(_addresses(environ)),
+        "gpus": list(find_gpus(environ)),
+        "cores": num_visible_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "time": time.time(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Of the packages that are there; read from their metadata, without importing them."""
+    found = {}
+    for name in COMPARED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Addresses and their network interfaces, the likeliest first; the last ones reach this host only."""
+    import psutil
+
+    found: list[tuple[str, str]] = []
+    for interface, addresses in psutil.net_if_addrs().items():
+        for each in addresses:
+            # link-local addresses need the interface's name, which differs from host to host
+            if each.family in (socket.AF_INET, socket.AF_INET6) and not each.address.lower().startswith("fe80"):
+                found.append((each.address.partition("%")[0], interface))
+    # `client port, own address, own port`: by this address the controller, or its jump host, has come
+    words = environ.get("SSH_CONNECTION", "").split()
+    reached = words[2] if len(words) == 4 else ""
+    yield from sorted(found, key=lambda pair: (is_loopback(pair[0]), pair[0] != reached, ":" in pair[0]))
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address means the same host everywhere."""
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,68 @@
+"""What is to be written to a connection: nothing waits for the other side, and files wait for everything else."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+_LOW_BYTES = 512 * 1024
+"""Files are read when less than this waits, so that a slow network costs no memory and delays no sign of life."""
+_WRITE_BYTES = 64 * 1024
+
+
+class Outbox:
+    """Messages in order, and files behind them, for a descriptor that does not block."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._waiting: deque[memoryview] = deque()
+        self._files: deque[Iterator[bytes]] = deque()
+        self._size = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more of what can wait is to be put in."""
+        return self._size < _LOW_BYTES
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._waiting or self._files)
+
+    def put(self, message: bytes) -> None:
+        """To be sent before all files that wait."""
+        self._waiting.append(memoryview(message))
+        self._size += len(message)
+
+    def put_files(self, messages: Iterable[bytes]) -> None:
+        """To be sent when there is room, in order. An OSError while they are made leaves out the rest of them."""
+        self._files.append(iter(messages))
+
+    def flush(self) -> None:
+        """Writes what the other side takes now. Raises OSError if it is gone."""
+        self._fill()
+        while self._waiting:
+            first = self._waiting[0]
+            try:
+                written = os.write(self._fd, first[:_WRITE_BYTES])
+            except BlockingIOError:
+                return
+            self._size -= written
+            if written == len(first):
+                self._waiting.popleft()
+            else:
+                self._waiting[0] = first[written:]
+            self._fill()
+
+    def _fill(self) -> None:
+        while self._files and self.has_room:
+            try:
+                message = next(self._files[0], None)
+            # a file that has gone meanwhile, or cannot be read
+            except OSError:
+                message = None
+            if message is None:
+                self._files.popleft()
+            else:
+                self.put(message)

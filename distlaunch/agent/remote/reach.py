@@ -1,0 +1,157 @@
+"""Whether hosts reach each other: one listens on the ports that its tasks will have, the others connect.
+
+The listening sockets are closed before a task starts: a socket that listens on a shared port takes a part of the
+connections that are meant for the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+TOKEN_BYTES = 16
+_TRY_AGAIN_S = 1.0
+"""A network that loses packets loses a connection's first one too, and the kernel repeats it ever more rarely."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where another host may be reached.
+
+    Attributes:
+        token: what it answers; another host at the same address does not know it. Empty: nothing needs to be answered.
+    """
+
+    address: str
+    port: int
+    token: str
+
+
+@dataclass
+class _Round:
+    """Targets that one message asks for, and what becomes of them."""
+
+    left: set[int]
+    ends_at: float
+    done: Callable[[list[int]], None]
+    targets: Sequence[Target]
+    tried_at: float = float("-inf")
+    tries: dict[socket.socket, tuple[int, bytearray]] = field(default_factory=dict)
+
+
+class Prober:
+    """Listens and connects without blocking. `fileno` can be read when `turn` has something to do."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._listeners: dict[socket.socket, bytes] = {}
+        self._rounds: list[_Round] = []
+
+    def fileno(self) -> int:
+        assert isinstance(self._selector, selectors.EpollSelector)
+        return self._selector.fileno()
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._rounds)
+
+    def listen(self, ports: Sequence[int], token: str) -> None:
+        """Answers whoever connects. Raises OSError."""
+        for port in ports:
+            listener = socket.create_server(("", port), reuse_port=True)
+            listener.setblocking(False)
+            self._listeners[listener] = token.encode()
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    def close_listeners(self) -> None:
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+
+    def probe(self, targets: Sequence[Target], seconds: float, done: Callable[[list[int]], None]) -> None:
+        """Calls back with the numbers of those that were not reached."""
+        self._rounds.append(_Round(set(range(len(targets))), self._clock() + seconds, done, targets))
+
+    def turn(self) -> None:
+        """Goes on with what can go on. Never waits."""
+        for key, _ in self._selector.select(0):
+            each = key.fileobj
+            assert isinstance(each, socket.socket)
+            if each in self._listeners:
+                self._answer(each)
+            else:
+                self._read(each)
+        now = self._clock()
+        for one in list(self._rounds):
+            if not one.left or now >= one.ends_at:
+                self._finish(one)
+            elif now - one.tried_at >= _TRY_AGAIN_S:
+                one.tried_at = now
+                for number in one.left:
+                    self._connect(one, number)
+
+    def close(self) -> None:
+        self.close_listeners()
+        for one in list(self._rounds):
+            self._rounds.remove(one)
+            for each in list(one.tries):
+                self._drop(one, each)
+        self._selector.close()
+
+    def _answer(self, listener: socket.socket) -> None:
+        # whoever has connected is gone again, or there are too many
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.setblocking(False)
+                connection.send(self._listeners[listener])
+
+    def _connect(self, one: _Round, number: int) -> None:
+        target = one.targets[number]
+        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        with contextlib.suppress(OSError):  # no such family here
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            connection.setblocking(False)
+            connection.connect_ex((target.address, target.port))
+            one.tries[connection] = number, bytearray()
+            # one that is connected can be written to; one that was refused, as well
+            self._selector.register(connection, selectors.EVENT_READ if target.token else selectors.EVENT_WRITE)
+
+    def _read(self, connection: socket.socket) -> None:
+        one = next((one for one in self._rounds if connection in one.tries), None)
+        if one is None:
+            return
+        number, heard = one.tries[connection]
+        if not one.targets[number].token:
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                one.left.discard(number)
+            self._drop(one, connection)
+            return
+        try:
+            data = connection.recv(TOKEN_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # refused, no route
+            data = b""
+        heard += data
+        if data and len(heard) < TOKEN_BYTES:
+            return
+        self._drop(one, connection)
+        if heard.decode(errors="replace") == one.targets[number].token:
+            one.left.discard(number)
+
+    def _finish(self, one: _Round) -> None:
+        self._rounds.remove(one)
+        for each in list(one.tries):
+            self._drop(one, each)
+        one.done(sorted(one.left))
+
+    def _drop(self, one: _Round, connection: socket.socket) -> None:
+        del one.tries[connection]
+        self._selector.unregister(connection)
+        connection.close()

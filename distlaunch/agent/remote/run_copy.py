@@ -1,0 +1,141 @@
+"""The run directory on this host: the controller's own where the disk is shared, else a copy of what tasks need.
+
+What tasks write into a copy is sent to the controller. Logs and events are followed, a checkpoint is sent when it is
+complete, and everything else when the tasks have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, send_file, send_folder
+from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
+from distlaunch.base.errors import UsageError
+
+_MARK = ".copy-of-a-run"
+"""Only a folder with this file is ever emptied."""
+_CHECKPOINTS = "checkpoints"
+_Stamp = tuple[int, int, int]
+
+
+class RunCopy:
+    """The copy of one run directory.
+
+    Args:
+        root: where it is, the same path as on the controller's host.
+        is_first: nothing of this run has been put there by this agent; what an earlier one has left is removed.
+
+    Raises:
+        UsageError: there is something else.
+    """
+
+    def __init__(self, root: Path, *, is_first: bool) -> None:
+        self.root = root
+        if is_first:
+            self._make()
+        self._tails: dict[str, int] = {}
+        self._events: set[str] = set()
+        self._rest: dict[str, _Stamp] = {}
+        self._checkpoints: dict[str, _Stamp] = {}
+
+    def _make(self) -> None:
+        if (self.root / _MARK).is_file():
+            shutil.rmtree(self.root)
+        elif self.root.exists() and any(self.root.iterdir()):
+            raise UsageError(f"{self.root} is there already and belongs to another run; choose another --name")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (self.root / _MARK).touch()
+        except OSError as error:
+            raise UsageError(f"cannot make {self.root}: {error.strerror}; choose another runs_dir") from None
+
+    def begin(self) -> None:
+        """What is there by now is known to the controller."""
+        self._rest = dict(self._others())
+        self._checkpoints = dict(self._complete_checkpoints())
+
+    def follow(self, name: str, *, whole_lines: bool = False) -> None:
+        """From now on sends what is appended to a file."""
+        path = self.root / name
+        self._tails.setdefault(name, path.stat().st_size if path.exists() else 0)
+        if whole_lines:
+            self._events.add(name)
+
+    def appended(self) -> Iterator[bytes]:
+        """A bounded part of what was appended to the followed files."""
+        for name, offset in self._tails.items():
+            try:
+                size = os.stat(self.root / name).st_size
+                if size <= offset:
+                    continue
+                with (self.root / name).open("rb") as file:
+                    data = os.pread(file.fileno(), CHUNK_BYTES, offset)
+            except OSError:  # not there yet
+                continue
+            if name in self._events:
+                # others append to the controller's file as well: half a line must not come between theirs
+                data = data[: data.rfind(b"\n") + 1]
+            if data:
+                self._tails[name] = offset + len(data)
+                yield encode(WRITE, data, path=name)
+
+    def new_checkpoints(self) -> Iterator[bytes]:
+        """Those that are complete and not sent yet, the newest first; and which are gone."""
+        there = dict(self._complete_checkpoints())
+        for name in sorted(there, reverse=True):
+            if self._checkpoints.get(name) != there[name]:
+                yield from send_folder(self.root / _CHECKPOINTS / name, f"{_CHECKPOINTS}/{name}")
+                self._checkpoints[name] = there[name]
+        # one that stands for the run stays until the controller has another
+        for name in [name for name in self._checkpoints if name not in there]:
+            if self._checkpoints.keys() & there.keys():
+                del self._checkpoints[name]
+                yield encode(REMOVE, path=f"{_CHECKPOINTS}/{name}")
+
+    @property
+    def has_new_checkpoints(self) -> bool:
+        return dict(self._complete_checkpoints()) != self._checkpoints
+
+    def changed(self) -> Iterator[bytes]:
+        """All other files that tasks have written or changed."""
+        for name, stamp in list(self._others()):
+            if self._rest.get(name) != stamp:
+                self._rest[name] = stamp
+                yield from send_file(self.root / name, name)
+
+    def remove(self) -> None:
+        """The controller has everything: deletes the copy."""
+        if (self.root / _MARK).is_file():
+            shutil.rmtree(self.root, ignore_errors=True)
+
+    def _complete_checkpoints(self) -> Iterator[tuple[str, _Stamp]]:
+        folder = self.root / _CHECKPOINTS
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if not path.name.startswith("."):
+                yield path.name, _stamp(path)
+
+    def _others(self) -> Iterator[tuple[str, _Stamp]]:
+        for folder, folders, names in os.walk(self.root):
+            here = Path(folder).relative_to(self.root).as_posix()
+            folders[:] = [name for name in folders if not name.startswith(".") and (here, name) != (".", _CHECKPOINTS)]
+            for name in names:
+                path = name if here == "." else f"{here}/{name}"
+                # the signs of life are told by themselves
+                if not name.startswith(".") and name != "heartbeat" and path not in self._tails:
+                    yield path, _stamp(Path(folder, name))
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        status = path.stat()
+    except OSError:  # just deleted
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def is_shared(root: Path, nonce: str) -> bool:
+    """Whether the controller's run directory is seen here: it has put a file of this name there."""
+    return (root / nonce).is_file()

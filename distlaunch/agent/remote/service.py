@@ -1,0 +1,292 @@
+"""The agent's loop: does what the controller asks, tells what happens, and ends everything when that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distlaunch import __version__
+from distlaunch.agent.host import HostTasks
+from distlaunch.agent.messages import Order
+from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.remote.attempt import HostAttempt
+from distlaunch.agent.remote.code_copy import CodeCopy, digest_of
+from distlaunch.agent.remote.frames import GREETING, PROTOCOL, Frame, FrameError, FrameReader, encode
+from distlaunch.agent.remote.host_facts import host_facts
+from distlaunch.agent.remote.outbox import Outbox
+from distlaunch.agent.remote.reach import Prober, Target
+from distlaunch.agent.remote.run_copy import RunCopy, is_shared
+from distlaunch.agent.warm_starts import WarmStarts
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
+
+_TURN_S = 0.1
+_ENDING_TURN_S = 0.01  # while the end of a task waits to be told
+_BEAT_S = 2.0
+"""While no task runs. A controller that hears nothing for longer may take the host for lost."""
+_READ_BYTES = 256 * 1024
+LEASE_S = 60.0
+"""Until the controller has said how long it may be silent."""
+
+
+class Agent:
+    """Serves one controller.
+
+    Args:
+        reading, writing: the descriptors of the connection.
+    """
+
+    def __init__(self, reading: int, writing: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reading, self._writing, self._clock = reading, writing, clock
+        os.set_blocking(reading, False)
+        self._outbox = Outbox(writing)
+        self._reader = FrameReader()
+        self._warm = WarmStarts()
+        self._prober = Prober(clock)
+        self._held = HeldPorts((), ())
+        self._tasks: HostTasks | None = None
+        self._attempt: HostAttempt | None = None
+        self._root: Path | None = None
+        self._copies: dict[Path, RunCopy] = {}
+        self._copy: RunCopy | None = None
+        self._code: CodeCopy | None = None
+        self._receiving: Path | None = None
+        """Where files that come are written."""
+        self._unwanted: set[str] = set()
+        self._lease_s, self._heard_at, self._beat_at = LEASE_S, clock(), clock()
+        self._greeted = self._over = self._writes = False
+
+    def serve(self) -> None:
+        """Returns when the controller is gone or has said goodbye; no task is left then."""
+        self._outbox.put(GREETING)
+        self._outbox.put(encode("hello", protocol=PROTOCOL, **host_facts(os.environ)))
+        try:
+            with self._warm.kept():
+                while not self._over:
+                    with HostTasks(self._show, self._clock, self._warm) as tasks:
+                        self._tasks = tasks
+                        self._serve_attempt(tasks)
+                        self._attempt = None
+        finally:
+            self._prober.close()
+            self._held.release()
+
+    def _serve_attempt(self, tasks: HostTasks) -> None:
+        """Until the tasks are to be ended, which leaving `HostTasks` does."""
+        self._writes = False
+        tasks.watch(self._reading)
+        tasks.watch(self._prober.fileno())
+        attempt_over = False
+        while not (self._over or attempt_over):
+            tasks.wait(_ENDING_TURN_S if self._attempt is not None and self._attempt.is_ending else _TURN_S)
+            try:
+                attempt_over = self._read()
+                self._prober.turn()
+                self._look()
+                self._outbox.flush()
+            except OSError:  # the connection is gone
+                self._over = True
+            if self._writes != self._outbox.wants_to_write:
+                self._writes = not self._writes
+                tasks.watch(self._writing, writing=True) if self._writes else tasks.unwatch(self._writing)
+
+    def _read(self) -> bool:
+        """Takes what has come; returns whether the attempt is over."""
+        try:
+            data = os.read(self._reading, _READ_BYTES)
+        except BlockingIOError:
+            # frozen with its host, it has heard nothing either: so what has come is read first
+            self._over = self._clock() - self._heard_at > self._lease_s
+            return False
+        if not data:
+            self._over = True
+            return False
+        self._heard_at = self._clock()
+        attempt_over = False
+        try:
+            for frame in self._reader.feed(data):
+                attempt_over = self._take(frame) or attempt_over
+        # a field that is not there, or of another type
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            self._outbox.put(encode("refused", message=str(error)))
+            self._outbox.flush()
+            self._over = True
+        return attempt_over
+
+    def _take(self, frame: Frame) -> bool:
+        if not self._greeted:
+            self._greet(frame)
+        elif frame.kind in file_transfer.KINDS:
+            self._receive(frame)
+        elif frame.kind == "end":
+            self._end(frame)
+            return True
+        elif (handler := getattr(self, f"_on_{frame.kind}", None)) is not None:
+            handler(frame)
+        else:
+            raise FrameError(f"got a message of the kind {frame.kind!r:.40}, which this agent does not know")
+        return False
+
+    def _greet(self, frame: Frame) -> None:
+        theirs = frame.fields.get("distlaunch"), frame.fields.get("protocol")
+        if frame.kind != "hello" or theirs != (__version__, PROTOCOL):
+            raise FrameError(f"this agent is distlaunch {__version__} (protocol {PROTOCOL}); "
+                             f"the controller is {theirs[0]} (protocol {theirs[1]})")  # fmt: skip
+        self._lease_s = float(frame.number("lease_s"))
+        self._greeted = True
+        self._reply(frame)
+
+    def _on_code(self, frame: Frame) -> None:
+        """Whether the code is here; if not, what comes next is written where it is to be."""
+        folder = Path(frame.text("folder"))
+        try:
+            self._code = CodeCopy(folder, json.loads(frame.payload))
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+            return
+        self._receiving = folder if not self._code.is_same else None
+        self._reply(frame, same=self._code.is_same)
+
+    def _on_code_sent(self, frame: Frame) -> None:
+        self._receiving = None
+        try:
+            if self._code is not None:
+                self._code.commit()
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+        else:
+            self._reply(frame)
+
+    def _on_enter(self, frame: Frame) -> None:
+        try:
+            os.chdir(frame.text("folder"))
+        except OSError as error:
+            self._reply(frame, error=f"{error.strerror}: {frame.text('folder')}")
+        else:
+            self._reply(frame)
+
+    def _on_beat(self, frame: Frame) -> None:
+        """It has been noted that something came."""
+
+    def _on_bye(self, frame: Frame) -> None:
+        if frame.fields.get("remove"):
+            for copy in self._copies.values():
+                copy.remove()
+        self._over = True
+
+    def _on_compare(self, frame: Frame) -> None:
+        """Which files are not here, or others."""
+        wrong = [name for name, digest in json.loads(frame.payload).items() if digest_of(Path(name)) != digest]
+        self._reply(frame, wrong=wrong[:20], count=len(wrong))
+
+    def _on_reserve(self, frame: Frame) -> None:
+        self._held.release()
+        ports = frame.fields.get("ports")
+        try:
+            self._held = hold_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+        else:
+            self._reply(frame, ports=list(self._held.numbers))
+
+    def _on_listen(self, frame: Frame) -> None:
+        try:
+            self._prober.listen(self._held.numbers, frame.text("token"))
+        except OSError as error:
+            self._reply(frame, error=str(error))
+        else:
+            self._reply(frame)
+
+    def _on_unlisten(self, frame: Frame) -> None:
+        self._prober.close_listeners()
+        self._reply(frame)
+
+    def _on_probe(self, frame: Frame) -> None:
+        targets = [Target(*each) for each in frame.fields["targets"]]
+        self._prober.probe(targets, frame.number("seconds"), lambda missed: self._reply(frame, missed=missed))
+
+    def _on_listening(self, frame: Frame) -> None:
+        self._reply(frame, ports=sorted(listening_ports()))
+
+    def _on_release(self, frame: Frame) -> None:
+        self._held.release()
+
+    def _on_open(self, frame: Frame) -> None:
+        """Whether the run directory is shared with the controller; if not, makes a copy."""
+        root = Path(frame.text("root"))
+        self._root, self._copy, self._receiving = root, None, None
+        if is_shared(root, frame.text("nonce")):
+            self._reply(frame, shared=True)
+            return
+        try:
+            self._copy = RunCopy(root, is_first=root not in self._copies)
+        except UsageError as error:
+            self._reply(frame, error=str(error))
+            return
+        self._copies[root], self._receiving = self._copy, root
+        checkpoints = RunDir(root).checkpoint_steps()
+        self._reply(frame, shared=False, checkpoints=checkpoints)
+
+    def _receive(self, frame: Frame) -> None:
+        if self._receiving is None:
+            raise FrameError(f"{frame.kind}: no folder is open")
+        try:
+            file_transfer.receive(self._receiving, frame)
+        except OSError as error:
+            self._show("", f"{frame.text('path')} cannot be written: {error.strerror}")
+
+    def _on_begin(self, frame: Frame) -> None:
+        if self._root is None:
+            raise FrameError("begin: no run directory is open")
+        number, computing, without = frame.number("attempt"), frame.number("computing"), frame.fields.get("without")
+        self._attempt = HostAttempt(
+            RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or [])
+        )
+
+    def _on_start(self, frame: Frame) -> None:
+        if self._attempt is None or self._tasks is None or frame.number("attempt") != self._attempt.number:
+            raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the one that goes on")
+        if frame.text("task") not in self._unwanted:
+            self._attempt.start(frame, self._tasks)
+
+    def _on_order(self, frame: Frame) -> None:
+        if self._attempt is not None and self._attempt.order(frame):
+            return
+        # what the task reads is still on its way, and it is not wanted any more: as if the signal had reached it
+        name, order = frame.text("task"), Order(frame.text("order"))
+        if order is not Order.DUMP and name not in self._unwanted:
+            self._unwanted.add(name)
+            code = -(signal.SIGKILL if order is Order.KILL else signal.SIGTERM)
+            self._outbox.put(encode("exit", task=name, code=code, oom=False))
+
+    def _end(self, frame: Frame) -> None:
+        attempt = self._attempt
+        assert self._tasks is not None
+        self._unwanted.clear()
+        self._tasks.end_all()
+        done = encode("reply", id=frame.number("id"))
+        if attempt is None:
+            self._outbox.put(done)
+            return
+        attempt.look()
+        attempt.close(done)
+
+    def _look(self) -> None:
+        if self._attempt is not None:
+            self._attempt.look()
+        now = self._clock()
+        if now - self._beat_at >= _BEAT_S:
+            self._beat_at = now
+            self._outbox.put(encode("beat", signs={}, suspended=[], pids={}))
+
+    def _show(self, task: str, line: str) -> None:
+        self._outbox.put(encode("line", task=task, text=line))
+
+    def _reply(self, frame: Frame, **fields: Any) -> None:
+        self._outbox.put(encode("reply", id=frame.number("id"), **fields))

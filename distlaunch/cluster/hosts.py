@@ -1,0 +1,123 @@
+"""Hosts as users write them, and which of them gets which process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distlaunch.base.errors import UsageError
+
+EXAMPLE = "expected HOST, USER@HOST or USER@HOST:PORT, perhaps followed by slots=N, python=PATH or folder=PATH"
+_ADDRESS = re.compile(
+    r"(?:(?P<user>[^@\s:]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))(?::(?P<port>\d{1,5}))?\Z"
+)
+_MOST_SLOTS = 10_000
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host that can be reached by ssh.
+
+    Attributes:
+        name: as ssh knows it: a name, an address, or an alias of ssh's own config.
+        slots: how many workers it takes; None: one for each of its GPUs, or one.
+        python, folder: the interpreter and the working directory there; empty: as on the controller's host.
+    """
+
+    name: str
+    user: str = ""
+    port: int | None = None
+    slots: int | None = None
+    python: str = ""
+    folder: str = ""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f"{self.name}:{self.port}" if self.port else self.name
+
+
+def parse_host(text: str) -> Host:
+    """Reads `user@host:port slots=2`. Raises ValueError with what is wrong."""
+    first, *settings = text.split()
+    match = _ADDRESS.match(first)
+    if match is None or (match["port"] and not 0 < int(match["port"]) < 65536):
+        raise ValueError(f"got {first!r}; {EXAMPLE}")
+    found: dict[str, str] = {}
+    for word in settings:
+        name, equals, value = word.partition("=")
+        if name not in ("slots", "python", "folder") or not equals or not value:
+            raise ValueError(f"got {word!r} after {first}; {EXAMPLE}")
+        found[name] = value
+    slots = found.get("slots")
+    if slots is not None and not (slots.isascii() and slots.isdigit() and 0 < int(slots) <= _MOST_SLOTS):
+        raise ValueError(f"got slots={slots} for {first}; expected a whole number of at least 1")
+    for name in ("python", "folder"):
+        if name in found and not found[name].startswith("/"):
+            raise ValueError(f"got {name}={found[name]} for {first}; expected an absolute path")
+    return Host(
+        match["v6"] or match["name"],
+        match["user"] or "",
+        int(match["port"]) if match["port"] else None,
+        int(slots) if slots is not None else None,
+        found.get("python", ""),
+        found.get("folder", ""),
+    )
+
+
+def hosts_problem(texts: Sequence[str]) -> tuple[int, str] | None:
+    """The first of these that is no host, or is there twice, and what is wrong with it."""
+    seen: set[str] = set()
+    for number, text in enumerate(texts):
+        try:
+            host = parse_host(text) if text.strip() else None
+        except ValueError as error:
+            return number, str(error)
+        if host is None:
+            return number, f"got an empty text; {EXAMPLE}"
+        if host.label in seen:
+            return number, f"got {host.label} twice; write it once, with slots=N for N workers"
+        seen.add(host.label)
+    return None
+
+
+def hostfile_lines(text: str) -> list[tuple[int, str]]:
+    """The hosts of a hostfile with the numbers of their lines: one a line, `#` begins a comment."""
+    lines = [(number, line.partition("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return [(number, line) for number, line in lines if line]
+
+
+def hostfile_problem(path: str) -> str:
+    """What is wrong with a hostfile, and in which line; empty if nothing."""
+    try:
+        lines = hostfile_lines(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+    if not lines:
+        return f"{path} names no host; {EXAMPLE}"
+    found = hosts_problem([text for _, text in lines])
+    return f"{path}:{lines[found[0]][0]}: {found[1]}" if found else ""
+
+
+def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[str]) -> list[int]:
+    """The number of the host of each process, in the order of `jobs`.
+
+    Workers fill the slots of the first host, then those of the next. A chief or coordinator is beside the first worker,
+    and parameter servers are dealt out in turn: neither takes a slot, unless the chief is the only kind of worker.
+
+    Raises UsageError if there are too few slots.
+    """
+    workers = jobs.get("worker", 0)
+    free = [number for number, count in enumerate(slots) for _ in range(count)]
+    if len(free) < workers:
+        there = ", ".join(f"{name}: {count}" for name, count in zip(names, slots, strict=True))
+        raise UsageError(f"cluster.workers: got {workers}, but the hosts have {len(free)} slot(s) ({there}); "
+                         "use fewer workers, more hosts, or `HOST slots=N`")  # fmt: skip
+    places = {
+        "worker": free[:workers],
+        "ps": [number % len(slots) for number in range(jobs.get("ps", 0))],
+        "chief": [0] * jobs.get("chief", 0),
+    }
+    return [number for job in jobs for number in places[job]]

@@ -1,0 +1,24 @@
+"""Checks of `engine:`: hosts are written as hosts, and there are some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distlaunch.base.errors import Problem
+from distlaunch.cluster.hosts import EXAMPLE, hosts_problem
+from distlaunch.config.run import RunConfig
+
+
+def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """`ssh` needs hosts, from one place."""
+    engine = config.engine
+    if engine.hosts and engine.hostfile is not None:
+        yield Problem(("engine", "hostfile"), "got both 'hosts' and 'hostfile'; expected one of them; remove one")
+    if engine.kind == "ssh" and not engine.hosts and engine.hostfile is None:
+        yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
+    if found := hosts_problem(engine.hosts):
+        yield Problem(("engine", "hosts", found[0]), found[1])
+    for name in ("python", "folder"):
+        path = getattr(engine, name)
+        if path is not None and not path.startswith("/"):
+            yield Problem(("engine", name), f"got {path!r}; expected an absolute path, which is the same on all hosts")

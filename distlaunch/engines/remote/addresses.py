@@ -1,0 +1,110 @@
+"""By which address each host is reached by all others: tried, before a task starts."""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from collections.abc import Mapping, Sequence
+
+from distlaunch.agent.remote.reach import TOKEN_BYTES
+from distlaunch.base.errors import UsageError
+from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.link import Link
+
+_PROBE_S = 5
+_ANSWER_S = 15.0
+_FIREWALL = ("open the ports between the hosts (`cluster.ports` fixes them), or choose another network with "
+             "`engine.interface`")  # fmt: skip
+
+
+def at(address: str, port: int | str) -> str:
+    """`host:port`, as TensorFlow and JAX read it."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def candidates(link: Link, interface: str | None) -> list[str]:
+    """Addresses of a host, the likeliest first. Raises UsageError if it has none of the wanted interface."""
+    found = [(str(address), str(name)) for address, name in link.facts.get("addresses", ())]
+    if interface is None:
+        return [address for address, _ in found]
+    wanted = [address for address, name in found if name == interface or _is_in(address, interface)]
+    if not wanted:
+        there = ", ".join(f"{name} ({address})" for address, name in found) or "none"
+        raise UsageError(f"{link.name}: engine.interface: got {interface!r}; it has {there}")
+    return wanted
+
+
+def _is_in(address: str, network: str) -> bool:
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+    except ValueError:  # the name of an interface
+        return False
+
+
+def choose_addresses(
+    links: Sequence[Link], ports: Mapping[str, Sequence[int]], interface: str | None
+) -> dict[str, str]:
+    """An address of each host that all others reach. Raises UsageError that names who cannot reach whom.
+
+    Args:
+        ports: those reserved on each host, each of which is tried.
+    """
+    left = {link.name: candidates(link, interface) for link in links}
+    first = {name: addresses[0] for name, addresses in left.items()}
+    if len(links) == 1:
+        return first
+    tokens = {link.name: secrets.token_hex(TOKEN_BYTES // 2) for link in links}
+    _raise(Fleet.results({link.name: link.ask("listen", token=tokens[link.name]) for link in links}, _ANSWER_S))
+    try:
+        chosen, missed = dict(first), dict[str, list[tuple[str, int]]]()
+        open_hosts = set(left)
+        while open_hosts:
+            trying = {name: left[name].pop(0) for name in open_hosts if left[name]}
+            if not trying:
+                break
+            failed = _probe(links, trying, ports, tokens)
+            for name in trying.keys() - failed.keys():
+                chosen[name] = trying[name]
+                open_hosts.discard(name)
+            for name in failed:
+                # what is told is how it was with the likeliest address
+                missed.setdefault(name, failed[name])
+        if open_hosts:
+            raise UsageError(_unreachable(first, missed, open_hosts))
+        return chosen
+    finally:
+        _raise(Fleet.results({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
+
+
+def _probe(
+    links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
+) -> dict[str, list[tuple[str, int]]]:
+    """Of each host that is not reached by all: from which host, and at which port."""
+    asked, targets = {}, {}
+    for link in links:
+        # also itself: TensorFlow connects to its own address
+        targets[link.name] = [(name, port) for name in addresses for port in ports[name]]
+        plain = [[addresses[name], port, tokens[name]] for name, port in targets[link.name]]
+        asked[link.name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
+    _raise(Fleet.results(asked, _PROBE_S + _ANSWER_S))
+    failed: dict[str, list[tuple[str, int]]] = {}
+    for source, answer in asked.items():
+        for number in answer.result().fields["missed"]:
+            name, port = targets[source][number]
+            failed.setdefault(name, []).append((source, port))
+    return failed
+
+
+def _unreachable(first: Mapping[str, str], missed: Mapping[str, list[tuple[str, int]]], hosts: set[str]) -> str:
+    pairs: dict[tuple[str, str], str] = {}
+    for name in sorted(hosts):
+        for source, port in missed[name]:
+            pairs.setdefault((source, name), f"{source} cannot reach {name} at {at(first[name], port)}")
+    told = list(pairs.values())
+    more = [f"and {len(told) - 8:,} more"] if len(told) > 8 else []
+    return "\n".join([*told[:8], *more, _FIREWALL])
+
+
+def _raise(failed: Mapping[str, str]) -> None:
+    if failed:
+        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))

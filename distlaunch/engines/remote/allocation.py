@@ -1,0 +1,121 @@
+"""Hosts with agents as an allocation: who runs where, at which address."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from distlaunch.agent.remote.frames import encode
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.spec import ClusterSpec, Place, Task
+from distlaunch.engines.remote.link import Link, LinkError
+from distlaunch.engines.remote.path_watch import PathWatch
+from distlaunch.engines.remote.run_files import Incoming, open_run, what_tasks_read
+from distlaunch.engines.remote.tasks import RemoteTasks
+from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
+from distlaunch.supervise.allocation import Starter
+
+FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
+"""How variables begin that change what a framework computes: tasks get them from the controller's environment."""
+_LISTENING_S = 10.0
+
+
+def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """What tasks get of the controller's environment; everything else is that of their host."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(FORWARDED) or name in names) and name not in REMOVED_ENV
+    }
+
+
+@dataclass(frozen=True)
+class RemoteAllocation:
+    """Hosts on which agents run.
+
+    Attributes:
+        links: the hosts that get a task, by name.
+        environ: what tasks get beside their host's own environment.
+        num_computing: how many tasks share the cores, by host.
+        note_lost: called with the name of a host that was lost.
+        patience_s: how long no task makes a step before the paths between hosts are tried.
+        held: what is given back at the end.
+    """
+
+    places: tuple[Place, ...]
+    links: Mapping[str, Link]
+    environ: Mapping[str, str]
+    num_computing: Mapping[str, int]
+    held: ExitStack
+    note_lost: Callable[[str], None]
+    engine: str
+    patience_s: float = 15.0
+    given: tuple[ClusterSpec, Task] | None = None
+    notes: Sequence[str] = ()
+    sees_tasks_at_once: bool = False
+
+    @contextmanager
+    def starting(
+        self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
+    ) -> Iterator[Starter]:
+        run = RunDir(plan.run_dir)
+        copies = open_run(run, list(self.links.values()))
+        incoming = Incoming(run)
+        listening = {task.address: task.host for task in plan.tasks if task.address is not None}
+        paths = PathWatch(self.links, listening, self.patience_s, clock)
+        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_lost)
+        # who reads checkpoints: the one that leads, and what runs beside it
+        readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
+        for name, link in self.links.items():
+            link.take = tasks.take
+            if name in copies:
+                there = copies[name] if name in readers else None
+                link.post_in_order(what_tasks_read(run, plan.attempt, checkpoints_there=there))
+            link.post_in_order([self._begin(plan, name)])
+        try:
+            yield tasks
+        finally:
+            self._end(clock)
+            for name, link in self.links.items():
+                link.take = None
+                link.keeps_copies = link.keeps_copies or bool(incoming.problem)
+                if link.lost:
+                    self.note_lost(name)
+            if incoming.problem:
+                show("", incoming.problem)
+            tasks.close()
+
+    def _begin(self, plan: LaunchPlan, name: str) -> bytes:
+        return encode("begin", attempt=plan.attempt, computing=self.num_computing[name], without=list(REMOVED_ENV))
+
+    def _end(self, clock: Callable[[], float]) -> None:
+        """Ends all tasks, and waits until everything they have written is here."""
+        ended = [link.ask("end") for link in self.links.values()]
+        for answer in ended:
+            try:
+                # without a limit: a host that does not answer any more is lost, by which this ends
+                answer.result()
+            except LinkError:
+                continue
+
+    def listening(self, addresses: Collection[str]) -> set[str]:
+        asked = {name: link.ask("listening") for name, link in self.links.items()}
+        until = time.monotonic() + _LISTENING_S
+        ports: dict[str, set[int]] = {}
+        for name, answer in asked.items():
+            try:
+                ports[name] = set(answer.result(max(0.0, until - time.monotonic())).fields["ports"])
+            except (LinkError, TimeoutError):
+                ports[name] = set()
+        hosts = {place.address: place.host for place in self.places}
+        return {each for each in addresses if int(each.rpartition(":")[2]) in ports.get(hosts.get(each, ""), ())}
+
+    def release_ports(self) -> None:
+        for link in self.links.values():
+            link.post("release")
+
+    def release(self) -> None:
+        self.release_ports()
+        self.held.close()

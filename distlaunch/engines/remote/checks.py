@@ -1,0 +1,84 @@
+"""Whether hosts have what a job needs: versions, the working directory, the code. All that is wrong, at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from distlaunch import __version__
+from distlaunch.agent.remote.frames import PROTOCOL, Frame
+from distlaunch.agent.remote.host_facts import package_versions
+from distlaunch.base.errors import UsageError
+from distlaunch.engines.remote.code import Code
+from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.link import Link
+
+_ANSWER_S = 30.0
+_SEND_S = 600.0  # for code to be sent
+
+
+def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int, code: Code, *, sync: bool) -> None:
+    """Makes hosts ready whose agents have just started. Raises UsageError.
+
+    Args:
+        folders: the working directory on each host.
+        lease_s: how long an agent goes on without a word from here.
+        sync: send the code to hosts that do not have it.
+    """
+    left = {link.name: link for link in links if not link.is_ready}
+    wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
+
+    def ask(kind: str, payload: bytes = b"", seconds: float = _ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
+        """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
+        asked = {
+            name: link.ask(kind, payload, folder=folders[name], **fields)
+            for name, link in left.items()
+            if name not in wrong
+        }
+        wrong.update(refusals(asked, seconds))
+        return {name: answer for name, answer in asked.items() if name not in wrong}
+
+    ask("hello", protocol=PROTOCOL, distlaunch=__version__, lease_s=lease_s)
+    for link in left.values():
+        link.takes_beats = link.name not in wrong
+    if sync:
+        for name, answer in ask("code", code.listing()).items():
+            if not answer.result().fields["same"]:
+                left[name].post_in_order(code.messages())
+        ask("code_sent", seconds=_SEND_S, after_files=True)
+    ask("enter")
+    for name, answer in ask("compare", code.digests_as_json(outside=not sync)).items():
+        fields = answer.result().fields
+        if fields["count"]:
+            named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
+            wrong[name] = (f"its code differs from this machine's in {fields['count']} file(s): {named}; "
+                           "copy it there, or use `engine.sync: code`")  # fmt: skip
+    if wrong:
+        raise UsageError("\n".join(f"{name}: {wrong[name]}" for name in folders if name in wrong))
+    for link in left.values():
+        link.is_ready = True
+
+
+def refusals(asked: Mapping[str, Future[Frame]], seconds: float = _ANSWER_S) -> dict[str, str]:
+    """Why hosts did not do what they were asked to."""
+    wrong = Fleet.results(asked, seconds)
+    told = {name: asked[name].result().fields.get("error") for name in asked.keys() - wrong.keys()}
+    return wrong | {name: str(error) for name, error in told.items() if error}
+
+
+def _version_problem(link: Link) -> str:
+    """What the host runs in another version than this machine; empty if nothing."""
+    facts = link.facts
+    if (facts.get("distlaunch"), facts.get("protocol")) != (__version__, PROTOCOL):
+        return (f"it has distlaunch {facts.get('distlaunch')} (protocol {facts.get('protocol')}), this machine has "
+                f"{__version__} (protocol {PROTOCOL}); install the same version")  # fmt: skip
+    here = package_versions() | {"Python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
+    there = dict(facts["packages"]) | {"Python": str(facts["python"]).rpartition(".")[0]}
+    differ = [
+        f"{name} {there.get(name, 'missing')} instead of {version}"
+        for name, version in here.items()
+        if there.get(name) != version
+    ]
+    return f"it has {', '.join(differ)}; install the same versions" if differ else ""

@@ -1,0 +1,178 @@
+"""An engine whose hosts run agents, whoever starts these: connections, checks, places, addresses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.cluster.hosts import Host, place_tasks
+from distlaunch.cluster.spec import Place
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.base import HostReport, Needs
+from distlaunch.engines.remote.addresses import at, choose_addresses
+from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
+from distlaunch.engines.remote.checks import check_hosts, refusals
+from distlaunch.engines.remote.code import Code
+from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.link import Command, Link
+
+PICKED_LATER = "(picked at start)"
+_FLEETS: dict[str, Fleet] = {}
+"""Of this process, by their settings: the attempts of a command share the agents."""
+
+
+class RemoteEngine:
+    """Hosts on which agents can be started.
+
+    Args:
+        kind: what the plan calls it.
+        command_of: how the agent of a host is started.
+        program: what that needs on this machine.
+        files: Python files that the config names, which must be the same on all hosts, as those of this folder are.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        hosts: Sequence[Host],
+        command_of: Callable[[Host], Command],
+        program: str,
+        settings: EngineSection,
+        files: Sequence[str] = (),
+    ) -> None:
+        self.kind, self._hosts, self._command_of, self._program = kind, tuple(hosts), command_of, program
+        self._settings, self._files = settings, files
+
+    @contextmanager
+    def kept(self) -> Iterator[Any]:
+        fleet = self._fleet()
+        try:
+            with fleet.kept():
+                yield fleet
+        finally:
+            if not fleet.is_kept:
+                _FLEETS.pop(self._key(), None)
+
+    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        self._check_program()
+        with self.kept() as fleet:
+            links = self._ready(fleet)
+            ports = _reserve(
+                {link.name: link for link in links}, [link.name for link in links], Needs(num_addresses=len(links))
+            )
+            addresses = choose_addresses(links, ports, self._settings.interface)
+            return [HostReport.of(link.name, addresses[link.name], link.facts, link.clock_s) for link in links]
+
+    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
+        if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
+            message = f"got {len(needs.ports)} port(s) for {needs.num_addresses} tasks; give one for each, or `auto`"
+            raise ConfigError(Problem(("cluster", "ports"), message))
+        if dry:
+            return self._planned(needs, environ)
+        self._check_program()
+        with ExitStack() as stack:
+            fleet = stack.enter_context(self.kept())
+            links = self._ready(fleet)
+            chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
+            used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
+            places = self._places(needs, chosen, used)
+            idle = [link.name for link in links if link.name not in used]
+            held = stack.pop_all()
+
+        def note_lost(name: str) -> None:
+            fleet.losses[name] = fleet.losses.get(name, 0) + 1
+
+        computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
+        notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
+        notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
+        env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
+        return RemoteAllocation(places, used, env, computing, held, note_lost, self.kind, patience_s, notes=notes)
+
+    def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
+        """As far as it is known without asking a host."""
+        chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
+        numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
+        names = {host.label: host.name for host in self._hosts}
+        addresses = [at(names[name], number) for name, number in zip(chosen, numbers, strict=False)]
+        places = [Place(name, address) for name, address in zip(chosen, addresses, strict=False)]
+        places += [Place(name) for name in chosen[len(addresses) :]]
+        return RemoteAllocation(tuple(places), {}, {}, {}, ExitStack(), lambda name: None, self.kind)
+
+    def _key(self) -> str:
+        return json.dumps([self.kind, self._settings.model_dump(mode="json"), [str(host) for host in self._hosts]])
+
+    def _fleet(self) -> Fleet:
+        timeout_s = self._settings.host_timeout_s
+        return _FLEETS.setdefault(self._key(), Fleet(self._hosts, self._command_of, timeout_s))
+
+    def _check_program(self) -> None:
+        if shutil.which(self._program) is None:
+            raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
+
+    def _ready(self, fleet: Fleet) -> list[Link]:
+        """Hosts that have what a job needs. Raises UsageError."""
+        links = self._connected(fleet)
+        folders = {link.name: self._folder(link.host) for link in links}
+        lease_s = max(1, round(self._settings.host_timeout_s * 2))
+        check_hosts(links, folders, lease_s, Code(Path.cwd(), self._files), sync=self._settings.sync == "code")
+        return links
+
+    def _connected(self, fleet: Fleet) -> list[Link]:
+        """An agent on each host. In later attempts of a command those count that can be reached."""
+        again = bool(fleet.losses)
+        failed = fleet.missing = fleet.connect()
+        if failed and not again:
+            raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
+        links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]
+        if not links:
+            raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
+        # those that were lost come last: a spare is better
+        return sorted(links, key=lambda link: fleet.losses.get(link.name, 0))
+
+    def _places(self, needs: Needs, chosen: Sequence[str], used: Mapping[str, Link]) -> tuple[Place, ...]:
+        """Where each process runs, with an address that the others reach. Raises UsageError."""
+        ports = _reserve(used, chosen, needs)
+        wanted = self._settings.interface
+        addresses = choose_addresses(list(used.values()), ports, wanted) if needs.num_addresses else {}
+        left = {name: iter(numbers) for name, numbers in ports.items()}
+        return tuple(
+            Place(
+                name,
+                at(addresses[name], next(left[name])) if number < needs.num_addresses else "",
+                tuple(used[name].facts["gpus"]),
+            )
+            for number, name in enumerate(chosen)
+        )
+
+    def _folder(self, host: Host) -> str:
+        return host.folder or self._settings.folder or str(Path.cwd())
+
+    def _place(self, needs: Needs, slots: Sequence[tuple[str, int]]) -> list[str]:
+        """The name of the host of each process."""
+        names = [name for name, _ in slots]
+        numbers = place_tasks(needs.jobs, [count for _, count in slots], names)
+        # a single process, or an evaluator, is beside the one that writes checkpoints
+        first = numbers[0] if numbers else 0
+        return [names[number] for number in [*numbers, *[first] * (needs.num_tasks - len(numbers))]]
+
+
+def _slots(link: Link) -> int:
+    return link.host.slots or max(1, len(link.facts["gpus"]))
+
+
+def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> dict[str, Sequence[int]]:
+    """Ports on each host, in the order of its tasks. Raises UsageError."""
+    with_address = list(chosen[: needs.num_addresses])
+    asked = {}
+    for name, link in links.items():
+        mine = [number for number, host in enumerate(with_address) if host == name]
+        wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]
+        asked[name] = link.ask("reserve", ports=wanted)
+    if wrong := refusals(asked):
+        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
+    return {name: answer.result().fields["ports"] for name, answer in asked.items()}

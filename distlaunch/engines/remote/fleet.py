@@ -1,0 +1,226 @@
+"""All agents of a job. One thread does the I/O of all connections, so that nothing that waits holds another up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from distlaunch.agent.process import Lifeline
+from distlaunch.agent.remote.frames import Frame
+from distlaunch.cluster.hosts import Host
+from distlaunch.engines.remote.link import Command, Link, LinkError
+
+_TURN_S = 1.0
+_BEAT_S = 2.0
+_START_S = 60.0
+"""For an agent to greet. ssh itself gives up earlier; a start-up file of a shell may take its time."""
+_BUSY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Before an agent is started again where a server took no more logins."""
+_BYE_S = 5.0
+
+
+class Fleet:
+    """Starts agents, keeps them, and ends them.
+
+    Args:
+        command_of: how the agent of a host is started.
+        timeout_s: a host that is silent for so long is lost.
+    """
+
+    def __init__(self, hosts: Sequence[Host], command_of: Callable[[Host], Command], timeout_s: float) -> None:
+        self.hosts, self._command_of, self._timeout_s = tuple(hosts), command_of, timeout_s
+        self.links: dict[str, Link] = {}
+        self.losses: dict[str, int] = {}
+        """How often each host was lost."""
+        self.missing: dict[str, str] = {}
+        """Why there is no agent on some hosts, as of the last start."""
+        self._lifeline: Lifeline | None = None
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        self._wake_read = self._wake_write = -1
+        self._lock = threading.Lock()
+        self._dropped: list[tuple[Link, threading.Event]] = []
+        self._beat_at = self._turn_at = 0.0
+        self._num_users = 0
+
+    @property
+    def is_kept(self) -> bool:
+        return bool(self._num_users)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[Fleet]:
+        """Keeps the agents until everybody who has entered this has left it."""
+        self._num_users += 1
+        try:
+            yield self
+        finally:
+            self._num_users -= 1
+            if not self._num_users:
+                self._close()
+
+    def connect(self) -> dict[str, str]:
+        """Starts the agents that are not there, all at once; returns why some did not start, by host."""
+        assert self._num_users, "to be called while it is kept"
+        self._open()
+        missing = [host for host in self.hosts if host.label not in self.links or self.links[host.label].lost]
+        failed: dict[str, str] = {}
+        for pause_s in (*_BUSY_PAUSES_S, None):
+            started = [self._start(host) for host in missing]
+            failed = self.results({link.name: link.greeted for link in started}, _START_S)
+            for name in failed:
+                self.links[name].lose(failed[name])
+            missing = [link.host for link in started if link.failed_for_a_moment]
+            if not missing or pause_s is None:
+                break
+            self._ending.wait(pause_s)
+        # those that were too busy at first have had their turn
+        return {host.label: self.links[host.label].lost for host in self.hosts if self.links[host.label].lost}
+
+    @staticmethod
+    def results(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]], seconds: float) -> dict[str, str]:
+        """Waits for answers of hosts; returns why some did not come, by host."""
+        until, failed = time.monotonic() + seconds, dict[str, str]()
+        for name, future in futures.items():
+            try:
+                future.result(max(0.0, until - time.monotonic()))
+            except LinkError as error:
+                failed[name] = str(error)
+            except FutureTimeoutError:
+                failed[name] = f"it has not answered within {seconds:g} s"
+        return failed
+
+    def _open(self) -> None:
+        if self._thread is None:
+            self._lifeline = Lifeline()
+            self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._ending.clear()
+            self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
+            self._thread.start()
+
+    def _start(self, host: Host) -> Link:
+        assert self._lifeline is not None
+        if (old := self.links.get(host.label)) is not None:
+            self._drop(old)
+        link = Link(host, self._command_of(host), self._lifeline, self._wake)
+        link.heard_at = time.monotonic()
+        with self._lock:
+            self.links[host.label] = link
+        self._wake()
+        return link
+
+    def _drop(self, link: Link) -> None:
+        """Lets go of a connection: first the thread, then the descriptors are closed."""
+        gone = threading.Event()
+        with self._lock:
+            self.links.pop(link.name, None)
+            self._dropped.append((link, gone))
+        self._wake()
+        gone.wait(_BYE_S)
+        link.lose("it is not needed any more")
+        link.close(0.0)
+
+    def _close(self) -> None:
+        if self._thread is None or self._lifeline is None:
+            return
+        until = time.monotonic() + _BYE_S
+        for link in self.links.values():
+            # a copy of a run directory is deleted where the controller has all of it
+            link.post("bye", remove=not link.keeps_copies)
+        for link in self.links.values():
+            while not link.lost and time.monotonic() < until:
+                self._ending.wait(0.01)
+        self._ending.set()
+        self._wake()
+        self._thread.join()
+        self._thread = None
+        for link in self.links.values():
+            link.lose("it is not needed any more")
+            link.close(0.0)
+        self.links.clear()
+        self._lifeline.close()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+
+    def _wake(self) -> None:
+        # a full pipe wakes as well
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"+")
+
+    def _run(self) -> None:
+        """The thread that does the I/O."""
+        try:
+            self._serve()
+        except BaseException as error:
+            # nobody must wait for what will never come
+            for link in list(self.links.values()):
+                link.lose(f"the connections of this machine have failed: {error!r}")
+            raise
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            watched: dict[int, Link] = {}
+            while not self._ending.is_set():
+                self._watch_links(selector, watched)
+                ready = selector.select(_TURN_S)
+                now = time.monotonic()
+                for key, _ in ready:
+                    if key.fd == self._wake_read:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_read, 4096)
+                    elif (link := watched.get(key.fd)) is not None:
+                        _pump(link, key.fd, now, selector)
+                self._keep_alive(now)
+
+    def _watch_links(self, selector: selectors.BaseSelector, watched: dict[int, Link]) -> None:
+        """Registers what is to be read and written, and lets go of what was dropped or lost."""
+        with self._lock:
+            links, dropped = list(self.links.values()), self._dropped
+            self._dropped = []
+        for link in [*links, *(link for link, _ in dropped)]:
+            stdin, stdout, stderr = link.fds
+            gone = bool(link.lost) or link not in links
+            for fd, wanted in ((stdin, link.wants_to_write), (stdout, True), (stderr, not link.is_silent)):
+                is_watched = fd in watched and watched[fd] is link
+                if wanted and not gone and not is_watched:
+                    watched[fd] = link
+                    selector.register(fd, selectors.EVENT_WRITE if fd == stdin else selectors.EVENT_READ)
+                elif is_watched and (gone or not wanted):
+                    del watched[fd]
+                    selector.unregister(fd)
+        for _, gone_event in dropped:
+            gone_event.set()
+
+    def _keep_alive(self, now: float) -> None:
+        # whoever had stopped this process, or closed the lid of its machine, has stopped nobody's beats
+        pause, self._turn_at = now - (self._turn_at or now), now
+        if now - self._beat_at < _BEAT_S:
+            return
+        self._beat_at = now
+        with self._lock:
+            links = list(self.links.values())
+        for link in links:
+            if link.lost:
+                continue
+            if pause > 2 * _TURN_S:
+                link.heard_at += pause
+            if link.takes_beats:
+                link.post("beat")
+                if now - link.heard_at > self._timeout_s:
+                    link.lose(f"it has shown no sign of life for {self._timeout_s:g} s (engine.host_timeout_s)")
+
+
+def _pump(link: Link, fd: int, now: float, selector: selectors.BaseSelector) -> None:
+    stdin, stdout, _ = link.fds
+    if fd == stdin:
+        link.pump_out()
+    elif fd == stdout:
+        link.pump_in(now)
+    else:
+        link.pump_errors()

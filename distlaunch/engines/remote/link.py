@@ -1,0 +1,238 @@
+"""The connection to one agent: a child process whose standard streams carry the messages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from distlaunch.agent.process import Lifeline
+from distlaunch.agent.remote.frames import Frame, FrameError, FrameReader, GreetingReader, encode
+from distlaunch.agent.remote.outbox import Outbox
+from distlaunch.cluster.hosts import Host
+
+_READ_BYTES = 256 * 1024
+_KEPT_BYTES = 8000  # of what the child prints beside the messages
+
+
+class LinkError(Exception):
+    """The agent does not answer any more, or refuses; its text says why."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """How an agent is started.
+
+    Attributes:
+        argv: a program whose standard streams become the agent's.
+        explain: makes a reason of what it has printed to standard error, and of its exit code.
+        is_busy: whether it failed in a way that passes.
+    """
+
+    argv: Sequence[str]
+    explain: Callable[[str, int | None], str]
+    is_busy: Callable[[str], bool] = field(default=lambda stderr: False)
+
+
+class Link:
+    """One agent. Messages may be given from any thread; `pump_*` are called by the one that does the I/O.
+
+    Attributes:
+        facts: what the agent has told of its host; empty until then.
+        clock_s: how far its clock is ahead of this machine's, but for the time that its greeting took.
+        lost: why there is no agent any more; empty while there is one.
+    """
+
+    def __init__(self, host: Host, command: Command, lifeline: Lifeline, wake: Callable[[], None]) -> None:
+        self.host, self._command, self._lifeline, self._wake = host, command, lifeline, wake
+        self.facts: dict[str, Any] = {}
+        self.lost = ""
+        self.clock_s = 0.0
+        self.heard_at = 0.0
+        self.is_ready = False
+        """Whether it was found to have what a job needs."""
+        self.takes_beats = False
+        """Whether it knows who this is, and may be told that this is still there."""
+        self.is_silent = False
+        """Whether it prints nothing more beside the messages."""
+        self.keeps_copies = False
+        """Whether it has something that the controller could not take."""
+        self.take: Callable[[Link, Frame], None] | None = None
+        """Gets the messages that answer nothing; called by the thread that does the I/O."""
+        self.greeted: Future[None] = Future()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, Future[Frame]] = {}
+        self._stderr = b""
+        self._greeting: GreetingReader | None = GreetingReader()
+        self._reader = FrameReader()
+        self._process = subprocess.Popen(
+            list(command.argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            # neither Ctrl-C nor a question for a password concerns it
+            start_new_session=True,
+        )
+        lifeline.guard(self._process.pid)
+        assert self._process.stdin is not None
+        self._outbox = Outbox(self._process.stdin.fileno())
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    @property
+    def name(self) -> str:
+        return self.host.label
+
+    @property
+    def fds(self) -> tuple[int, int, int]:
+        """Standard input, output and error of the child."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        return process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        with self._lock:
+            return self._outbox.wants_to_write
+
+    def post(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Sends a message; nobody hears of it if the agent is gone."""
+        with self._lock:
+            self._outbox.put(encode(kind, payload, **fields))
+        self._wake()
+
+    def post_in_order(self, messages: Iterable[bytes]) -> None:
+        """Sends messages, made only when there is room for them, before what is given to this later."""
+        with self._lock:
+            self._outbox.put_files(messages)
+        self._wake()
+
+    def ask(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
+        """Sends a message; the result is the answer, or LinkError.
+
+        Args:
+            after_files: behind all that was given to `post_in_order`.
+        """
+        answer: Future[Frame] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self.lost:
+                answer.set_exception(LinkError(self.lost))
+                return answer
+            self._asked[number] = answer
+            message = encode(kind, payload, id=number, **fields)
+            self._outbox.put_files([message]) if after_files else self._outbox.put(message)
+        self._wake()
+        return answer
+
+    def pump_out(self) -> None:
+        """Writes what can be written."""
+        with self._lock, contextlib.suppress(OSError):  # its end is seen where it is read
+            self._outbox.flush()
+
+    def pump_in(self, now: float) -> None:
+        """Reads what has come."""
+        stdout = self.fds[1]
+        try:
+            data = os.read(stdout, _READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end()
+            return
+        self.heard_at = now
+        try:
+            if self._greeting is not None:
+                rest = self._greeting.feed(data)
+                if rest is None:
+                    return
+                self._greeting, data = None, rest
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        # a field that is not there, or of another type
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            self.lose(f"what it sends is no message of an agent: {error}")
+
+    def pump_errors(self) -> None:
+        """Takes what the child prints beside the messages."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.fds[2], _READ_BYTES)
+            self._stderr = (self._stderr + data)[-_KEPT_BYTES:]
+            self.is_silent = not data
+
+    def lose(self, reason: str) -> None:
+        """There is no agent any more, or none that can be talked to."""
+        with self._lock:
+            self.lost = self.lost or reason
+            asked, self._asked = self._asked, {}
+        error = LinkError(self.lost)
+        for answer in asked.values():
+            answer.set_exception(error)
+        if not self.greeted.done():
+            self.greeted.set_exception(error)
+        self._kill()
+
+    @property
+    def failed_for_a_moment(self) -> bool:
+        """Whether the agent did not start for a reason that passes."""
+        return not self.facts and self._command.is_busy(self._stderr.decode(errors="replace"))
+
+    def close(self, wait_s: float) -> None:
+        """Waits for the child to end, and ends it. The thread that does the I/O has let go of it."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
+        self._kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "hello":
+            self.facts = frame.fields
+            self.clock_s = float(self.facts.get("time") or 0.0) - time.time()
+            if not self.greeted.done():
+                self.greeted.set_result(None)
+        elif frame.kind == "refused":
+            self.lose(frame.text("message"))
+        elif frame.kind == "reply":
+            with self._lock:
+                answer = self._asked.pop(frame.number("id"), None)
+            if answer is not None:
+                answer.set_result(frame)
+        elif self.take is not None:
+            self.take(self, frame)
+
+    def _end(self) -> None:
+        """The child has closed its output: its exit code and its last words say why."""
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(2.0)
+        self.pump_errors()
+        told = self._stderr.decode(errors="replace")
+        if self.facts:
+            last = [line for line in told.splitlines() if line.strip()][-1:]
+            self.lose("the connection to its agent has ended" + (f": {last[0]}" if last else ""))
+        else:
+            noise = self._greeting.noise.decode(errors="replace") if self._greeting else ""
+            self.lose(self._command.explain(told or noise, code))
+
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._lifeline.release(self._process.pid)

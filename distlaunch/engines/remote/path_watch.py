@@ -1,0 +1,95 @@
+"""Finds two hosts that no longer reach each other, which TensorFlow and JAX never notice unless one of them leads.
+
+Asked while no task makes a step: who could connect to whom when training began, and cannot any more?
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from distlaunch.agent.remote.frames import Frame
+from distlaunch.engines.remote.link import Link, LinkError
+
+_PROBE_S = 5
+_CONFIRMED_BY = 2
+"""Rounds in a row; each tries for seconds, so that lost packets are no cut."""
+
+Path = tuple[str, str]
+"""From a host to an address."""
+
+
+class PathWatch:
+    """Of the tasks of one attempt.
+
+    Args:
+        hosts: the host of each address at which a task may listen.
+        patience_s: how long no task makes a step before paths are tried.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, links: Mapping[str, Link], hosts: Mapping[str, str], patience_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._links, self._hosts, self._patience_s, self._clock = links, dict(hosts), patience_s, clock
+        self._asked: dict[str, Future[Frame]] = {}
+        self._usable: set[Path] | None = None
+        """Paths that worked when training began; None: not tried yet."""
+        self._broken: Counter[Path] = Counter()
+        self._progress: Any = None
+        self._moved_at = clock()
+
+    def look(self, progress: Any) -> tuple[str, str] | None:
+        """The host to be given up and why, if two hosts cannot reach each other.
+
+        Args:
+            progress: something that changes with each step of any task; None before the first.
+        """
+        if progress is None or len(self._links) < 2:
+            return None
+        if progress != self._progress:
+            self._progress, self._moved_at = progress, self._clock()
+            self._broken.clear()
+        if self._asked:
+            return self._read_answers() if all(answer.done() for answer in self._asked.values()) else None
+        if self._usable is None or self._clock() - self._moved_at >= self._patience_s:
+            self._ask()
+        return None
+
+    def _ask(self) -> None:
+        for name, link in self._links.items():
+            plain = [[*_split(address), ""] for address in self._hosts]
+            self._asked[name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
+
+    def _read_answers(self) -> tuple[str, str] | None:
+        addresses, missed = list(self._hosts), set[Path]()
+        for name, answer in self._asked.items():
+            try:
+                missed |= {(name, addresses[number]) for number in answer.result().fields["missed"]}
+            except LinkError:  # a lost host is found by itself
+                missed |= {(name, address) for address in addresses}
+        self._asked.clear()
+        if self._usable is None:
+            every = {(name, address) for name in self._links for address in addresses}
+            self._usable = every - missed
+            return None
+        still = self._clock() - self._moved_at >= self._patience_s
+        broken = missed & self._usable if still else set[Path]()
+        self._broken = Counter({path: self._broken[path] + 1 for path in broken})
+        sure = sorted(path for path, times in self._broken.items() if times >= _CONFIRMED_BY)
+        return self._named(sure) if sure else None
+
+    def _named(self, paths: list[Path]) -> tuple[str, str]:
+        first = next(iter(self._links))
+        ends = Counter(host for name, address in paths for host in {name, self._hosts[address]})
+        # the one that most paths have in common; of two, the one that does not lead
+        host = max(ends, key=lambda name: (ends[name], name != first, name))
+        name, address = next(path for path in paths if host in (path[0], self._hosts[path[1]]))
+        return host, f"{name} cannot reach {self._hosts[address]} at {address} any more, and no task makes a step"
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,97 @@
+"""The run directory across hosts: what a host needs of it is sent there, and what its tasks write comes back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.remote.frames import Frame
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.link import Link
+
+_ANSWER_S = 60.0
+"""A disk of the network may take its time."""
+
+
+def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
+    """Lets each host look for the run directory; returns the checkpoints of those that have a copy of their own.
+
+    Raises UsageError that says which host cannot have one, and why.
+    """
+    nonce = f".seen-{secrets.token_hex(8)}"
+    # a fresh name: what a network disk remembers of older ones does not matter
+    (run.path / nonce).touch()
+    try:
+        asked = {link.name: link.ask("open", root=str(run.path), nonce=nonce) for link in links}
+        failed = Fleet.results(asked, _ANSWER_S)
+    finally:
+        (run.path / nonce).unlink(missing_ok=True)
+    copies: dict[str, list[int]] = {}
+    for name in asked.keys() - failed.keys():
+        fields = asked[name].result().fields
+        if "error" in fields:
+            failed[name] = str(fields["error"])
+        elif not fields["shared"]:
+            copies[name] = list(fields["checkpoints"])
+    if failed:
+        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in sorted(failed.items())))
+    return copies
+
+
+def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[int] | None) -> Iterator[bytes]:
+    """Messages that put into a copy what the tasks of an attempt read.
+
+    Args:
+        checkpoints_there: those that the copy has; None: its tasks read none.
+    """
+    yield from file_transfer.send_file(run.attempt_config(attempt), _name(run, run.attempt_config(attempt)))
+    if run.events.exists():
+        yield from file_transfer.send_file(run.events, _name(run, run.events))
+    if checkpoints_there is None:
+        return
+    folders = [path for path in (run.checkpoints, run.path / "preprocessing", run.compiled) if path.is_dir()]
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            is_there = folder == run.checkpoints and path.name in {f"step-{step:08d}" for step in checkpoints_there}
+            if path.name.startswith(".") or is_there:
+                continue
+            send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file
+            yield from send(path, _name(run, path))
+
+
+class Incoming:
+    """Writes what comes from copies into the controller's run directory.
+
+    Attributes:
+        problem: why something could not be written; empty if all was.
+    """
+
+    def __init__(self, run: RunDir) -> None:
+        self._root = run.path
+        self.problem = ""
+        self._torn: set[str] = set()
+        """What is not complete, and never will be."""
+
+    def take(self, frame: Frame) -> None:
+        """A disk that is full stops no job. Raises FrameError."""
+        path = frame.text("path")
+        part = file_transfer.part_of(path)
+        if path == part and (frame.kind == file_transfer.REMOVE or frame.fields.get("fresh")):
+            self._torn.discard(part)
+        # half a checkpoint must not look like a whole one
+        if part in self._torn:
+            return
+        try:
+            file_transfer.receive(self._root, frame)
+        except OSError as error:
+            self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
+            if part:
+                self._torn.add(part)
+
+
+def _name(run: RunDir, path: Path) -> str:
+    return path.relative_to(run.path).as_posix()

@@ -1,0 +1,177 @@
+"""Tasks on other hosts, as supervision sees them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from distlaunch.agent.messages import Exit, Order
+from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.remote.frames import Frame, encode
+from distlaunch.base.heartbeat import Signs
+from distlaunch.engines.remote.link import Link
+from distlaunch.engines.remote.path_watch import PathWatch
+from distlaunch.engines.remote.run_files import Incoming
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+
+_LOST_CODE = -9
+"""Of a task whose host is lost: nothing of it runs, or will for longer than the lease."""
+
+
+@dataclass
+class RemoteTask:
+    """A process of a task on another host; the thread of the connections changes what it knows."""
+
+    host: str
+    link: Link
+    name: str
+    pid: int = 0
+    exit: Exit | None = None
+    shown: Signs = field(default_factory=Signs)
+    suspended: bool = False
+
+    def poll(self) -> Exit | None:
+        if self.exit is None and self.link.lost:
+            self.exit = Exit(_LOST_CODE, oom=False, lost=f"the host {self.host} was lost: {self.link.lost}")
+        return self.exit
+
+    def send(self, order: Order, *, whole_group: bool) -> None:
+        self.link.post("order", task=self.name, order=order.value, whole_group=whole_group)
+
+    def is_suspended(self) -> bool:
+        return self.suspended
+
+    def signs(self) -> Signs:
+        return self.shown
+
+
+class RemoteTasks:
+    """Starts tasks on hosts, and hears of them.
+
+    Args:
+        show: takes the lines that tasks print, in the thread that calls `wait`.
+        environ: what the tasks get beside their host's own environment.
+        paths: watches whether the hosts still reach each other.
+        note_lost: called with the name of a host that is given up.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, links: Mapping[str, Link], incoming: Incoming, show: Callable[[str, str], None],
+        environ: Mapping[str, str],
+        paths: PathWatch,
+        note_lost: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._plan, self._links, self._incoming = plan, links, incoming
+        self._show, self._environ, self._paths, self._note_lost = show, environ, paths, note_lost
+        self._tasks: dict[str, RemoteTask] = {}
+        self._lines: deque[tuple[str, str]] = deque()
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # not `select`, which knows no descriptors above 1,023
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+
+    def start(self, task: TaskPlan) -> RemoteTask:
+        link = self._links[task.host]
+        name = str(task.task)
+        # the interpreter of this host may be elsewhere there
+        first = link.facts["interpreter"] if task.argv[0] == sys.executable else task.argv[0]
+        made = RemoteTask(task.host, link, name)
+        with self._lock:
+            self._tasks[name] = made
+        for log in (task.files.stdout_log, task.files.stderr_log):
+            with contextlib.suppress(OSError):  # a full disk
+                log.touch()
+        fields = {
+            "task": name,
+            "attempt": self._plan.attempt,
+            "argv": [first, *task.argv[1:]],
+            "env": {**self._environ, **task.env},
+            "preload": asdict(task.preload) if task.preload is not None else None,
+        }
+        link.post_in_order([encode("start", **fields)])
+        return made
+
+    def watch(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ)
+
+    def wait(self, timeout_s: float) -> bool:
+        ready = {key.fd for key, _ in self._selector.select(timeout_s)}
+        if self._wake_read in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+        while self._lines:
+            self._show(*self._lines.popleft())
+        if (given_up := self._paths.look(self._progress())) is not None:
+            self._give_up(*given_up)
+        return bool(ready - {self._wake_read})
+
+    def take(self, link: Link, frame: Frame) -> None:
+        """A message of an agent; called by the thread of the connections."""
+        if frame.kind in file_transfer.KINDS:
+            self._incoming.take(frame)
+        elif frame.kind == "line":
+            self._lines.append((frame.text("task") or link.name, frame.text("text")))
+            self.wake()
+        elif frame.kind == "beat":
+            self._note_beat(frame)
+        elif frame.kind == "exit":
+            self._note_exit(frame)
+            self.wake()
+
+    def wake(self) -> None:
+        """`wait` returns."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"+")
+
+    def _progress(self) -> Any:
+        """What changes with each step; None before the first, and while something else than a step takes its time."""
+        with self._lock:
+            running = [task.shown for task in self._tasks.values() if task.exit is None]
+        if all(signs.step is None for signs in running) or any(signs.has_to_finish for signs in running):
+            return None
+        return [(signs.turns, signs.step) for signs in running]
+
+    def _give_up(self, host: str, reason: str) -> None:
+        """Ends the tasks of a host that others cannot reach."""
+        self._note_lost(host)
+        with self._lock:
+            for task in self._tasks.values():
+                if task.host == host and task.exit is None:
+                    task.send(Order.KILL, whole_group=False)
+                    task.exit = Exit(_LOST_CODE, oom=False, lost=reason)
+
+    def close(self) -> None:
+        while self._lines:
+            self._show(*self._lines.popleft())
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _note_beat(self, frame: Frame) -> None:
+        suspended: Sequence[str] = frame.fields.get("suspended") or ()
+        with self._lock:
+            for name, signs in (frame.fields.get("signs") or {}).items():
+                if (task := self._tasks.get(name)) is not None:
+                    task.shown = Signs(*signs)
+                    task.suspended = name in suspended
+                    task.pid = int(frame.fields["pids"].get(name, 0))
+
+    def _note_exit(self, frame: Frame) -> None:
+        oom = frame.fields.get("oom")
+        with self._lock:
+            task = self._tasks.get(frame.text("task"))
+        if task is None:
+            return
+        if told := frame.fields.get("unstartable"):
+            self._lines.append((task.name, f"could not be started: {told}"))
+        if isinstance(signs := frame.fields.get("signs"), list):
+            task.shown = Signs(*signs)
+        task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))

@@ -1,0 +1,93 @@
+"""Tasks on the nodes of a Slurm allocation: one agent on each, in a job step that `srun` starts from here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from distlaunch.base.errors import UsageError
+from distlaunch.cluster.hosts import Host
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.remote.engine import RemoteEngine
+from distlaunch.engines.remote.link import Command
+from distlaunch.engines.remote.ssh_errors import explain_python
+
+_OPTIONS = ("--nodes=1", "--ntasks=1", "--mem=0", "--mpi=none", "--unbuffered", "--quiet", "--wait=0", "--input=all")
+_OUTPUT_SETTINGS = ("SLURM_LABELIO", "SRUN_LABELIO", "SLURM_STDOUTMODE", "SLURM_STDINMODE", "SLURM_STDERRMODE")
+"""Variables by which a user changes what srun does with output, which the messages of an agent would not survive."""
+
+
+def is_in_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a Slurm job with other nodes than the one it is on."""
+    if "SLURM_JOB_ID" not in environ:
+        return False
+    # on the only node of a job, that is this machine
+    return not (environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURMD_NODENAME" in environ)
+
+
+def is_one_of_many(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started this command several times, and this is not the first."""
+    return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
+
+
+def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str] = ()) -> RemoteEngine:
+    """The nodes of the allocation. Raises UsageError if there is none.
+
+    Args:
+        files: as of `RemoteEngine`.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        raise UsageError("engine.kind: slurm: this command is in no Slurm allocation; start it by `sbatch` or `salloc`")
+    cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
+    whole = node_names(environ["SLURM_JOB_NODELIST"])
+    # within `srun` those of its step, which may have fewer
+    in_step = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
+    nodes = node_names(environ["SLURM_STEP_NODELIST"]) if in_step else whole
+    slots = {name: count for name, count in zip(whole, tasks, strict=False) if count > 1}
+    num_cpus = dict(zip(whole, cpus, strict=False))
+    hosts = [Host(name, slots=slots.get(name)) for name in nodes]
+    python = settings.python or sys.executable
+
+    def command_of(host: Host) -> Command:
+        def explain(stderr: str, code: int | None) -> str:
+            last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
+            return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'it said nothing'}"
+
+        return Command(srun_command(host, python, num_cpus.get(host.name), environ), explain)
+
+    return RemoteEngine("slurm", hosts, command_of, "srun", settings, files)
+
+
+def srun_command(host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str]) -> list[str]:
+    """What starts an agent, beside the step that this command may itself be in."""
+    unset = [word for name in _OUTPUT_SETTINGS if name in environ for word in ("-u", name)]
+    # Slurm 22.05 hands it down to no step inside a step
+    cpus = [f"--cpus-per-task={num_cpus}"] if num_cpus else []
+    srun = ["srun", "--overlap", f"--nodelist={host.name}", *_OPTIONS, *cpus]
+    return [*(["env", *unset] if unset else []), *srun, python, "-P", "-m", "distlaunch.agent.remote"]
+
+
+def node_counts(text: str) -> list[int]:
+    """Slurm's `4(x2),8`: one number for each node."""
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            return []
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def node_names(nodelist: str) -> list[str]:
+    """The nodes that `n[1-3,7]` means, in Slurm's order. Raises UsageError."""
+    if "[" not in nodelist:
+        return nodelist.split(",")
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        told = getattr(error, "stderr", "") or str(error)
+        raise UsageError(f"`scontrol show hostnames {nodelist}` failed: {told.strip()}") from None
+    return done.stdout.split()

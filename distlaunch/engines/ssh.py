@@ -1,0 +1,64 @@
+"""Tasks on hosts that the user's own ssh reaches: one agent on each, at the other end of one connection."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problem, parse_host
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.remote import ssh_errors
+from distlaunch.engines.remote.engine import RemoteEngine
+from distlaunch.engines.remote.link import Command
+
+_OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
+            "-o", "ClearAllForwardings=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+            "-o", "ConnectTimeout=10")  # fmt: skip
+"""No terminal, no question, a connection of its own unless one is shared already; an end when the network is gone."""
+
+
+def ssh_command(host: Host, settings: EngineSection) -> list[str]:
+    """What starts an agent. Nothing of the job is in it: the command lines of a host are everybody's to see."""
+    python = python_of(host, settings)
+    # safe path: a folder called `distlaunch` in the home directory must not be taken for the package
+    remote = f"exec {shlex.quote(python)} -P -m distlaunch.agent.remote"
+    port = ["-p", str(host.port)] if host.port else []
+    user = ["-l", host.user] if host.user else []
+    return ["ssh", *_OPTIONS, *port, *user, "--", host.name, remote]
+
+
+def python_of(host: Host, settings: EngineSection) -> str:
+    """The interpreter on a host."""
+    return host.python or settings.python or sys.executable
+
+
+def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
+    """The hosts that the config or its hostfile names. Raises ConfigError."""
+    if settings.hostfile is None:
+        return tuple(parse_host(text) for text in settings.hosts)
+    if problem := hostfile_problem(settings.hostfile):
+        raise ConfigError(Problem(("engine", "hostfile"), problem))
+    return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
+
+
+def ssh_engine(settings: EngineSection, files: Sequence[str] = ()) -> RemoteEngine:
+    """The hosts of the section `engine`. Raises ConfigError.
+
+    Args:
+        files: as of `RemoteEngine`.
+    """
+
+    def command_of(host: Host) -> Command:
+        target = f"{host.user}@{host.name}" if host.user else host.name
+        target += f" -p {host.port}" if host.port else ""
+
+        def explain(stderr: str, code: int | None) -> str:
+            python = python_of(host, settings)
+            return ssh_errors.explain(stderr, code, target=target, name=host.name, python=python)
+
+        return Command(ssh_command(host, settings), explain, ssh_errors.is_busy)
+
+    return RemoteEngine("ssh", hosts_of(settings), command_of, "ssh", settings, files)

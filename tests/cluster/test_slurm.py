@@ -1,0 +1,46 @@
+"""Jobs in a real Slurm allocation."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from lab import Lab
+from slurm import Slurm, wait_until
+from test_training import losses, write_config
+
+from distlaunch.base.run_dir import RunDir
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+AUTO = {"kind": "auto"}
+
+
+def test_a_command_that_srun_starts_twice_trains_once(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
+    config = write_config(tmp_path, tmp_path / "runs", "once", engine=AUTO, cluster={"workers": 2})
+    job = slurm.run("srun", "-N2", "-l", *slurm.train(config))
+    assert job.end(180) == 0, job.output
+    assert job.output.count("task 0 of the step trains, and this one ends") == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["once"]
+    run = RunDir(tmp_path / "runs" / "once")
+    assert len(run.tasks(0)) == 2
+    local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
+    assert local.end(180) == 0, local.output
+    assert losses(run) == pytest.approx(losses(RunDir(tmp_path / "runs" / "local")), rel=1e-6)
+
+
+def test_a_cancelled_job_leaves_a_checkpoint_and_nothing_else(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path, tmp_path / "runs", "batch", engine=AUTO, cluster={"workers": 2}, train={"epochs": 2000}
+    )
+    script, out = tmp_path / "job.sh", tmp_path / "job.out"
+    script.write_text(f"#!/bin/bash\nexec {shlex.join(slurm.train(config))}\n")
+    waiting = slurm.run("sbatch", "--wait", "--parsable", "-N2", "-o", str(out), str(script))
+    waiting.wait_for("\n")
+    number = waiting.output.strip()
+    run = RunDir(tmp_path / "runs" / "batch")
+    wait_until(lambda: losses(run))
+    assert slurm.run("scancel", number).end(20) == 0
+    waiting.end(60)
+    assert run.checkpoint_steps()
+    assert "--resume" in out.read_text()

@@ -1,0 +1,172 @@
+"""Whole jobs on hosts that share no disk for their runs: the same numbers as on one machine, and one run directory."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab import Lab
+
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_facts import RunFacts
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+HOSTS = ["host1", "host2", "host3"]
+
+
+def write_config(folder: Path, runs: Path, name: str, **changes: Any) -> str:
+    config: dict[str, Any] = {
+        "name": name,
+        "runs_dir": str(runs),
+        "model": {"function": "distlaunch.workloads.images:mlp"},
+        "data": {"function": "distlaunch.workloads.images:fashion_mnist", "global_batch": 48, "train_examples": 480},
+        "compile": {
+            "optimizer": {"name": "SGD", "args": {"learning_rate": 0.05}},
+            "loss": {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}},
+        },
+        "train": {"epochs": 2},
+        "validation": None,
+        "cluster": {"workers": 3},
+        "strategy": {"kind": "multi_worker_mirrored"},
+        "engine": {"kind": "ssh", "hosts": HOSTS},
+        **changes,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def losses(run: RunDir) -> list[float]:
+    return [event.logs["loss"] for event in read_events(run.events) if isinstance(event, EpochEnded)]
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "multi_worker_mirrored"}, {"kind": "jax", "mesh": {"batch": 3}}])
+def test_three_hosts_give_the_losses_of_one_machine(
+    lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    config = write_config(tmp_path, own_disk, strategy["kind"], strategy=strategy, export=["keras"])
+    job = lab.start("train", config)
+    assert job.end(180) == 0, job.output
+    run = RunDir(own_disk / strategy["kind"])
+    hosts = RunFacts.of(read_events(run.events)).now.hosts
+    assert hosts.get("worker:0") == "host1"
+    # everything is here, although each host has a disk of its own
+    assert run.exported("keras").is_file()
+    assert run.checkpoint_steps() == [10, 20]
+    assert all(files.stderr_log.exists() for files in run.tasks(0).values())
+    assert len(run.tasks(0)) == 3
+    # and nothing is left there
+    for number in (1, 2, 3):
+        assert not lab.files(number, own_disk)
+    local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
+    assert local.end(180) == 0, local.output
+    assert losses(run) == pytest.approx(losses(RunDir(own_disk / "local")), rel=1e-6)
+
+
+def test_a_killed_task_is_named_with_its_host(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, own_disk, "killed", train={"epochs": 500})
+    job = lab.start("train", config)
+    job.wait_for("epoch   2/500")
+    lab.task(2, "worker:1").kill()
+    assert job.end() == 3
+    assert "worker:1 on host2" in job.said
+    assert "killed by SIGKILL" in job.said
+
+
+def test_ctrl_c_leaves_a_checkpoint_here_and_nothing_there(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, own_disk, "stopped", train={"epochs": 500})
+    job = lab.start("train", config)
+    job.wait_for("epoch   2/500")
+    lab.launcher(job).send_signal(signal.SIGINT)
+    assert job.end() == 130, job.output
+    run = RunDir(own_disk / "stopped")
+    assert run.checkpoint_steps()
+    resumed = lab.start("train", str(run.path), "--resume", "--set", "train.epochs=3")
+    resumed.end()
+    assert "restored" in resumed.said or "finished" in resumed.said, resumed.output
+
+
+def test_a_host_without_power_is_replaced_by_a_spare(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 8}
+    config = write_config(
+        tmp_path, own_disk, "lost", engine=engine, cluster={"workers": 2}, train={"epochs": 30}, restarts={"max": 1}
+    )
+    job = lab.start("train", config)
+    job.wait_for("epoch  3/30")
+    lab.kill(1)  # the chief's
+    assert job.end(200) == 0, job.output
+    assert "host1 is left out" in job.said
+    # from what had been copied before
+    assert "restored" in job.said
+    steps = losses(RunDir(own_disk / "lost"))
+    assert len(steps) >= 30
+
+
+def test_a_job_shrinks_when_no_host_is_left_in_place_of_a_lost_one(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 6}
+    workers = {"workers": {"min": 2, "max": 3}}
+    config = write_config(tmp_path, own_disk, "shrinks", engine=engine, cluster=workers, train={"epochs": 30})
+    job = lab.start("train", config)
+    job.wait_for("epoch  3/30")
+    lab.kill(3)
+    assert job.end(200) == 0, job.output
+    assert "with 2 workers instead of 3" in job.said
+    assert "host3 is left out" in job.said
+
+
+def test_a_host_that_is_cut_off_is_named(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
+    config = write_config(tmp_path, own_disk, "cut", engine=engine, train={"epochs": 500})
+    job = lab.start("train", config)
+    job.wait_for("epoch   2/500")
+    lab.cut(3)
+    assert job.end() == 3, job.output
+    assert "worker:2 on host3" in job.said
+    assert "no sign of life for 4 s" in job.said
+
+
+def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    """TensorFlow, whose heartbeats go to the first worker only, would wait for ever."""
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
+    config = write_config(tmp_path, own_disk, "parted", engine=engine, train={"epochs": 2000})
+    job = lab.start("train", config)
+    job.wait_for("epoch    2/2000")
+    # the paths that work are tried when training begins
+    job.wait_for("epoch   40/2000")
+    lab.cut(2, 3)
+    assert job.end() == 3, job.output
+    assert "host2 cannot reach host3 at 10.77.0.13:" in job.said or "host3 cannot reach host2" in job.said
+
+
+def test_a_killed_controller_leaves_nothing(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, own_disk, "orphaned", train={"epochs": 500})
+    job = lab.start("train", config)
+    job.wait_for("epoch   2/500")
+    lab.launcher(job).kill()
+    job.end()
+
+
+def test_code_is_sent_to_hosts_that_do_not_have_it(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    project = own_disk / "project"
+    project.mkdir()
+    (project / "mine.py").write_text(
+        "import keras, numpy as np\n"
+        "def model():\n    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])\n"
+        "def data():\n    x = np.loadtxt('numbers.txt').reshape(-1, 1)\n    return {'train': (x, x)}\n"
+    )
+    (project / "numbers.txt").write_text("\n".join(map(str, range(64))))
+    changes: dict[str, Any] = {
+        "model": {"function": f"{project}/mine.py:model"},
+        "data": {"function": f"{project}/mine.py:data", "global_batch": 16},
+        "compile": {"optimizer": "SGD", "loss": "mse"},
+        "cluster": {"workers": 2},
+        "engine": {"kind": "ssh", "hosts": HOSTS[:2], "sync": "code"},
+    }
+    job = lab.start("train", write_config(tmp_path, own_disk, "sent", **changes), folder=project)
+    assert job.end(180) == 0, job.output
+    assert {"mine.py", "numbers.txt"} <= set(lab.files(1, project))

@@ -1,0 +1,223 @@
+"""A real agent at the other end of two pipes: what it refuses, and that it never stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from distlaunch import __version__
+from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameReader, GreetingReader, encode
+
+SLEEPER = "import time; print('begun', flush=True); time.sleep(1000)"
+
+
+class Agent:
+    """The controller's side of one."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "distlaunch.agent.remote"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        self._greeting: GreetingReader | None = GreetingReader()
+        self._reader = FrameReader()
+        self._frames: list[Frame] = []
+        self._ended = False
+
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(data)
+
+    def next(self, *kinds: str, seconds: float = 30) -> Frame:
+        """The next message of these kinds; others are passed over."""
+        until = time.monotonic() + seconds
+        while True:
+            while self._frames:
+                if (frame := self._frames.pop(0)).kind in kinds:
+                    return frame
+            assert not self._ended, f"it has ended without {kinds}"
+            self._read(until)
+
+    def answers(self, count: int) -> None:
+        """Waits for so many answers, none of which says no."""
+        for _ in range(count):
+            assert "error" not in self.next("reply").fields
+
+    def _read(self, until: float) -> None:
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        assert select.select([fd], [], [], max(0, until - time.monotonic()))[0], "nothing came"
+        data = os.read(fd, 65536)
+        self._ended = not data
+        if self._greeting is not None:
+            rest = self._greeting.feed(data)
+            if rest is None:
+                return
+            self._greeting, data = None, rest
+        self._frames += self._reader.feed(data)
+
+    def greet(self, folder: Path, **changes: Any) -> None:
+        fields = {"id": 1, "protocol": PROTOCOL, "distlaunch": __version__, "lease_s": 30}
+        self.send(encode("hello", **{**fields, **changes}))
+        self.send(encode("enter", id=9, folder=str(folder)))
+
+    def begin(self, run: Path) -> Frame:
+        """Opens a run directory and begins its first attempt."""
+        self.send(encode("open", id=2, root=str(run), nonce="nothing"))
+        answer = self.next("reply")
+        self.send(encode("begin", attempt=0, computing=1, without=[]))
+        return answer
+
+    def start(self, code: str, task: str = "worker:0", attempt: int = 0) -> None:
+        self.send(encode("start", task=task, attempt=attempt, argv=[sys.executable, "-c", code], env={}, preload=None))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    made = Agent()
+    yield made
+    left = psutil.Process(made.process.pid).children(recursive=True) if made.process.poll() is None else []
+    made.end()
+    assert not psutil.wait_procs(left, 10)[1]
+
+
+def test_it_tells_what_its_host_is(agent: Agent) -> None:
+    hello = agent.next("hello").fields
+    assert (hello["protocol"], hello["distlaunch"]) == (PROTOCOL, __version__)
+    assert {"tensorflow", "keras"} <= hello["packages"].keys()
+    assert hello["interpreter"] == sys.executable
+    assert hello["addresses"]
+
+
+@pytest.mark.parametrize("wrong", [{"distlaunch": "0.0.1"}, {"protocol": 99}])
+def test_another_version_is_refused_with_both_named(agent: Agent, tmp_path: Path, wrong: dict[str, Any]) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path, **wrong)
+    message = agent.next("refused").text("message")
+    assert f"distlaunch {__version__} (protocol {PROTOCOL})" in message
+    assert str(next(iter(wrong.values()))) in message
+    assert agent.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack("!II", 20, 2**32 - 1),
+        encode("start", task="worker:0"),
+        encode("hello", protocol="no"),
+        os.urandom(4096),
+    ],
+)
+def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
+    agent.next("hello")
+    agent.send(nonsense)
+    assert agent.next("refused").text("message")
+    assert agent.process.wait(10) == 0
+
+
+def test_a_later_message_without_sense_ends_it_with_its_tasks(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    agent.start(SLEEPER)
+    assert agent.next("line").text("text") == "begun"
+    task = psutil.Process(agent.process.pid).children(recursive=True)
+    agent.send(encode("start", task="worker:1", attempt=7, argv=["x"], env={}))
+    assert "attempt 7" in agent.next("refused").text("message")
+    agent.process.wait(10)
+    assert not psutil.wait_procs(task, 10)[1]
+
+
+def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    assert agent.begin(tmp_path / "run").fields == {"id": 2, "shared": False, "checkpoints": []}
+    agent.start("import os, sys; print('x' * 5_000_000); print('last', file=sys.stderr); os._exit(7)")
+    logs: dict[str, int] = {}
+    while True:
+        frame = agent.next("write", "exit")
+        if frame.kind == "exit":
+            break
+        logs[frame.text("path")] = logs.get(frame.text("path"), 0) + len(frame.payload)
+    assert frame.fields["code"] == 7
+    assert logs == {"attempts/0/worker-0/stdout.log": 5_000_001, "attempts/0/worker-0/stderr.log": 5}
+
+
+def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    agent.start(SLEEPER)
+    agent.next("line")
+    started = psutil.Process(agent.process.pid).children(recursive=True)
+    assert started
+    assert agent.process.stdin is not None
+    agent.process.stdin.close()
+    assert agent.process.wait(10) == 0
+    assert not psutil.wait_procs(started, 10)[1]
+
+
+def test_a_silent_controller_loses_its_lease(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path, lease_s=1)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    agent.start(SLEEPER)
+    started = psutil.Process(agent.process.pid).children(recursive=True)
+    assert agent.process.wait(20) == 0
+    assert not psutil.wait_procs(started, 10)[1]
+
+
+def test_a_killed_agent_leaves_no_task(agent: Agent, tmp_path: Path) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    agent.start(SLEEPER)
+    agent.next("line")
+    started = psutil.Process(agent.process.pid).children(recursive=True)
+    agent.process.kill()
+    assert not psutil.wait_procs(started, 10)[1]
+
+
+def test_code_is_compared_by_content(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("a = 1\n")
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.send(encode("compare", json.dumps({"model.py": "0" * 16, "missing.py": "1" * 16}).encode(), id=3))
+    assert agent.next("reply").fields == {"id": 3, "wrong": ["model.py", "missing.py"], "count": 2}
+
+
+def test_a_folder_of_another_run_is_not_touched(agent: Agent, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("mine")
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.send(encode("open", id=2, root=str(run), nonce="nothing"))
+    assert "belongs to another run" in agent.next("reply").fields["error"]
+    assert (run / "config.yaml").read_text() == "mine"

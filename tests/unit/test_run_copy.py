@@ -1,0 +1,161 @@
+"""The copy of a run directory on a host: what is sent of it, and when it may be deleted."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, receive, send_folder
+from distlaunch.agent.remote.frames import Frame, FrameReader
+from distlaunch.agent.remote.run_copy import RunCopy, is_shared
+from distlaunch.base.errors import UsageError
+from distlaunch.base.run_dir import RunDir
+from distlaunch.engines.remote.run_files import Incoming
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> RunCopy:
+    return RunCopy(tmp_path / "copy", is_first=True)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    (tmp_path / "target").mkdir()
+    return tmp_path / "target"
+
+
+def take(messages: Iterable[bytes], target: Path) -> list[str]:
+    """Receives messages; returns what was moved into place or removed."""
+    done = []
+    for message in messages:
+        for frame in FrameReader().feed(message):
+            receive(target, frame)
+            if frame.kind == MOVE:
+                done.append(frame.text("to"))
+            elif frame.kind == REMOVE and ".tmp" not in frame.text("path"):
+                done.append(f"-{frame.text('path')}")
+    return done
+
+
+def checkpoint(copy: RunCopy, name: str, text: str = "state") -> Path:
+    folder = copy.root / "checkpoints" / name
+    folder.mkdir(parents=True)
+    (folder / "state").write_text(text)
+    return folder
+
+
+def test_what_an_earlier_job_has_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    RunCopy(tmp_path / "run", is_first=True)
+    (tmp_path / "run" / "old").touch()
+    RunCopy(tmp_path / "run", is_first=False)
+    assert (tmp_path / "run" / "old").exists()
+    RunCopy(tmp_path / "run", is_first=True)
+    assert not (tmp_path / "run" / "old").exists()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.yaml").touch()
+    with pytest.raises(UsageError, match="belongs to another run"):
+        RunCopy(other, is_first=True)
+    assert (other / "config.yaml").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot make"):
+        RunCopy(tmp_path / "file" / "run", is_first=True)
+
+
+def test_logs_are_followed_and_events_in_whole_lines(copy: RunCopy, target: Path) -> None:
+    (copy.root / "events.jsonl").write_text("before\n")
+    copy.begin()
+    copy.follow("events.jsonl", whole_lines=True)
+    copy.follow("log")
+    assert not list(copy.appended())
+    with (copy.root / "events.jsonl").open("a") as events, (copy.root / "log").open("a") as log:
+        events.write("one\nha")
+        log.write("no line")
+        events.flush()
+        log.flush()
+        take(copy.appended(), target)
+        assert (target / "events.jsonl").read_text() == "one\n"
+        assert (target / "log").read_text() == "no line"
+        # the controller adds something of its own
+        with (target / "events.jsonl").open("a") as own:
+            own.write("own\n")
+        events.write("lf\n")
+    take(copy.appended(), target)
+    assert (target / "events.jsonl").read_text() == "one\nown\nhalf\n"
+
+
+def test_each_checkpoint_is_sent_once_and_the_last_is_never_removed(copy: RunCopy, target: Path) -> None:
+    checkpoint(copy, "step-00000001")
+    copy.begin()  # the controller has sent it
+    assert not copy.has_new_checkpoints
+    second, draft = checkpoint(copy, "step-00000002"), checkpoint(copy, ".step-00000003.tmp")
+    assert take(copy.new_checkpoints(), target) == ["checkpoints/step-00000002"]
+    assert not copy.has_new_checkpoints
+    draft.rename(copy.root / "checkpoints" / "step-00000003")
+    (second / "state").unlink()
+    second.rmdir()
+    assert take(copy.new_checkpoints(), target) == ["checkpoints/step-00000003", "-checkpoints/step-00000002"]
+    for step in (1, 3):
+        folder = copy.root / "checkpoints" / f"step-0000000{step}"
+        (folder / "state").unlink()
+        folder.rmdir()
+    # all gone: they stay where the controller has them
+    assert take(copy.new_checkpoints(), target) == []
+    assert (target / "checkpoints" / "step-00000003" / "state").read_text() == "state"
+
+
+def test_everything_else_is_sent_when_it_has_changed(copy: RunCopy, target: Path) -> None:
+    (copy.root / "config.yaml").write_text("sent by the controller")
+    copy.begin()
+    copy.follow("attempts/0/worker-0/stdout.log")
+    (copy.root / "export").mkdir()
+    (copy.root / "export" / "model.keras").write_text("model")
+    task = copy.root / "attempts" / "0" / "worker-0"
+    task.mkdir(parents=True)
+    for name in ("stdout.log", "heartbeat", ".hidden", "error-1.json"):
+        (task / name).write_text("x")
+    assert sorted(take(copy.changed(), target)) == ["attempts/0/worker-0/error-1.json", "export/model.keras"]
+    assert take(copy.changed(), target) == []
+
+
+def test_a_disk_is_shared_if_a_fresh_name_is_seen(tmp_path: Path) -> None:
+    assert not is_shared(tmp_path, ".seen-1")
+    (tmp_path / ".seen-1").touch()
+    assert is_shared(tmp_path, ".seen-1")
+
+
+def test_half_of_a_checkpoint_is_never_put_in_place(
+    copy: RunCopy, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the controller is full for one of its parts."""
+    folder = checkpoint(copy, "step-00000001", "x" * 300_000)
+    incoming, received = Incoming(RunDir(target)), list[str]()
+
+    def full_once(root: Path, frame: Frame) -> None:
+        received.append(frame.kind)
+        if received == ["remove", "write"]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        receive(root, frame)
+
+    monkeypatch.setattr(file_transfer, "receive", full_once)
+    for name in ("step-00000001", "step-00000002"):
+        for message in send_folder(folder, f"checkpoints/{name}"):
+            for frame in FrameReader().feed(message):
+                incoming.take(frame)
+    assert "No space left" in incoming.problem
+    assert [path.name for path in (target / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+def test_only_a_copy_is_deleted(copy: RunCopy) -> None:
+    copy.remove()
+    assert not copy.root.exists()
+    copy.root.mkdir()
+    copy.remove()
+    assert copy.root.exists()

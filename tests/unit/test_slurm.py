@@ -1,0 +1,63 @@
+"""What is read from Slurm's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from distlaunch.base.errors import UsageError
+from distlaunch.cluster.hosts import Host
+from distlaunch.config.engine import Engine
+from distlaunch.engines.slurm import (
+    is_in_allocation,
+    is_one_of_many,
+    node_counts,
+    node_names,
+    slurm_engine,
+    srun_command,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4(x2),8", [4, 4, 8]), ("1", [1]), ("2(x3)", [2, 2, 2]), ("", []), ("nonsense", [])]
+)
+def test_counts_of_nodes(text: str, counts: list[int]) -> None:
+    assert node_counts(text) == counts
+
+
+def test_names_without_a_range_need_no_program() -> None:
+    assert node_names("n10,n8") == ["n10", "n8"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}, True),
+        # on the only node of a job, that is this machine
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}, False),
+        # `salloc` on a login host
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, True),
+    ],
+)
+def test_an_allocation_is_recognised(environ: dict[str, str], expected: bool) -> None:
+    assert is_in_allocation(environ) is expected
+
+
+def test_only_the_first_task_of_a_step_trains() -> None:
+    assert not is_one_of_many({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    assert is_one_of_many({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"})
+    assert not is_one_of_many({"SLURM_PROCID": "0"})
+
+
+def test_the_agents_step_is_beside_that_of_the_command() -> None:
+    command = srun_command(Host("n1"), "/opt/py", 8, {"SLURM_LABELIO": "1"})
+    assert command[:4] == ["env", "-u", "SLURM_LABELIO", "srun"]
+    assert {"--overlap", "--nodelist=n1", "--cpus-per-task=8", "--ntasks=1"} <= set(command)
+    assert command[-4:] == ["/opt/py", "-P", "-m", "distlaunch.agent.remote"]
+    assert srun_command(Host("n1"), "/opt/py", None, {})[0] == "srun"
+
+
+def test_without_an_allocation_it_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match="in no Slurm allocation; start it by `sbatch` or `salloc`"):
+        slurm_engine(Engine(kind="slurm"), {})
