@@ -7,7 +7,7 @@ Without a share, each task starts threads for all cores. Measured on 2 cores wit
 from __future__ import annotations
 
 from distlaunch.agent.cgroup import read_cgroup
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 
 POOL_SIZES = ("TF_NUM_INTRAOP_THREADS", "NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """The pools that compute: TensorFlow's, XLA's, OpenMP's, OpenBLAS's, MKL's. Not `TF_NUM_INTEROP_THREADS`: operations

@@ -124,11 +124,9 @@ class StepsDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSkipped(Event):
-    """A training example fails and is left out, as `data.on_error: skip` wants it; each task tells of its own.
+    """A training example, e.g. `example 17`, fails and is left out (`data.on_error: skip`); each task tells its own.
 
-    Attributes:
-        example: what it is called, e.g. `example 17`.
-        reason: why, with the user's line.
+    The reason has the user's line.
     """
 
     example: str
@@ -153,8 +151,7 @@ class StepsTimed(Event):
         batches_s: what making batches took, reading and mapping of their examples included.
         reads_ahead: batches are made while steps are computed, not between them.
         from_pipeline: what making a batch does not take is spent in the `tf.data` pipeline of the data function.
-        in_python: Python code of the user's reads the examples.
-        processes: so many beside this one read them; 0: its threads do.
+        in_python: Python code of the user's reads, in so many `processes` beside this one, or in its threads (0).
     """
 
     steps: int

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distlaunch.base.compat import installed
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from distlaunch.agent.threads import POOL_SIZES, pool_sizes
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Task
 
 CORES = num_visible_cores()
@@ -33,7 +33,7 @@ def test_what_a_scheduler_has_bound_is_shared() -> None:
     code = """
 import json, os, sys
 from distlaunch.agent.threads import pool_sizes
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 print(json.dumps([num_visible_cores(), pool_sizes(1), pool_sizes(4)]))
 """

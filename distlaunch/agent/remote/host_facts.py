@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distlaunch import __version__
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.devices import find_gpus
 
 COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")

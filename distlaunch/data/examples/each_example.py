@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.base.cores import num_visible_cores
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.cores import num_visible_cores
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.ports import pick_ports
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from distlaunch.base.cores import num_visible_cores
+from distlaunch.cluster.cores import num_visible_cores
 
 PIECE_BYTES = 4 << 20
 """Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
