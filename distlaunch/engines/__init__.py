@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
@@ -11,7 +11,26 @@ from distlaunch.engines.base import Engine
 from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
-ENGINES: dict[str, Engine] = {"local": LocalEngine()}
+LOCAL = LocalEngine()
+
+
+def _ssh(config: RunConfig, environ: Mapping[str, str]) -> Engine:
+    from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
+
+    return ssh_engine(config.engine, named_files(config))
+
+
+def _slurm(config: RunConfig, environ: Mapping[str, str]) -> Engine:
+    from distlaunch.engines.slurm import slurm_engine
+
+    return slurm_engine(config.engine, environ, named_files(config))
+
+
+ENGINES: dict[str, Callable[[RunConfig, Mapping[str, str]], Engine]] = {
+    "local": lambda config, environ: LOCAL,
+    "ssh": _ssh,
+    "slurm": _slurm,
+}
 
 
 def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
@@ -19,18 +38,13 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
 
     Raises ConfigError if its settings are wrong.
     """
-    if config.engine.kind == "ssh":
-        from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
-
-        return ssh_engine(config.engine, named_files(config))
     given = tf_config_cluster(config, environ)
     if given is not None:
         return GivenClusterEngine(given)
-    if is_slurm(config, environ):
-        from distlaunch.engines.slurm import slurm_engine
-
-        return slurm_engine(config.engine, environ, named_files(config))
-    return ENGINES["local"]
+    kind = config.engine.kind
+    if kind == "auto":
+        kind = "slurm" if is_slurm(config, environ) else "local"
+    return ENGINES[kind](config, environ)
 
 
 def is_slurm(config: RunConfig, environ: Mapping[str, str]) -> bool:

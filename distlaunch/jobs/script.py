@@ -14,7 +14,7 @@ from pathlib import Path
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.engines import ENGINES
+from distlaunch.engines import LOCAL
 from distlaunch.engines.base import Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
@@ -57,7 +57,7 @@ def _attempt(
     job: ScriptJob, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
 ) -> AttemptResult:
     """Starts all tasks anew, at addresses that nobody has used before."""
-    allocation = ENGINES["local"].allocate(Needs(job.num_tasks, job.num_addresses, job.num_computing), environ)
+    allocation = LOCAL.allocate(Needs(job.num_tasks, job.num_addresses, job.num_computing), environ)
     try:
         plan = plan_script(job, run, run.next_attempt(), allocation.places, environ)
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
