@@ -532,10 +532,10 @@ def test_an_evaluator_that_fails_is_no_failure(runner: Runner) -> None:
 
 def test_who_is_waited_for_after_the_workers_is_told(runner: Runner) -> None:
     name = runner.script("if TASK == 'evaluator:0':\n    hang()\nwait_for('hanging-*')\n")
-    code, out, err = runner("--evaluator", "--start-timeout", "0.5", name)
+    code, out, err = runner("--evaluator", "--start-timeout", "2", name)
     assert code == 0, out + err
-    assert "the workers are done; waiting for evaluator:0 for 0.5 s at most\n" in out
-    assert "warning: evaluator:0 had not ended 0.5 s after the others (--start-timeout) and was ended\n" in err
+    assert "the workers are done; waiting for evaluator:0 for 2 s at most\n" in out
+    assert "warning: evaluator:0 had not ended 2 s after the others (--start-timeout) and was ended\n" in err
     assert "checkpoint" not in out + err, "of which nobody knows"
 
 
