@@ -30,6 +30,11 @@ BEST: BestName = "best"
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
 
 
+def checkpoint_name(step: int) -> str:
+    """What the folder of a step's checkpoint is called."""
+    return f"step-{step:08d}"
+
+
 def steps_of(checkpoints: Path) -> list[int]:
     """Steps of the checkpoints in a folder, oldest first."""
     names = checkpoints.iterdir() if checkpoints.is_dir() else ()
@@ -172,7 +177,7 @@ class RunDir:
             step = int(json.loads(meta)["progress"]["step"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        other = self.checkpoints / f"step-{step:08d}"
+        other = self.checkpoints / checkpoint_name(step)
         with contextlib.suppress(OSError):
             # a resumed run may have written the same step again, with other weights
             if (other / "meta.json").read_bytes() == meta:

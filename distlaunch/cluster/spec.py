@@ -142,6 +142,12 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
     return spec, Task(job, index)
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port, as sockets take them: an IPv6 address without its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _addresses(job: str, addresses: Any) -> tuple[str, ...]:
     if job not in JOBS:
         raise UsageError(f"TF_CONFIG: unknown job {job!r}; expected one of {', '.join(JOBS)}")

@@ -15,7 +15,7 @@ from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
-from distlaunch.cluster.spec import ClusterSpec, Place, Task
+from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.base import HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle
@@ -55,7 +55,7 @@ class LocalAllocation:
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
-        return {address for address in addresses if int(address.rpartition(":")[2]) in ports}
+        return {address for address in addresses if split_address(address)[1] in ports}
 
     def release_ports(self) -> None:
         self.held.release()

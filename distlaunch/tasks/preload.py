@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
 from distlaunch.config.backend import choose_backend
+from distlaunch.tasks.thread_count import num_threads
 
 _POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
 """Each brings an OpenBLAS, which starts a thread for each core when it is loaded, and survives forks."""
@@ -62,11 +63,11 @@ def main(arguments: Sequence[str]) -> str:
         Why this process must not be forked; empty if it may.
     """
     backend, *words = arguments
-    # first, and not counted: their threads are there already when `_num_threads` counts
+    # first, and not counted: their threads are there already when `num_threads` counts
     for name in _POOLS_OF_THEIR_OWN:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    threads = _num_threads()
+    threads = num_threads()
     try:
         choose_backend(backend, quiet="quiet" in words)  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
@@ -89,7 +90,7 @@ def main(arguments: Sequence[str]) -> str:
     _convert_ahead(used)
     os.register_at_fork(after_in_child=_new_random_numbers)
     # only the forking thread lives on in a child: a lock that another holds would stay locked
-    more = _num_threads() - threads
+    more = num_threads() - threads
     return f"importing has started {more} thread(s)" if more > 0 else ""
 
 
@@ -98,10 +99,6 @@ def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:
 
     for place in itertools.chain.from_iterable(groups):
         convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
-
-
-def _num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _new_random_numbers() -> None:

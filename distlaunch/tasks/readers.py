@@ -28,6 +28,7 @@ from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
 from distlaunch.data.examples.user_lines import user_line
 from distlaunch.tasks.no_terminal import refuse_input
+from distlaunch.tasks.thread_count import num_threads
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _WORD = 0xFFFFFFFF
@@ -44,9 +45,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
     try:
         setup, _ = receive(connection)
-        threads = _num_threads()
+        threads = num_threads()
         items = _taken(setup)
-        if _num_threads() > threads:
+        if num_threads() > threads:
             cause = "importing its module starts threads, as TensorFlow's operations do"
             items = Failed(f"{cause}, and a process with threads must not fork")
         send(connection, items if isinstance(items, Failed) else None)
@@ -119,10 +120,6 @@ def _answer(items: Any, asked: Asked, seed: int) -> Any:
         return as_arrays(items[asked.index])
     except BaseException as error:  # SystemExit too: a reader that ends is taken for a killed one
         return Failed(f"{type(error).__name__}: {error}{user_line(error)}")
-
-
-def _num_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 if __name__ == "__main__":

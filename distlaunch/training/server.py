@@ -13,7 +13,7 @@ import tensorflow as tf
 from distlaunch.base.errors import UsageError
 from distlaunch.base.events import Event, Notice
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config, split_address
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.seeds import seed_process
@@ -92,12 +92,11 @@ def outlast_chief(address: str, start_timeout_s: float, asked_to_stop: threading
                   clock: Callable[[], float] = time.monotonic,
                   sleep: Callable[[float], None] = time.sleep) -> None:  # fmt: skip
     """Returns when the coordinator has come and gone, or reading failed; raises UsageError if it does not come."""
-    host, _, port = address.rpartition(":")
     unanswered, seen, began = 0, False, clock()
     # a coordinator that has not come yet may take its time
     while not failures and (unanswered < _GONE_AFTER or not seen):
         try:
-            socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+            socket.create_connection(split_address(address), timeout=_PROBE_S).close()
             seen, unanswered = True, 0
         except OSError:
             unanswered += 1

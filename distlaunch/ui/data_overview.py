@@ -20,7 +20,7 @@ def data_lines(told: Mapping[str, Any]) -> list[str]:
 
 def _split_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
     unknown = "examples of unknown number" if split["examples"] is None else words.count(split["examples"], "example")
-    batches = "" if split["batches"] is None else f", {split['batches']:,} global batch{'es' * (split['batches'] != 1)}"
+    batches = "" if split["batches"] is None else f", {words.count(split['batches'], 'global batch')}"
     held = ""
     if split["buffer_examples"]:
         amount = f"{words.count(split['buffer_examples'], 'example')}, {words.size(split['buffer_bytes'])}"
@@ -39,7 +39,7 @@ def _split_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -
 
 def _readers(told: Mapping[str, Any]) -> str:
     number = told["processes"]
-    return f"{number} process{'es' * (number > 1)} of the task" if number else "the process"
+    return f"{words.count(number, 'process')} of the task" if number else "the process"
 
 
 def _reader_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:

@@ -67,7 +67,8 @@ def shape(sizes: Sequence[int]) -> str:
 
 def count(how_many: int, noun: str) -> str:
     """`1 step`, `1,234 steps`."""
-    return f"{how_many:,} {noun}{'' if how_many == 1 else 's'}"
+    plural = "es" if noun.endswith(("ss", "batch")) else "s"  # but "epochs"
+    return f"{how_many:,} {noun}{'' if how_many == 1 else plural}"
 
 
 def rate(steps_per_s: float) -> str:

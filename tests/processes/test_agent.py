@@ -82,6 +82,14 @@ class Agent:
     def start(self, code: str, task: str = "worker:0", attempt: int = 0) -> None:
         self.send(encode("start", task=task, attempt=attempt, argv=[sys.executable, "-c", code], env={}, preload=None))
 
+    def run_sleeper(self, folder: Path, **changes: Any) -> None:
+        """Up to the start of a task that sleeps."""
+        self.next("hello")
+        self.greet(folder, **changes)
+        self.answers(2)
+        self.begin(folder / "run")
+        self.start(SLEEPER)
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -135,11 +143,7 @@ def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
 
 
 def test_a_later_message_without_sense_ends_it_with_its_tasks(agent: Agent, tmp_path: Path) -> None:
-    agent.next("hello")
-    agent.greet(tmp_path)
-    agent.answers(2)
-    agent.begin(tmp_path / "run")
-    agent.start(SLEEPER)
+    agent.run_sleeper(tmp_path)
     assert agent.next("line").text("text") == "begun"
     task = psutil.Process(agent.process.pid).children(recursive=True)
     agent.send(encode("start", task="worker:1", attempt=7, argv=["x"], env={}))
@@ -165,11 +169,7 @@ def test_a_task_runs_and_all_of_it_is_sent(agent: Agent, tmp_path: Path) -> None
 
 
 def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path: Path) -> None:
-    agent.next("hello")
-    agent.greet(tmp_path)
-    agent.answers(2)
-    agent.begin(tmp_path / "run")
-    agent.start(SLEEPER)
+    agent.run_sleeper(tmp_path)
     agent.next("line")
     started = psutil.Process(agent.process.pid).children(recursive=True)
     assert started
@@ -180,22 +180,14 @@ def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path:
 
 
 def test_a_silent_controller_loses_its_lease(agent: Agent, tmp_path: Path) -> None:
-    agent.next("hello")
-    agent.greet(tmp_path, lease_s=1)
-    agent.answers(2)
-    agent.begin(tmp_path / "run")
-    agent.start(SLEEPER)
+    agent.run_sleeper(tmp_path, lease_s=1)
     started = psutil.Process(agent.process.pid).children(recursive=True)
     assert agent.process.wait(20) == 0
     assert not psutil.wait_procs(started, 10)[1]
 
 
 def test_a_killed_agent_leaves_no_task(agent: Agent, tmp_path: Path) -> None:
-    agent.next("hello")
-    agent.greet(tmp_path)
-    agent.answers(2)
-    agent.begin(tmp_path / "run")
-    agent.start(SLEEPER)
+    agent.run_sleeper(tmp_path)
     agent.next("line")
     started = psutil.Process(agent.process.pid).children(recursive=True)
     agent.process.kill()

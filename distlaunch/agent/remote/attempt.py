@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.base.run_dir import RunDir
 
-BEAT_S = 0.5
+_BEAT_S = 0.5
 _SCAN_S = 0.25
 _TAIL_S = 10.0
 """So long the end of a task waits for the last of its output; a network that is slower than that gets it later."""
@@ -99,7 +100,7 @@ class HostAttempt:
                 if quiet or now - since >= _TAIL_S:
                     self._tell_end(name, end, signs)
             self._send_checkpoints()
-        if self._tasks and now - self._beat_at >= BEAT_S:
+        if self._tasks and now - self._beat_at >= _BEAT_S:
             self._beat_at = now
             self._outbox.put(encode("beat", signs=self._signs(), suspended=self._suspended(), pids=self._pids()))
 
@@ -180,8 +181,7 @@ def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 def _plain(task: HostTask) -> list[Any]:
     """The signs of a task, ready for a message."""
-    signs = task.signs()
-    return [signs.beats, signs.turns, signs.step, signs.saving, signs.writing]
+    return [*dataclasses.astuple(task.signs())]
 
 
 def _preload(plain: Any) -> Preload | None:

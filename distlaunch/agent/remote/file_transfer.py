@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encode
@@ -73,12 +73,6 @@ def send_folder(path: Path, name: str) -> Iterator[bytes]:
     finally:
         for fd in fds:
             os.close(fd)
-
-
-def send_text(name: str, text: str) -> Sequence[bytes]:
-    """Messages that put a small file under this name."""
-    part = _part(name)
-    return (encode(WRITE, text.encode(), path=part, fresh=True), encode(MOVE, path=part, to=name))
 
 
 def _part(name: str) -> str:

@@ -128,7 +128,10 @@ class Agent:
             self._end(frame)
             return True
         elif (handler := getattr(self, f"_on_{frame.kind}", None)) is not None:
-            handler(frame)
+            try:
+                handler(frame)
+            except UsageError as error:
+                self._reply(frame, error=str(error))
         else:
             raise FrameError(f"got a message of the kind {frame.kind!r:.40}, which this agent does not know")
         return False
@@ -145,31 +148,22 @@ class Agent:
     def _on_code(self, frame: Frame) -> None:
         """Whether the code is here; if not, what comes next is written where it is to be."""
         folder = Path(frame.text("folder"))
-        try:
-            self._code = CodeCopy(folder, json.loads(frame.payload))
-        except UsageError as error:
-            self._reply(frame, error=str(error))
-            return
+        self._code = CodeCopy(folder, json.loads(frame.payload))
         self._receiving = folder if not self._code.is_same else None
         self._reply(frame, same=self._code.is_same)
 
     def _on_code_sent(self, frame: Frame) -> None:
         self._receiving = None
-        try:
-            if self._code is not None:
-                self._code.commit()
-        except UsageError as error:
-            self._reply(frame, error=str(error))
-        else:
-            self._reply(frame)
+        if self._code is not None:
+            self._code.commit()
+        self._reply(frame)
 
     def _on_enter(self, frame: Frame) -> None:
         try:
             os.chdir(frame.text("folder"))
         except OSError as error:
-            self._reply(frame, error=f"{error.strerror}: {frame.text('folder')}")
-        else:
-            self._reply(frame)
+            raise UsageError(f"{error.strerror}: {frame.text('folder')}") from None
+        self._reply(frame)
 
     def _on_beat(self, frame: Frame) -> None:
         """It has been noted that something came."""
@@ -188,20 +182,15 @@ class Agent:
     def _on_reserve(self, frame: Frame) -> None:
         self._held.release()
         ports = frame.fields.get("ports")
-        try:
-            self._held = hold_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
-        except UsageError as error:
-            self._reply(frame, error=str(error))
-        else:
-            self._reply(frame, ports=list(self._held.numbers))
+        self._held = hold_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
+        self._reply(frame, ports=list(self._held.numbers))
 
     def _on_listen(self, frame: Frame) -> None:
         try:
             self._prober.listen(self._held.numbers, frame.text("token"))
         except OSError as error:
-            self._reply(frame, error=str(error))
-        else:
-            self._reply(frame)
+            raise UsageError(str(error)) from None
+        self._reply(frame)
 
     def _on_unlisten(self, frame: Frame) -> None:
         self._prober.close_listeners()
@@ -224,11 +213,7 @@ class Agent:
         if is_shared(root, frame.text("nonce")):
             self._reply(frame, shared=True)
             return
-        try:
-            self._copy = RunCopy(root, is_first=root not in self._copies)
-        except UsageError as error:
-            self._reply(frame, error=str(error))
-            return
+        self._copy = RunCopy(root, is_first=root not in self._copies)
         self._copies[root], self._receiving = self._copy, root
         checkpoints = RunDir(root).checkpoint_steps()
         self._reply(frame, shared=False, checkpoints=checkpoints)

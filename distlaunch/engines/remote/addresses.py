@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.agent.remote.reach import TOKEN_BYTES
 from distlaunch.base.errors import UsageError
-from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
 _PROBE_S = 5
@@ -54,7 +54,7 @@ def choose_addresses(
     if len(links) == 1:
         return first
     tokens = {link.name: secrets.token_hex(TOKEN_BYTES // 2) for link in links}
-    _raise(Fleet.results({link.name: link.ask("listen", token=tokens[link.name]) for link in links}, _ANSWER_S))
+    raise_for(refusals({link.name: link.ask("listen", token=tokens[link.name]) for link in links}, _ANSWER_S))
     try:
         chosen, missed = dict(first), dict[str, list[tuple[str, int]]]()
         open_hosts = set(left)
@@ -73,7 +73,7 @@ def choose_addresses(
             raise UsageError(_unreachable(first, missed, open_hosts))
         return chosen
     finally:
-        _raise(Fleet.results({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
+        raise_for(refusals({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
 
 
 def _probe(
@@ -86,7 +86,7 @@ def _probe(
         targets[link.name] = [(name, port) for name in addresses for port in ports[name]]
         plain = [[addresses[name], port, tokens[name]] for name, port in targets[link.name]]
         asked[link.name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
-    _raise(Fleet.results(asked, _PROBE_S + _ANSWER_S))
+    raise_for(refusals(asked, _PROBE_S + _ANSWER_S))
     failed: dict[str, list[tuple[str, int]]] = {}
     for source, answer in asked.items():
         for number in answer.result().fields["missed"]:
@@ -103,8 +103,3 @@ def _unreachable(first: Mapping[str, str], missed: Mapping[str, list[tuple[str, 
     told = list(pairs.values())
     more = [f"and {len(told) - 8:,} more"] if len(told) > 8 else []
     return "\n".join([*told[:8], *more, _FIREWALL])
-
-
-def _raise(failed: Mapping[str, str]) -> None:
-    if failed:
-        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))

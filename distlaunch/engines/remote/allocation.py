@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distlaunch.agent.remote.frames import encode
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import ClusterSpec, Place, Task
+from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
 from distlaunch.engines.remote.run_files import Incoming, open_run, what_tasks_read
@@ -110,7 +110,7 @@ class RemoteAllocation:
             except (LinkError, TimeoutError):
                 ports[name] = set()
         hosts = {place.address: place.host for place in self.places}
-        return {each for each in addresses if int(each.rpartition(":")[2]) in ports.get(hosts.get(each, ""), ())}
+        return {each for each in addresses if split_address(each)[1] in ports.get(hosts.get(each, ""), ())}
 
     def release_ports(self) -> None:
         for link in self.links.values():

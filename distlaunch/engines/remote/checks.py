@@ -10,12 +10,10 @@ from typing import Any
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame
 from distlaunch.agent.remote.host_facts import package_versions
-from distlaunch.base.errors import UsageError
+from distlaunch.engines.remote.answers import ANSWER_S, raise_for, refusals
 from distlaunch.engines.remote.code import Code
-from distlaunch.engines.remote.fleet import Fleet
 from distlaunch.engines.remote.link import Link
 
-_ANSWER_S = 30.0
 _SEND_S = 600.0  # for code to be sent
 
 
@@ -30,7 +28,7 @@ def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int,
     left = {link.name: link for link in links if not link.is_ready}
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
 
-    def ask(kind: str, payload: bytes = b"", seconds: float = _ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
+    def ask(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
         """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
         asked = {
             name: link.ask(kind, payload, folder=folders[name], **fields)
@@ -55,17 +53,9 @@ def check_hosts(links: Sequence[Link], folders: Mapping[str, str], lease_s: int,
             named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
             wrong[name] = (f"its code differs from this machine's in {fields['count']} file(s): {named}; "
                            "copy it there, or use `engine.sync: code`")  # fmt: skip
-    if wrong:
-        raise UsageError("\n".join(f"{name}: {wrong[name]}" for name in folders if name in wrong))
+    raise_for({name: wrong[name] for name in folders if name in wrong})
     for link in left.values():
         link.is_ready = True
-
-
-def refusals(asked: Mapping[str, Future[Frame]], seconds: float = _ANSWER_S) -> dict[str, str]:
-    """Why hosts did not do what they were asked to."""
-    wrong = Fleet.results(asked, seconds)
-    told = {name: asked[name].result().fields.get("error") for name in asked.keys() - wrong.keys()}
-    return wrong | {name: str(error) for name, error in told.items() if error}
 
 
 def _version_problem(link: Link) -> str:

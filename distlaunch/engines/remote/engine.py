@@ -16,7 +16,8 @@ from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostReport, Needs
 from distlaunch.engines.remote.addresses import at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
-from distlaunch.engines.remote.checks import check_hosts, refusals
+from distlaunch.engines.remote.answers import raise_for, refusals
+from distlaunch.engines.remote.checks import check_hosts
 from distlaunch.engines.remote.code import Code
 from distlaunch.engines.remote.fleet import Fleet
 from distlaunch.engines.remote.link import Command, Link
@@ -126,11 +127,9 @@ class RemoteEngine:
         """An agent on each host. In later attempts of a command those count that can be reached."""
         again = bool(fleet.losses)
         failed = fleet.missing = fleet.connect()
-        if failed and not again:
-            raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
         links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]
-        if not links:
-            raise UsageError("\n".join(f"{name}: {reason}" for name, reason in failed.items()))
+        if not links or not again:
+            raise_for(failed)
         # those that were lost come last: a spare is better
         return sorted(links, key=lambda link: fleet.losses.get(link.name, 0))
 
@@ -173,6 +172,5 @@ def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> 
         mine = [number for number, host in enumerate(with_address) if host == name]
         wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]
         asked[name] = link.ask("reserve", ports=wanted)
-    if wrong := refusals(asked):
-        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
+    raise_for(refusals(asked))
     return {name: answer.result().fields["ports"] for name, answer in asked.items()}

@@ -7,14 +7,12 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from collections.abc import Callable, Iterator, Sequence
 
 from distlaunch.agent.process import Lifeline
-from distlaunch.agent.remote.frames import Frame
 from distlaunch.cluster.hosts import Host
-from distlaunch.engines.remote.link import Command, Link, LinkError
+from distlaunch.engines.remote.answers import unanswered
+from distlaunch.engines.remote.link import Command, Link
 
 _TURN_S = 1.0
 _BEAT_S = 2.0
@@ -72,7 +70,7 @@ class Fleet:
         failed: dict[str, str] = {}
         for pause_s in (*_BUSY_PAUSES_S, None):
             started = [self._start(host) for host in missing]
-            failed = self.results({link.name: link.greeted for link in started}, _START_S)
+            failed = unanswered({link.name: link.greeted for link in started}, _START_S)
             for name in failed:
                 self.links[name].lose(failed[name])
             missing = [link.host for link in started if link.failed_for_a_moment]
@@ -81,19 +79,6 @@ class Fleet:
             self._ending.wait(pause_s)
         # those that were too busy at first have had their turn
         return {host.label: self.links[host.label].lost for host in self.hosts if self.links[host.label].lost}
-
-    @staticmethod
-    def results(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]], seconds: float) -> dict[str, str]:
-        """Waits for answers of hosts; returns why some did not come, by host."""
-        until, failed = time.monotonic() + seconds, dict[str, str]()
-        for name, future in futures.items():
-            try:
-                future.result(max(0.0, until - time.monotonic()))
-            except LinkError as error:
-                failed[name] = str(error)
-            except FutureTimeoutError:
-                failed[name] = f"it has not answered within {seconds:g} s"
-        return failed
 
     def _open(self) -> None:
         if self._thread is None:

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from distlaunch.agent.remote.frames import Frame
+from distlaunch.cluster.spec import split_address
 from distlaunch.engines.remote.link import Link, LinkError
 
 _PROBE_S = 5
@@ -60,7 +61,7 @@ class PathWatch:
 
     def _ask(self) -> None:
         for name, link in self._links.items():
-            plain = [[*_split(address), ""] for address in self._hosts]
+            plain = [[*split_address(address), ""] for address in self._hosts]
             self._asked[name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
 
     def _read_answers(self) -> tuple[str, str] | None:
@@ -88,8 +89,3 @@ class PathWatch:
         host = max(ends, key=lambda name: (ends[name], name != first, name))
         name, address = next(path for path in paths if host in (path[0], self._hosts[path[1]]))
         return host, f"{name} cannot reach {self._hosts[address]} at {address} any more, and no task makes a step"
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.frames import Frame
-from distlaunch.base.errors import UsageError
-from distlaunch.base.run_dir import RunDir
-from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.base.run_dir import RunDir, checkpoint_name
+from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
 _ANSWER_S = 60.0
@@ -27,19 +26,12 @@ def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
     (run.path / nonce).touch()
     try:
         asked = {link.name: link.ask("open", root=str(run.path), nonce=nonce) for link in links}
-        failed = Fleet.results(asked, _ANSWER_S)
+        failed = refusals(asked, _ANSWER_S)
     finally:
         (run.path / nonce).unlink(missing_ok=True)
-    copies: dict[str, list[int]] = {}
-    for name in asked.keys() - failed.keys():
-        fields = asked[name].result().fields
-        if "error" in fields:
-            failed[name] = str(fields["error"])
-        elif not fields["shared"]:
-            copies[name] = list(fields["checkpoints"])
-    if failed:
-        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in sorted(failed.items())))
-    return copies
+    raise_for(dict(sorted(failed.items())))
+    answers = {name: answer.result().fields for name, answer in asked.items()}
+    return {name: list(fields["checkpoints"]) for name, fields in answers.items() if not fields["shared"]}
 
 
 def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[int] | None) -> Iterator[bytes]:
@@ -56,7 +48,7 @@ def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[in
     folders = [path for path in (run.checkpoints, run.path / "preprocessing", run.compiled) if path.is_dir()]
     for folder in folders:
         for path in sorted(folder.iterdir()):
-            is_there = folder == run.checkpoints and path.name in {f"step-{step:08d}" for step in checkpoints_there}
+            is_there = folder == run.checkpoints and path.name in set(map(checkpoint_name, checkpoints_there))
             if path.name.startswith(".") or is_there:
                 continue
             send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.base.run_dir import BEST, BestName, steps_of
+from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.strategies.state.state_files import STATE_FILE
 from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
@@ -103,7 +103,7 @@ class CheckpointStore:
             raise
 
     def draft_path(self, step: int, name: str) -> Path:
-        return self.directory / f".step-{step:08d}.{name}.tmp"
+        return self.directory / f".{checkpoint_name(step)}.{name}.tmp"
 
     def commit(
         self, folder: Path, files: Sequence[StateFile], progress: Progress, config: dict[str, Any], *, best: bool
@@ -182,7 +182,7 @@ class CheckpointStore:
             raise UnreadableError(f"{path}: cannot be read: {error}") from None
 
     def _path(self, step: int | BestName) -> Path:
-        return self.directory / (BEST if step == BEST else f"step-{step:08d}")
+        return self.directory / (BEST if step == BEST else checkpoint_name(step))
 
     def newest_good(
         self,
@@ -204,7 +204,7 @@ class CheckpointStore:
             try:
                 return self._load_patiently(step, memory)
             except DamagedError as error:
-                damaged.append(f"step-{step:08d}")
+                damaged.append(checkpoint_name(step))
                 on_damaged(step, error)
         # those that earlier attempts have moved away
         damaged += sorted(path.name for path in self.directory.glob("damaged-step-*"))
@@ -225,17 +225,17 @@ class CheckpointStore:
 
     def archive(self, step: int) -> None:
         """Renames a damaged checkpoint, so that it is not counted among those that are kept."""
-        damaged = self.directory / f"damaged-step-{step:08d}"
+        damaged = self.directory / f"damaged-{checkpoint_name(step)}"
         with contextlib.suppress(OSError):
             # of an earlier attempt at the same step
             shutil.rmtree(damaged, ignore_errors=True)
-            (self.directory / f"step-{step:08d}").rename(damaged)
+            (self.directory / checkpoint_name(step)).rename(damaged)
 
     def _prune(self, newest: int) -> None:
         """Deletes all but the newest, of which the one just written is one, whatever later ones there are."""
         earlier = [step for step in self.steps() if step < newest]
         for step in earlier[: max(0, len(earlier) - (self.keep - 1))]:
-            shutil.rmtree(self.directory / f"step-{step:08d}", ignore_errors=True)
+            shutil.rmtree(self.directory / checkpoint_name(step), ignore_errors=True)
 
     def _recover(self) -> None:
         """Puts back what a process was about to replace by the same step when it was killed."""

@@ -1,0 +1,40 @@
+"""Answers of several hosts: waited for together, and everything that is wrong told at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from distlaunch.agent.remote.frames import Frame
+from distlaunch.base.errors import UsageError
+from distlaunch.engines.remote.link import LinkError
+
+ANSWER_S = 30.0
+
+
+def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]], seconds: float) -> dict[str, str]:
+    """Why answers did not come, by host."""
+    until, failed = time.monotonic() + seconds, dict[str, str]()
+    for name, future in futures.items():
+        try:
+            future.result(max(0.0, until - time.monotonic()))
+        except LinkError as error:
+            failed[name] = str(error)
+        except FutureTimeoutError:
+            failed[name] = f"it has not answered within {seconds:g} s"
+    return failed
+
+
+def refusals(asked: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
+    """Why hosts did not do what they were asked to."""
+    wrong = unanswered(asked, seconds)
+    told = {name: asked[name].result().fields.get("error") for name in asked.keys() - wrong.keys()}
+    return wrong | {name: str(error) for name, error in told.items() if error}
+
+
+def raise_for(wrong: Mapping[str, str]) -> None:
+    """Raises UsageError if there is anything, with a line for each host."""
+    if wrong:
+        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
