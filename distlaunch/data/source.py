@@ -66,6 +66,8 @@ def make_split(
     order_seed = seed if training and config.shuffle is not False else None
     drop = training and config.remainder == "drop"
     skips = training and config.on_error == "skip"
+    if training and config.processes is not None:
+        _check_processes(data, config)
     if isinstance(data, StreamData):
         split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
     elif isinstance(data, tf.data.Dataset):
@@ -112,17 +114,23 @@ def _examples(data: Any, limit: int | None, noun: str, *, skips: bool, pool: Rea
     return Items(data, limit, noun, skips=skips, pool=pool) if gives_items(data) else Arrays(data, limit, noun)
 
 
+def _check_processes(data: Any, config: DataConfig) -> None:
+    if _is_read_by_python(data):
+        return
+    kinds = {IndexedFiles: "files of distlaunch.data", StreamData: "streams", tf.data.Dataset: "a tf.data pipeline"}
+    kind = next((words for of, words in kinds.items() if isinstance(data, of)), "arrays")
+    message = f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which no Python code reads"
+    hint = "remove it; it is for objects with __getitem__, and TensorFlow's operations run in `threads`"
+    raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
+
+
+def _is_read_by_python(data: Any) -> bool:
+    return gives_items(data) and not isinstance(data, IndexedFiles)
+
+
 def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
-    if config.processes is None:
-        return None
-    if isinstance(data, IndexedFiles) or not gives_items(data):
-        kind = "files of distlaunch.data" if isinstance(data, IndexedFiles) else "arrays or a pipeline"
-        message = (
-            f"got {config.processes}, but {config.function or 'the data'} gives {kind}, which no Python code reads"
-        )
-        hint = "remove it; it is for objects with __getitem__, and TensorFlow's operations run in `threads`"
-        raise ConfigError(Problem(("data", "processes"), f"{message}; {hint}"))
-    return reader_pool(data, config.processes, seed)
+    # validation data may be of another kind than the training data, for which `processes` is meant
+    return reader_pool(data, config.processes, seed) if config.processes and _is_read_by_python(data) else None
 
 
 def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:

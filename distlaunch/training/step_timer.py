@@ -12,7 +12,7 @@ from distlaunch.base.events import Event, StepsTimed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import num_cores, num_threads
 from distlaunch.data.examples.example_times import ExampleTimes, measured
-from distlaunch.data.examples.skipping import news
+from distlaunch.data.examples.news import news
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 

@@ -12,10 +12,17 @@ import pytest
 
 pytest.importorskip("tensorflow")
 
+import tensorflow as tf
+
 from distlaunch.base.errors import ConfigError, DataError
+from distlaunch.base.events import Notice
+from distlaunch.config.run import Data
 from distlaunch.data.examples import reader_pool as module
+from distlaunch.data.examples.news import news
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_pool import ReaderPool
+from distlaunch.data.source import make_split
+from distlaunch.data.splits import StreamData
 
 FILE = """
 import os, random, signal
@@ -111,7 +118,12 @@ def test_an_example_that_fails_is_told_with_its_line(pool: ReaderPool) -> None:
 
 def test_a_reader_that_is_killed_is_replaced(pool: ReaderPool) -> None:
     """Once may have been chance; twice is the example's fault, and others can still be read."""
+    news()
     assert pool.read(0, 11)[0][0] == 11
+    (told,) = news()
+    assert isinstance(told, Notice)
+    again = "data.processes: a process ended by signal 9 (SIGKILL) while it read example 11; another reads it again"
+    assert told.message == again
     with pytest.raises(DataError, match=r"^the process that reads it ended by signal 9 \(SIGKILL\), 2 times$"):
         pool.read(0, 9)
     assert [pool.read(0, index)[0][0] for index in (1, 2, 3)] == [1, 2, 3]
@@ -155,6 +167,25 @@ def test_one_pool_for_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert module.reader_pool(items, 1, 0) is pool
     pool.open()
     pool.close()
+
+
+_PIPELINES = {
+    "a tf.data pipeline": tf.data.Dataset.range,
+    "streams": lambda n: StreamData({0: tf.data.Dataset.range(n)}, 1),
+}
+
+
+@pytest.mark.parametrize("kind", ["arrays", "a tf.data pipeline", "streams"])
+def test_what_no_python_code_reads_needs_no_processes(kind: str, virtual_devices: None) -> None:
+    data = _PIPELINES.get(kind, lambda n: (np.zeros(n), np.zeros(n)))(8)
+    config = Data(function="data.py:load", global_batch=4, processes=2)
+    with pytest.raises(ConfigError, match=f"got 2, but data.py:load gives {kind}, which no Python code reads"):
+        make_split(data, config, seed=0, training=True)
+
+
+def test_validation_data_may_be_of_another_kind(virtual_devices: None) -> None:
+    config = Data(function="data.py:load", global_batch=4, processes=2)
+    assert make_split((np.zeros(8), np.zeros(8)), config, seed=0, training=False).num_examples == 8
 
 
 def test_values_become_arrays() -> None:

@@ -17,6 +17,8 @@ import threading
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.base.events import Notice
+from distlaunch.data.examples.news import tell
 from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
 from distlaunch.data.function_references import imported_files
 
@@ -99,6 +101,8 @@ class ReaderPool:
                     ended, reader = self._replaced(reader)
                     if not left:
                         raise DataError(f"the process that reads it ended by {ended}, {_TRIES} times") from None
+                    message = f"data.processes: a process ended by {ended} while it read example {index:,}"
+                    tell(Notice(level="warning", message=f"{message}; another reads it again"))
                     continue
                 if isinstance(answer, Failed):
                     raise DataError(answer.reason)

@@ -17,13 +17,12 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
+from distlaunch.data.examples.news import tell
 from distlaunch.data.examples.read_failures import explained, reading
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
 
 _lock = threading.Lock()
-_news: list[ExampleSkipped] = []
-
 
 _NAMED = 8
 _TRIES = 16
@@ -41,13 +40,6 @@ def first_good(read: Callable[[int], Any], number: int, of: int) -> Any:
             failure = error
     message = f"{tries} examples that were tried to learn what examples are like all fail; the latest: "
     raise DataError(f"data: {message}{str(failure).removeprefix('data: ')}") from failure
-
-
-def news() -> list[ExampleSkipped]:
-    """What this process has left out since it was asked last."""
-    with _lock:
-        told, _news[:] = [*_news], []
-    return told
 
 
 class Skipping:
@@ -129,7 +121,7 @@ class Skipping:
             self._left_out.add(index)
             count = len(self._left_out)
             if count <= self._limit and count < self._number:
-                _news.append(ExampleSkipped(example=self._name(index), reason=str(failure)))
+                tell(ExampleSkipped(example=self._name(index), reason=str(failure)))
                 return
             names = [self._name(index) for index in sorted(self._left_out)]
         all_of_them = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
