@@ -13,8 +13,8 @@ tf = pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import ConfigError, DataError  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
-from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
 from distlaunch.data.examples.news import news  # noqa: E402
+from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
 from distlaunch.data.examples.skipping import first_good  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.replica.input import split_rows  # noqa: E402
