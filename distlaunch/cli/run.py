@@ -6,7 +6,7 @@ import os
 
 import click
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.options import JSON_EVENTS, QUIET, Seconds
 
 _COUNT = click.IntRange(min=1)
@@ -19,6 +19,11 @@ _SECONDS = Seconds(min=0, min_open=True)
 @click.option("--chief", is_flag=True, help="Add a task `chief`; without it, worker 0 leads.")
 @click.option("--evaluator", is_flag=True, help="Add a task `evaluator`.")
 @click.option("--jax", is_flag=True, help="Set up jax.distributed.initialize() instead of TF_CONFIG.")
+@click.option("--hosts", "-H", metavar="LIST", help="Run on these hosts, over ssh: a,user@b,'c slots=2'.")
+@click.option("--hostfile", metavar="FILE", help="Run on the hosts of this file, one a line.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of engine, e.g. --set engine.sync=code."
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--name", help="Name of the run directory. Default: the script's.")
 @click.option("--runs-dir", default="runs", show_default=True, help="Folder for run directories.")
@@ -62,6 +67,9 @@ def command(
     chief: bool,
     evaluator: bool,
     jax: bool,
+    hosts: str | None,
+    hostfile: str | None,
+    overrides: tuple[str, ...],
     module: bool,
     name: str | None,
     runs_dir: str,
@@ -83,6 +91,7 @@ def command(
     checkpoints. It finds DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1) in its
     environment. Exit codes: 0 done, 2 bad usage, 3 a task failed, 4 stopped, 130 interrupted.
     """
+    from distlaunch.config.read.engine_options import load_engine
     from distlaunch.config.restarts import AUTO_RESTARTS
     from distlaunch.jobs import script
     from distlaunch.jobs.restarts import Limits
@@ -90,6 +99,7 @@ def command(
     from distlaunch.ui.progress.view import finish_output, make_view
 
     _check(workers, ps, jax=jax, others={"--ps": bool(ps), "--chief": chief, "--evaluator": evaluator})
+    engine = load_engine(hosts, hostfile, overrides, os.environ)
     job = ScriptJob(
         script.find_program(program, module=module),
         *(program, arguments, workers or 1, ps or 0, chief, evaluator, jax),
@@ -97,11 +107,12 @@ def command(
     )
     most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
     view = make_view(as_json=as_json, quiet=quiet)
-    request = script.ScriptRequest(job, Limits(most, window, backoff), runs_dir, name)
+    request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name)
     result = script.run_script(request, view, os.environ)
-    view.report(result)
+    if result is not None:
+        view.report(result)
     finish_output()
-    return int(result.outcome.exit_code)
+    return int(ExitCode.DONE if result is None else result.outcome.exit_code)
 
 
 def _check(workers: int | None, ps: int | None, *, jax: bool, others: dict[str, bool]) -> None:

@@ -113,8 +113,8 @@ def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[s
     free = [number for number, count in enumerate(slots) for _ in range(count)]
     if len(free) < workers:
         there = ", ".join(f"{name}: {count}" for name, count in zip(names, slots, strict=True))
-        raise UsageError(f"cluster.workers: got {workers}, but the hosts have {len(free)} slot(s) ({there}); "
-                         "use fewer workers, more hosts, or `HOST slots=N`")  # fmt: skip
+        message = f"{workers} workers need as many slots, but the hosts have {len(free)} ({there})"
+        raise UsageError(f"{message}; use fewer workers, more hosts, or `HOST slots=N`")
     places = {
         "worker": free[:workers],
         "ps": [number % len(slots) for number in range(jobs.get("ps", 0))],

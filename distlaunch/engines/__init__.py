@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
@@ -14,20 +15,20 @@ from distlaunch.engines.local import LocalEngine
 LOCAL = LocalEngine()
 
 
-def _ssh(config: RunConfig, environ: Mapping[str, str]) -> Engine:
+def _ssh(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
     from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
 
-    return ssh_engine(config.engine, named_files(config))
+    return ssh_engine(settings, files)
 
 
-def _slurm(config: RunConfig, environ: Mapping[str, str]) -> Engine:
+def _slurm(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
     from distlaunch.engines.slurm import slurm_engine
 
-    return slurm_engine(config.engine, environ, named_files(config))
+    return slurm_engine(settings, environ, files)
 
 
-ENGINES: dict[str, Callable[[RunConfig, Mapping[str, str]], Engine]] = {
-    "local": lambda config, environ: LOCAL,
+ENGINES: dict[str, Callable[[EngineSection, Mapping[str, str], Sequence[str]], Engine]] = {
+    "local": lambda settings, environ, files: LOCAL,
     "ssh": _ssh,
     "slurm": _slurm,
 }
@@ -39,26 +40,31 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
     Raises ConfigError if its settings are wrong.
     """
     given = tf_config_cluster(config, environ)
-    if given is not None:
-        return GivenClusterEngine(given)
-    kind = config.engine.kind
-    if kind == "auto":
-        kind = "slurm" if is_slurm(config, environ) else "local"
-    return ENGINES[kind](config, environ)
+    return GivenClusterEngine(given) if given is not None else engine_for(config.engine, environ, named_files(config))
 
 
-def is_slurm(config: RunConfig, environ: Mapping[str, str]) -> bool:
-    """Whether the tasks run on the nodes of a Slurm allocation."""
-    if config.engine.kind != "auto" or "SLURM_JOB_ID" not in environ:
-        return config.engine.kind == "slurm"
+def engine_for(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
+    """The same for what takes no part in a given cluster.
+
+    Args:
+        files: Python files that must be the same on all hosts, as those of the working directory are.
+    """
+    kind = "slurm" if is_slurm(settings, environ) else settings.kind
+    return ENGINES["local" if kind == "auto" else kind](settings, environ, files)
+
+
+def is_slurm(settings: EngineSection, environ: Mapping[str, str]) -> bool:
+    """Whether the tasks run on the nodes of a Slurm allocation, if no cluster is given."""
+    if settings.kind != "auto" or "SLURM_JOB_ID" not in environ:
+        return settings.kind == "slurm"
     from distlaunch.engines.slurm import is_in_allocation
 
-    return tf_config_cluster(config, environ) is None and is_in_allocation(environ)
+    return is_in_allocation(environ)
 
 
-def is_left_to_another(config: RunConfig, environ: Mapping[str, str]) -> bool:
+def is_left_to_another(settings: EngineSection, environ: Mapping[str, str]) -> bool:
     """Whether `srun` has started the same command several times, and another of them does the work."""
-    if not is_slurm(config, environ):
+    if not is_slurm(settings, environ):
         return False
     from distlaunch.engines.slurm import is_one_of_many
 

@@ -21,6 +21,7 @@ from distlaunch.runs.paths import shown
 from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
+LEFT_TO_ANOTHER = "srun has started this command several times: task 0 of the step does the work, and this one ends"
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 
@@ -135,8 +136,9 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
         # only a look: `execute` takes the lock for good, after the user was told
         with choice.run.lock():
             pass  # nobody goes on with a run that is still going on
-    if is_left_to_another(choice.config, environ):
-        observer.note("srun has started this command several times: task 0 of the step trains, and this one ends")
+    is_given = tf_config_cluster(choice.config, environ) is not None
+    if not is_given and is_left_to_another(choice.config.engine, environ):
+        observer.note(LEFT_TO_ANOTHER)
         return None
     if choice.told:
         observer.note(choice.told)

@@ -8,16 +8,18 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.engines import LOCAL
-from distlaunch.engines.base import Needs
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines import engine_for, is_left_to_another
+from distlaunch.engines.base import Engine, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
+from distlaunch.jobs.job import LEFT_TO_ANOTHER
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.supervise.observer import Observer, ThreadedObserver
@@ -30,36 +32,50 @@ class ScriptRequest:
     """What the user asks to run.
 
     Attributes:
+        engine: where its tasks run.
         name: of the run directory; None: after the program.
     """
 
     job: ScriptJob
     limits: Limits
+    engine: EngineSection = field(default_factory=EngineSection)
     runs_dir: str = "runs"
     name: str | None = None
 
 
-def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
-    """Runs a script to its end. Raises UsageError if nothing can be started."""
+def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+    """Runs a script to its end; None if another process of the same `srun` does. Raises UsageError if nothing can be
+    started."""
     job = request.job
+    if is_left_to_another(request.engine, environ):
+        observer.note(LEFT_TO_ANOTHER)
+        return None
     if "TF_CONFIG" in environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
+    engine = engine_for(request.engine, environ, [job.program] if job.kind == "script" else [])
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     with ThreadedObserver.of(observer) as told, run.lock():
+
+        def start(signals: SignalPipe) -> AttemptResult:
+            return _attempt(job, engine, run, told, environ, signals)
+
         try:
-            return repeat(lambda signals: _attempt(job, run, told, environ, signals), request.limits, told, run.control)
+            with engine.kept():
+                return repeat(start, request.limits, told, run.control)
         except UsageError:
             run.discard()
             raise
 
 
 def _attempt(
-    job: ScriptJob, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
+    job: ScriptJob, engine: Engine, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
 ) -> AttemptResult:
     """Starts all tasks anew, at addresses that nobody has used before."""
-    allocation = LOCAL.allocate(Needs(job.num_tasks, job.num_addresses, job.num_computing), environ)
+    allocation = engine.allocate(Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots), environ)
     try:
-        plan = plan_script(job, run, run.next_attempt(), allocation.places, environ)
+        for note in allocation.notes:
+            observer.note(note)
+        plan = plan_script(job, run, run.next_attempt(), allocation.places, environ, allocation.engine)
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
         run.write_json(run.plan, plan.to_plain())
         run.write_json(run.environment, describe_environment(allocation.places[0].gpus))

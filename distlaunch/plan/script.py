@@ -56,6 +56,11 @@ class ScriptJob:
         return {"chief": int(self.chief or self.ps > 0), "worker": self.workers, "ps": self.ps}
 
     @property
+    def slots(self) -> dict[str, int]:
+        """The tasks as hosts take them: a chief without parameter servers computes, so it takes a worker's slot."""
+        return self.counts if self.ps else {"worker": self.num_computing}
+
+    @property
     def num_addresses(self) -> int:
         return 1 if self.jax else sum(self.counts.values())
 
@@ -75,12 +80,14 @@ def plan_script(
     attempt: int,
     places: Sequence[Place],
     environ: Mapping[str, str] = MappingProxyType({}),
+    engine: str = "local",
 ) -> LaunchPlan:
     """The processes of an attempt. Raises UsageError if the GPUs are not enough for the workers.
 
     Args:
         places: one for each task, in the order of `counts`, the evaluator last.
         environ: what the tasks inherit.
+        engine: as of `LaunchPlan`.
     """
     tasks = [Task(name, index) for name, count in job.counts.items() for index in range(count)]
     everyone = [*tasks, EVALUATOR] if job.evaluator else tasks
@@ -111,6 +118,7 @@ def plan_script(
         stall_timeout_s=job.stall_timeout_s,
         chief=tasks[0],
         cluster=cluster,
+        engine=engine,
     )
 
 

@@ -71,6 +71,9 @@ ELSEWHERE = {
     "distlaunch init DIR": "test_init.py::test_the_starter_trains_well_under_every_strategy",
     "distlaunch run --workers 2 script.py ARGS": "test_run_frameworks.py::test_multi_worker_mirrored",
     "distlaunch run --workers 2 --ps 1 script.py ARGS": "test_run_frameworks.py::test_parameter_servers",
+    'distlaunch run --hosts a,b,"c slots=2" --workers 4 script.py ARGS': (
+        "test_ssh_engine.py::test_a_script_runs_on_hosts_and_again_after_a_failure"
+    ),
     "distlaunch run --workers 2 main.py": "test_run_frameworks.py::test_multi_worker_mirrored",
     "distlaunch run --workers 3 --ps 2 train.py": "test_run_frameworks.py::test_parameter_servers",
     "distlaunch run --jax --workers 2 -m package.module": "test_run_frameworks.py::test_jax",

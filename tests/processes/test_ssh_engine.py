@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ echo "$@" >> {calls}
 for word; do last=$word; done
 exec sh -c "$last"
 """
+_MARK = "DISTLAUNCH_TEST"
 _ENTRY = "from distlaunch.cli.main import main; main()"
 
 
@@ -49,11 +52,14 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def _run(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    before = {process.pid for process in psutil.process_iter()}
+    mark = uuid.uuid4().hex
+    environ = {**environ, _MARK: mark}
     done = subprocess.run([sys.executable, "-c", _ENTRY, *words], env=environ, capture_output=True, text=True)
-    left = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
-    agents = [process for process in left if "distlaunch.agent.remote" in (process.info["cmdline"] or [])]
-    assert not psutil.wait_procs(agents, 10)[1]
+    # those of other tests, which run beside this one, count for nothing
+    left = [
+        process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(_MARK) == mark
+    ]
+    assert not psutil.wait_procs(left, 10)[1]
     return done
 
 
@@ -73,10 +79,41 @@ def test_two_hosts_train_and_one_is_a_spare(tmp_path: Path, environ: dict[str, s
     assert "hidden-from-ps" not in calls + run.plan.read_text()
 
 
+_SCRIPT = """
+import json, os, pathlib, sys
+task, attempt = os.environ["DISTLAUNCH_TASK"], os.environ["DISTLAUNCH_ATTEMPT"]
+cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+print(task, "of", len(cluster["chief"]), len(cluster["worker"]), sys.argv[1:])
+if (task, attempt) == ("worker:1", "0"):
+    raise ValueError("once")
+pathlib.Path(os.environ["DISTLAUNCH_RUN_DIR"], task).touch()
+"""
+
+
+def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, environ: dict[str, str]) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(_SCRIPT)
+    runs = str(tmp_path / "runs")
+    words = ("--workers", "2", "--chief", "--restarts", "1", "--runs-dir", runs, str(script), "-x")
+    done = _run(environ, "run", "--hosts", "first, me@second slots=2", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "restart 1 of 1: worker:1 ValueError: once" in done.stdout
+    assert "[worker:1] worker:1 of 1 2 ['-x']" in done.stdout
+    run = RunDir(tmp_path / "runs" / "job")
+    # a chief that computes has a slot of its own
+    assert [task["host"] for task in json.loads(run.plan.read_text())["tasks"]] == ["first", "second", "second"]
+    assert all((run.path / str(task)).exists() for task in run.tasks(1))
+    # the agents of the first attempt served the second as well
+    assert (tmp_path / "calls").read_text().count("BatchMode=yes") == 2
+    refused = _run(environ, "run", "--hosts", "first", "--workers", "2", "--runs-dir", runs, str(script))
+    assert refused.returncode == 2
+    assert "2 workers need as many slots, but the hosts have 1 (first: 1)" in refused.stderr
+
+
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
     done = _run(environ, "train", str(_config(tmp_path, hosts=["only"])))
     assert done.returncode == 2
-    assert "cluster.workers: got 2, but the hosts have 1 slot(s) (only: 1)" in done.stderr
+    assert "2 workers need as many slots, but the hosts have 1 (only: 1)" in done.stderr
     assert not (tmp_path / "runs" / "tiny").exists()
 
 

@@ -40,9 +40,10 @@ def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[in
     Args:
         checkpoints_there: those that the copy has; None: its tasks read none.
     """
-    yield from file_transfer.send_file(run.attempt_config(attempt), _name(run, run.attempt_config(attempt)))
-    if run.events.exists():
-        yield from file_transfer.send_file(run.events, _name(run, run.events))
+    # a script has no config, and a first attempt no events
+    for path in (run.attempt_config(attempt), run.events):
+        if path.exists():
+            yield from file_transfer.send_file(path, _name(run, path))
     if checkpoints_there is None:
         return
     folders = [path for path in (run.checkpoints, run.path / "preprocessing", run.compiled) if path.is_dir()]
