@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 import click
 
 from distlaunch.cli.options import OVERRIDES
+from distlaunch.engines.host_warnings import driver_warnings
+from distlaunch.ui import words
 
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
-
-_CLOCK_S = 5.0
-"""By so much clocks may differ before it is worth a word: times in events and logs are each host's own."""
-
 
 @click.command("doctor")
 @click.argument("config", metavar="CONFIG")
 @OVERRIDES
 def command(config: str, overrides: tuple[str, ...]) -> None:
-    """Check what a start checks on each host of a config, all at once: login, versions, code, and who reaches whom.
+    """Check each host of a config as a start does, all at once: login, versions, code, ports, and who reaches whom.
 
+    Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
     Exits with 2 if something is wrong.
     """
     from distlaunch.jobs.doctor import examine
@@ -32,18 +31,21 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:
     """One line a host, and what is worth a word."""
-    rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "GPUs")]
+    rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]
     rows += [
         (host.name, host.address, host.python, host.packages.get("tensorflow", "-"), host.packages.get("jax", "-"),
-         str(host.cores), f"{host.memory_bytes / 1e9:.0f} GB", str(len(host.gpus)))
+         str(host.cores), words.size(host.memory_bytes), words.size(host.free_bytes), str(len(host.gpus)), host.driver)
         for host in hosts
     ]  # fmt: skip
+    # columns in which nobody has anything
+    kept = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
     for row in rows:
-        click.echo("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
-    for host in hosts:
-        if abs(host.clock_s) > _CLOCK_S:
-            ahead = "ahead of" if host.clock_s > 0 else "behind"
-            click.echo(f"warning: the clock of {host.name} is {abs(host.clock_s):.0f} s {ahead} this machine's")
+        click.echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
+    for warning in [
+        *(warning for host in hosts for warning in host.warnings),
+        *driver_warnings({host.name: host.driver for host in hosts}),
+    ]:
+        click.echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""
-    click.echo(f"ok: {len(hosts)} host{'s' * (len(hosts) != 1)} can be used{reach}")
+    click.echo(f"ok: {words.count(len(hosts), 'host')} can be used{reach}")

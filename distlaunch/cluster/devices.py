@@ -47,20 +47,35 @@ def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     # `-1` or nothing: no GPU, and no question to the driver
     if selected is not None and not _names(selected):
         return ()
-    present = _ask_driver()
+    driver = _ask_driver()
+    present = driver and driver.gpus
     if selected is None:
         return _all_names(present or ())
     return _selected(selected, present)
 
 
+def driver_version() -> str:
+    """Of the GPUs' driver; empty: it does not run here."""
+    driver = _ask_driver()
+    return driver.version if driver else ""
+
+
+@dataclass(frozen=True)
+class _Driver:
+    """The GPUs are none, and the version is empty, if it does not run."""
+
+    gpus: tuple[Gpu, ...] = ()
+    version: str = ""
+
+
 @functools.cache
-def _ask_driver() -> tuple[Gpu, ...] | None:
-    """The GPUs; none if the driver does not run; None if there is no driver, or no answer."""
+def _ask_driver() -> _Driver | None:
+    """None if there is no driver, or no answer."""
     try:
         ctypes.CDLL(_LIBRARY)  # before pynvml, whose import would cost every command 20 ms
     except OSError:
         return None
-    answers: list[tuple[Gpu, ...] | None] = []
+    answers: list[_Driver | None] = []
     # a driver that hangs must not hold the command up
     asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
     asking.start()
@@ -69,7 +84,7 @@ def _ask_driver() -> tuple[Gpu, ...] | None:
     return answers[0] if answers else None
 
 
-def _present() -> tuple[Gpu, ...] | None:
+def _present() -> _Driver | None:
     import pynvml
 
     try:
@@ -77,11 +92,11 @@ def _present() -> tuple[Gpu, ...] | None:
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):
         return None
     except pynvml.NVMLError:  # the module is not loaded, or of another version than the library
-        return ()
+        return _Driver()
     try:
-        return tuple(_gpus(pynvml))
+        return _Driver(tuple(_gpus(pynvml)), _text(pynvml.nvmlSystemGetDriverVersion()))
     except pynvml.NVMLError:  # a GPU is lost, so nobody knows how CUDA would number the others
-        return ()
+        return _Driver()
     finally:
         pynvml.nvmlShutdown()
 
@@ -106,7 +121,10 @@ def _parts(nvml: Any, gpu: Any) -> Iterator[str]:
 
 
 def _uuid(nvml: Any, device: Any) -> str:
-    found = nvml.nvmlDeviceGetUUID(device)
+    return _text(nvml.nvmlDeviceGetUUID(device))
+
+
+def _text(found: bytes | str) -> str:
     return found.decode() if isinstance(found, bytes) else str(found)  # bytes: a package of the same name, years old
 
 

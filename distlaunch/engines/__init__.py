@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.references.data_paths import data_paths
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines.base import Engine
+from distlaunch.engines.base import Engine, HostFiles
 from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
 LOCAL = LocalEngine()
 
 
-def _ssh(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
+def _ssh(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
     from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
 
     return ssh_engine(settings, files)
 
 
-def _slurm(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
+def _slurm(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
     from distlaunch.engines.slurm import slurm_engine
 
     return slurm_engine(settings, environ, files)
 
 
-ENGINES: dict[str, Callable[[EngineSection, Mapping[str, str], Sequence[str]], Engine]] = {
+ENGINES: dict[str, Callable[[EngineSection, Mapping[str, str], HostFiles], Engine]] = {
     "local": lambda settings, environ, files: LOCAL,
     "ssh": _ssh,
     "slurm": _slurm,
@@ -40,15 +41,13 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
     Raises ConfigError if its settings are wrong.
     """
     given = tf_config_cluster(config, environ)
-    return GivenClusterEngine(given) if given is not None else engine_for(config.engine, environ, named_files(config))
+    if given is not None:
+        return GivenClusterEngine(given)
+    return engine_for(config.engine, environ, HostFiles(named_files(config), data_paths(config)))
 
 
-def engine_for(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str]) -> Engine:
-    """The same for what takes no part in a given cluster.
-
-    Args:
-        files: Python files that must be the same on all hosts, as those of the working directory are.
-    """
+def engine_for(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
+    """The same for what takes no part in a given cluster."""
     kind = "slurm" if is_slurm(settings, environ) else settings.kind
     return ENGINES["local" if kind == "auto" else kind](settings, environ, files)
 

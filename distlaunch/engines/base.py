@@ -30,12 +30,27 @@ class Needs:
 
 
 @dataclass(frozen=True)
+class HostFiles:
+    """What a job reads on every host, beside the code of the working directory.
+
+    Attributes:
+        code: Python files, which must be the same everywhere.
+        data: keys of the config -> paths. A host without one of them is named, if this machine has it.
+    """
+
+    code: Sequence[str] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class HostReport:
     """What `distlaunch doctor` shows of a host.
 
     Attributes:
         address: by which other hosts reach it; empty: there are none.
-        clock_s: how far its clock is ahead of this machine's.
+        driver: version of the GPUs' driver; empty: there is none.
+        free_bytes: on the disk of the working directory.
+        warnings: what may become a problem.
     """
 
     name: str
@@ -45,13 +60,17 @@ class HostReport:
     cores: int
     memory_bytes: int
     gpus: Sequence[str]
-    clock_s: float = 0.0
+    driver: str
+    free_bytes: int
+    warnings: Sequence[str] = ()
 
     @staticmethod
-    def of(name: str, address: str, facts: Mapping[str, Any], clock_s: float = 0.0) -> HostReport:
-        """From what an agent tells."""
-        told = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus")}
-        return HostReport(name, address, **told, clock_s=clock_s)
+    def of(
+        name: str, address: str, facts: Mapping[str, Any], state: Mapping[str, Any], warnings: Sequence[str]
+    ) -> HostReport:
+        """From what an agent tells: see `host_facts` and `host_state`."""
+        told = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
+        return HostReport(name, address, **told, free_bytes=next(iter(state["free_bytes"].values())), warnings=warnings)
 
 
 class Engine(Protocol):

@@ -84,10 +84,12 @@ class LocalEngine:
         return WARM_STARTS.kept()
 
     def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+        from distlaunch.agent.host_state import host_state
         from distlaunch.agent.remote.host_facts import host_facts
+        from distlaunch.engines.host_warnings import host_warnings
 
-        facts = host_facts(environ)
-        return [HostReport.of(facts["host"], "", facts)]
+        facts, state = host_facts(environ), host_state(())
+        return [HostReport.of(facts["host"], "", facts, state, list(host_warnings(facts["host"], state, {})))]
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         count, ports = needs.num_addresses, needs.ports

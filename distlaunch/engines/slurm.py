@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote.engine import RemoteEngine
 from distlaunch.engines.remote.link import Command
 from distlaunch.engines.remote.ssh_errors import explain_python
@@ -32,12 +33,8 @@ def is_one_of_many(environ: Mapping[str, str]) -> bool:
     return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
 
 
-def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Sequence[str] = ()) -> RemoteEngine:
-    """The nodes of the allocation. Raises UsageError if there is none.
-
-    Args:
-        files: as of `RemoteEngine`.
-    """
+def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> RemoteEngine:
+    """The nodes of the allocation. Raises UsageError if there is none."""
     if "SLURM_JOB_ID" not in environ:
         raise UsageError("engine.kind: slurm: this command is in no Slurm allocation; start it by `sbatch` or `salloc`")
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problem, parse_host
 from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote import ssh_errors
 from distlaunch.engines.remote.engine import RemoteEngine
 from distlaunch.engines.remote.link import Command
@@ -44,12 +44,8 @@ def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
     return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
 
 
-def ssh_engine(settings: EngineSection, files: Sequence[str] = ()) -> RemoteEngine:
-    """The hosts of the section `engine`. Raises ConfigError.
-
-    Args:
-        files: as of `RemoteEngine`.
-    """
+def ssh_engine(settings: EngineSection, files: HostFiles) -> RemoteEngine:
+    """The hosts of the section `engine`. Raises ConfigError."""
 
     def command_of(host: Host) -> Command:
         target = f"{host.user}@{host.name}" if host.user else host.name

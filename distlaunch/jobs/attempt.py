@@ -33,7 +33,7 @@ class AttemptResult:
 
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
-    return _plan(config, run, attempt, "train", _allocate(config, environ, dry=True))[1]
+    return _plan(config, run, attempt, "train", allocate(config, environ, dry=True))[1]
 
 
 def _plan(
@@ -47,7 +47,8 @@ def _plan(
     return config, plan
 
 
-def _allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
+def allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
+    """Hosts, devices and addresses for a config's tasks. Raises as `Engine.allocate`."""
     jobs = processes(config)
     count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
@@ -85,7 +86,7 @@ def run_attempt(
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole, config = config, config.with_workers(workers or config.cluster.num_workers)
-    allocation = _allocate(config, environ)
+    allocation = allocate(config, environ)
     try:
         for note in allocation.notes:
             observer.note(note)
@@ -129,7 +130,7 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
 
     Nothing of the run's own is written.
     """
-    allocation = _allocate(config, environ)
+    allocation = allocate(config, environ)
     cluster, here = _cluster(config, allocation)
     places, engine = allocation.places, allocation.engine
     plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=places, engine=engine)

@@ -6,10 +6,16 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.engines import engine_of
 from distlaunch.engines.base import HostReport
+from distlaunch.jobs.attempt import allocate
 from distlaunch.jobs.job import JobRequest, choose
 
 
 def examine(target: str, overrides: Sequence[str], environ: Mapping[str, str]) -> list[HostReport]:
     """What each host has. Raises ConfigError, UsageError with everything that is wrong."""
     config = choose(JobRequest(target, tuple(overrides)), environ).config
-    return engine_of(config, environ).examine(environ)
+    engine = engine_of(config, environ)
+    with engine.kept():
+        reports = engine.examine(environ)
+        # slots and ports, which only a start takes
+        allocate(config, environ).release()
+    return reports

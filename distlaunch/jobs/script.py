@@ -16,7 +16,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import engine_for, is_left_to_another
-from distlaunch.engines.base import Engine, Needs
+from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.job import LEFT_TO_ANOTHER
@@ -52,7 +52,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
         return None
     if "TF_CONFIG" in environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
-    engine = engine_for(request.engine, environ, [job.program] if job.kind == "script" else [])
+    engine = engine_for(request.engine, environ, HostFiles([job.program] if job.kind == "script" else []))
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     with ThreadedObserver.of(observer) as told, run.lock():
 

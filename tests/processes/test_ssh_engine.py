@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -51,10 +52,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "TF_SECRET_OF_MINE": "hidden-from-ps"}
 
 
-def _run(environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def _run(environ: dict[str, str], *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     mark = uuid.uuid4().hex
     environ = {**environ, _MARK: mark}
-    done = subprocess.run([sys.executable, "-c", _ENTRY, *words], env=environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", _ENTRY, *words], env=environ, cwd=cwd, capture_output=True, text=True)
     # those of other tests, which run beside this one, count for nothing
     left = [
         process for process in psutil.process_iter(["environ"]) if (process.info["environ"] or {}).get(_MARK) == mark
@@ -115,6 +116,24 @@ def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) ->
     assert done.returncode == 2
     assert "2 workers need as many slots, but the hosts have 1 (only: 1)" in done.stderr
     assert not (tmp_path / "runs" / "tiny").exists()
+
+
+def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "table.csv").touch()
+    config = str(_config(tmp_path, hosts=["first", f"second folder={elsewhere}"]))
+    words = ("doctor", config, "--set", "data.args.path=./table.csv")
+    done = _run(environ, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning: second has no ./table.csv, which this machine has (data.args.path)" in done.stdout
+    assert "disk left" in done.stdout
+    assert "driver" not in done.stdout
+    with socket.create_server(("", 0)) as taken:
+        ports = f"cluster.ports=[{taken.getsockname()[1]}, 1]"
+        done = _run(environ, *words, "--set", ports, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "port" in done.stderr, done.stderr
 
 
 def test_ssh_that_is_missing_is_told(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -55,6 +55,10 @@ class FakeNvml:
         self.open -= 1
         return SUCCESS
 
+    def nvmlSystemGetDriverVersion(self, text: Any, length: Any) -> int:  # noqa: N802
+        text.value = b"550.54.15"
+        return SUCCESS
+
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802
         count._obj.value = len(self.gpus)
         return SUCCESS

@@ -7,6 +7,7 @@ import pytest
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.config.engine import Engine
+from distlaunch.engines.base import HostFiles
 from distlaunch.engines.slurm import (
     is_in_allocation,
     is_one_of_many,
@@ -60,4 +61,4 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="in no Slurm allocation; start it by `sbatch` or `salloc`"):
-        slurm_engine(Engine(kind="slurm"), {})
+        slurm_engine(Engine(kind="slurm"), {}, HostFiles())

@@ -13,7 +13,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.cluster.cores import num_visible_cores
-from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.devices import driver_version, find_gpus
 
 COMPARED = ("tensorflow", "keras", "jax", "jaxlib", "numpy")
 """Packages of which all tasks of a job need the same version."""
@@ -32,6 +32,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "packages": package_versions(),
         "addresses": list(_addresses(environ)),
         "gpus": list(find_gpus(environ)),
+        "driver": driver_version(),
         "cores": num_visible_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "time": time.time(),

@@ -12,6 +12,7 @@ from typing import Any
 
 from distlaunch import __version__
 from distlaunch.agent.host import HostTasks
+from distlaunch.agent.host_state import host_state
 from distlaunch.agent.messages import Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.attempt import HostAttempt
@@ -164,6 +165,12 @@ class Agent:
         except OSError as error:
             raise UsageError(f"{error.strerror}: {frame.text('folder')}") from None
         self._reply(frame)
+
+    def _on_state(self, frame: Frame) -> None:
+        try:
+            self._reply(frame, state=host_state(frame.fields["paths"]))
+        except OSError as error:
+            raise UsageError(f"its state cannot be found out: {error}") from None
 
     def _on_beat(self, frame: Frame) -> None:
         """It has been noted that something came."""

@@ -9,11 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from distlaunch.agent.host_state import is_there
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.cluster.hosts import Host, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
-from distlaunch.engines.base import HostReport, Needs
+from distlaunch.engines.base import HostFiles, HostReport, Needs
+from distlaunch.engines.host_warnings import driver_warnings, host_warnings
 from distlaunch.engines.remote.addresses import at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.answers import raise_for, refusals
@@ -34,7 +36,6 @@ class RemoteEngine:
         kind: what the plan calls it.
         command_of: how the agent of a host is started.
         program: what that needs on this machine.
-        files: Python files that the config names, which must be the same on all hosts, as those of this folder are.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class RemoteEngine:
         command_of: Callable[[Host], Command],
         program: str,
         settings: EngineSection,
-        files: Sequence[str] = (),
+        files: HostFiles,
     ) -> None:
         self.kind, self._hosts, self._command_of, self._program = kind, tuple(hosts), command_of, program
         self._settings, self._files = settings, files
+        # of what this machine does not have nobody knows whether it should be there
+        self._data = {key: path for key, path in files.data.items() if is_there(path)}
 
     @contextmanager
     def kept(self) -> Iterator[Any]:
@@ -62,12 +65,18 @@ class RemoteEngine:
     def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
         self._check_program()
         with self.kept() as fleet:
-            links = self._ready(fleet)
+            links, states = self._ready(fleet)
             ports = _reserve(
                 {link.name: link for link in links}, [link.name for link in links], Needs(num_addresses=len(links))
             )
             addresses = choose_addresses(links, ports, self._settings.interface)
-            return [HostReport.of(link.name, addresses[link.name], link.facts, link.clock_s) for link in links]
+            return [
+                HostReport.of(
+                    *(link.name, addresses[link.name], link.facts, states[link.name]),
+                    list(host_warnings(link.name, states[link.name], self._data, link.clock_s)),
+                )
+                for link in links
+            ]
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
         if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
@@ -78,7 +87,7 @@ class RemoteEngine:
         self._check_program()
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
-            links = self._ready(fleet)
+            links, states = self._ready(fleet)
             chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             places = self._places(needs, chosen, used)
@@ -91,6 +100,10 @@ class RemoteEngine:
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
+        for link in links:
+            if link.name in used and link.name in states:
+                notes += host_warnings(link.name, states[link.name], self._data, link.clock_s)
+        notes += driver_warnings({name: link.facts["driver"] for name, link in used.items() if name in states})
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
         return RemoteAllocation(places, used, env, computing, held, note_lost, self.kind, patience_s, notes=notes)
 
@@ -115,13 +128,14 @@ class RemoteEngine:
         if shutil.which(self._program) is None:
             raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
 
-    def _ready(self, fleet: Fleet) -> list[Link]:
-        """Hosts that have what a job needs. Raises UsageError."""
+    def _ready(self, fleet: Fleet) -> tuple[list[Link], dict[str, dict[str, Any]]]:
+        """Hosts that have what a job needs, and the state of those that are new. Raises UsageError."""
         links = self._connected(fleet)
         folders = {link.name: self._folder(link.host) for link in links}
         lease_s = max(1, round(self._settings.host_timeout_s * 2))
-        check_hosts(links, folders, lease_s, Code(Path.cwd(), self._files), sync=self._settings.sync == "code")
-        return links
+        code = Code(Path.cwd(), self._files.code)
+        sync = self._settings.sync == "code"
+        return links, check_hosts(links, folders, lease_s, code, [*self._data.values()], sync=sync)
 
     def _connected(self, fleet: Fleet) -> list[Link]:
         """An agent on each host. In later attempts of a command those count that can be reached."""
