@@ -13,6 +13,7 @@ from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
 from distlaunch.base.heartbeat import Signs, read_signs
+from distlaunch.base.secret_values import SecretMask
 
 _NO_PROGRAM = 127
 """The exit code of a task whose program cannot be started, as a shell has it."""
@@ -137,8 +138,8 @@ class HostTask:
     def begin(self, child: Child) -> None:
         """From here on it has a process."""
         self._child = child
-        self._pump.add(self.spec.name, child.stdout, self.spec.stdout_log)
-        self._pump.add(self.spec.name, child.stderr, self.spec.stderr_log)
+        for pipe, log in ((child.stdout, self.spec.stdout_log), (child.stderr, self.spec.stderr_log)):
+            self._pump.add(self.spec.name, pipe, log, SecretMask(self.spec.env))
 
     def give_up(self, code: int) -> None:
         """It ends with this exit code, and never has a process."""

@@ -1,4 +1,4 @@
-"""Output of tasks: every byte into its log file, complete lines to the screen. One loop, no threads."""
+"""Output of tasks: every byte but secrets into its log file, complete lines to the screen. One loop, no threads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from distlaunch.agent.log_noise import is_noise
+from distlaunch.base.secret_values import SecretMask
 
 READ_BYTES = 64 * 1024  # what a pipe of Linux holds
 MAX_LINE_BYTES = 4000  # the screen's; logs have all of it
@@ -97,6 +98,7 @@ class _Stream:
     log_path: Path
     log_fd: int
     allowance: Allowance
+    mask: SecretMask
     splitter: LineSplitter = field(default_factory=LineSplitter)
     num_hidden: int = 0
     hidden_at: float = 0.0
@@ -120,12 +122,13 @@ class Pump:
         self._streams: dict[int, _Stream] = {}
         self._hiding: dict[int, _Stream] = {}  # those that have lines which are not shown
 
-    def add(self, task: str, pipe: IO[bytes], log_path: Path) -> None:
+    def add(self, task: str, pipe: IO[bytes], log_path: Path, mask: SecretMask) -> None:
+        """Reads a pipe of a task from here on."""
         log_path.parent.mkdir(parents=True, exist_ok=True)
         # a task that is started again goes on in the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.set_blocking(pipe.fileno(), False)  # `finish` reads until nothing is there
-        self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()))
+        self._streams[pipe.fileno()] = _Stream(task, pipe, log_path, log_fd, Allowance(self._clock()), mask)
         self._selector.register(pipe, selectors.EVENT_READ)
 
     def watch(self, fd: int, *, writing: bool = False) -> None:
@@ -170,8 +173,9 @@ class Pump:
         if not data:
             self._close(stream)
             return 0
-        self._write_log(stream, data)
-        self._forward(stream, data)
+        if shown := stream.mask.feed(data):
+            self._write_log(stream, shown)
+            self._forward(stream, shown)
         return len(data)
 
     def _write_log(self, stream: _Stream, data: bytes) -> None:
@@ -236,6 +240,9 @@ class Pump:
         fd = stream.pipe.fileno() if not stream.pipe.closed else -1
         if self._streams.pop(fd, None) is None:
             return
+        if left := stream.mask.flush():
+            self._write_log(stream, left)
+            self._forward(stream, left)
         self._tell_last(stream)
         for line in stream.splitter.flush():
             if not is_noise(line):

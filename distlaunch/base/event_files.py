@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distlaunch.base.events import FORMAT, Event, StepsDone
+from distlaunch.base.secret_values import SecretMask
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -28,6 +29,7 @@ class EventWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         # appending: each write goes to the end, whatever other processes have written
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._mask = SecretMask(os.environ)
         self._waiting: list[bytes] = []
         self._lock = threading.Lock()
         # another may have left half a line, on a disk that was full
@@ -41,7 +43,7 @@ class EventWriter:
                 event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
             )
             if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((stamped.to_json() + "\n").encode())
+                self._waiting.append((self._mask.whole(stamped.to_json()) + "\n").encode())
             self._flush()
         return stamped
 

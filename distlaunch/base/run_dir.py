@@ -213,7 +213,8 @@ class RunDir:
             run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
             try:
                 # `mkdir` and not a look first: of two launchers one gets the name
-                run.path.mkdir(parents=True)
+                # its config may hold secrets that `${NAME}` stood for
+                run.path.mkdir(mode=0o700, parents=True)
                 return run
             except FileExistsError:
                 if not run.path.is_dir():
@@ -223,6 +224,10 @@ class RunDir:
             except OSError as error:
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
         raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
+
+    def is_readable(self) -> bool:
+        """Whether it is there, and not closed to this user: a run is its owner's alone."""
+        return os.access(self.path, os.R_OK | os.X_OK)
 
     def discard(self) -> None:
         """Takes a claim back, if nothing was started in the directory."""
@@ -239,12 +244,12 @@ class RunDir:
 
     @staticmethod
     def newest(runs_dir: Path | str, name: str) -> RunDir | None:
-        """The run of a config of that name (NAME or NAME-K) that was claimed last, if any."""
+        """The run of a config of that name (NAME or NAME-K) that was claimed last, if any that can be read."""
         pattern = re.compile(re.escape(name) + r"(?:-(\d+))?\Z")
         found = [
             (int(match[1] or 1), path)
             for path in Path(runs_dir).glob(f"{name}*")
-            if (match := pattern.match(path.name)) and RunDir(path).has_config()
+            if (match := pattern.match(path.name)) and RunDir(path).is_readable() and RunDir(path).has_config()
         ]
         # by number, not by time: a later run has a higher one
         return RunDir(max(found)[1]) if found else None

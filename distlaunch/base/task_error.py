@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from distlaunch.base.code_origins import format_exception, translated
 from distlaunch.base.errors import Problem
 from distlaunch.base.run_dir import TaskDir, write_atomically
+from distlaunch.base.secret_values import SecretMask
 
 
 def write_exception(files: TaskDir, error: BaseException, *, step: int | None = None, user_error: bool = False) -> None:
@@ -82,4 +84,4 @@ def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) ->
 
 def _write(files: TaskDir, data: dict[str, Any], step: int | None, host: str) -> None:
     told = {**data, "step": step, "host": host, "time": time.time()}
-    write_atomically(files.error_json, json.dumps(told, indent=2) + "\n")
+    write_atomically(files.error_json, SecretMask(os.environ).whole(json.dumps(told, indent=2)) + "\n")

@@ -15,6 +15,7 @@ from distlaunch.ui import words
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
 
+
 @click.command("doctor")
 @click.argument("config", metavar="CONFIG")
 @OVERRIDES

@@ -24,6 +24,7 @@ _SECONDS = Seconds(min=0, min_open=True)
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of engine, e.g. --set engine.sync=code."
 )
+@click.option("--isolate", is_flag=True, help="Hide the tasks' ports from other hosts. They reach only each other.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.option("--name", help="Name of the run directory. Default: the script's.")
 @click.option("--runs-dir", default="runs", show_default=True, help="Folder for run directories.")
@@ -70,6 +71,7 @@ def command(
     hosts: str | None,
     hostfile: str | None,
     overrides: tuple[str, ...],
+    isolate: bool,
     module: bool,
     name: str | None,
     runs_dir: str,
@@ -107,7 +109,7 @@ def command(
     )
     most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
     view = make_view(as_json=as_json, quiet=quiet)
-    request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name)
+    request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name, isolate)
     result = script.run_script(request, view, os.environ)
     if result is not None:
         view.report(result)

@@ -27,7 +27,9 @@ def command(directory: str, as_json: bool) -> None:
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.runs import print_runs, runs_json
 
-    runs = find_runs(Path(directory).absolute(), time.time())
+    runs, closed = find_runs(Path(directory).absolute(), time.time())
+    if closed:
+        click.echo(f"not readable for you: {', '.join(closed)}", err=True)
     if as_json:
         click.echo(runs_json(runs))
     elif runs:

@@ -30,6 +30,9 @@ class Cluster(Section):
     """Starts one more task, which evaluates each new checkpoint while training goes on."""
     ports: list[Annotated[int, Field(ge=1, le=65535)]] | Literal["auto"] = "auto"
     """One port for each task, workers first, on this machine. `auto`: free ones."""
+    isolate: bool = False
+    """Whether the job gets a network of its own on this machine, so that no other host reaches its ports. Its tasks
+    then reach nothing but each other."""
     start_timeout_s: PositiveSeconds = 300.0
     """How long the processes may take from their start to the first step."""
     stop_timeout_s: PositiveSeconds = 30.0

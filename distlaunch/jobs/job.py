@@ -12,8 +12,9 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines import is_left_to_another
+from distlaunch.engines import engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
+from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.jobs.restarts import run_job
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
@@ -140,11 +141,18 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     if not is_given and is_left_to_another(choice.config.engine, environ):
         observer.note(LEFT_TO_ANOTHER)
         return None
+    isolate_if_asked(choice.config, environ)
     if choice.told:
         observer.note(choice.told)
     if choice.finished:
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+
+
+def isolate_if_asked(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """See `isolate`."""
+    if config.cluster.isolate:
+        isolate(engine_of(config, environ))
 
 
 def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
@@ -202,6 +210,7 @@ def use_run(
     config, locate = _load_run(run, overrides, environ)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+    isolate_if_asked(config, environ)
     with ThreadedObserver.of(observer) as told, run.lock():
         return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
 

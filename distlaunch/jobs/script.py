@@ -19,6 +19,7 @@ from distlaunch.engines import engine_for, is_left_to_another
 from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
+from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job import LEFT_TO_ANOTHER
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
@@ -34,6 +35,7 @@ class ScriptRequest:
     Attributes:
         engine: where its tasks run.
         name: of the run directory; None: after the program.
+        isolate: see `isolate`.
     """
 
     job: ScriptJob
@@ -41,6 +43,7 @@ class ScriptRequest:
     engine: EngineSection = field(default_factory=EngineSection)
     runs_dir: str = "runs"
     name: str | None = None
+    isolate: bool = False
 
 
 def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
@@ -53,6 +56,8 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     if "TF_CONFIG" in environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
     engine = engine_for(request.engine, environ, HostFiles([job.program] if job.kind == "script" else []))
+    if request.isolate:
+        isolate(engine)
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     with ThreadedObserver.of(observer) as told, run.lock():
 

@@ -13,7 +13,7 @@ from distlaunch.base.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
-from distlaunch.jobs.job import JobRequest, checked, choose
+from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_asked
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4  # with a checkpoint after two
@@ -58,6 +58,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
 def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
     config = choose(replace(request, resume=False), environ).config
+    isolate_if_asked(config, environ)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
     with ThreadedObserver.of(observer) as told, run.lock(), engine_of(config, environ).kept():

@@ -56,14 +56,19 @@ class RunSummary:
         return {"run": self.path, **names}
 
 
-def find_runs(directory: Path, now: float) -> list[RunSummary]:
-    """All runs, the one that was started last at the end. Raises UsageError if there is no such directory."""
+def find_runs(directory: Path, now: float) -> tuple[list[RunSummary], list[str]]:
+    """All runs, the one that was started last at the end, and the names of what other users have closed to this one.
+
+    Raises UsageError if there is no such directory.
+    """
     if not directory.is_dir():
         raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
     if RunDir(directory).exists():
         raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` tells about it")
-    runs = [RunDir(path) for path in directory.iterdir()]
-    return sorted((summarize(run, now) for run in runs if run.exists()), key=lambda each: (each.started, each.path))
+    folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
+    runs = [summarize(run, now) for run in folders if run.is_readable() and run.exists()]
+    closed = sorted(run.name for run in folders if not run.is_readable())
+    return sorted(runs, key=lambda each: (each.started, each.path)), closed
 
 
 def summarize(run: RunDir, now: float | None = None) -> RunSummary:

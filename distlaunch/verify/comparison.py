@@ -16,7 +16,7 @@ from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.job import JobRequest, choose
+from distlaunch.jobs.job import JobRequest, choose, isolate_if_asked
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
@@ -103,6 +103,7 @@ def verify(
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never")), environ)
+    isolate_if_asked(choice.config, environ)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"
         raise UsageError(f"{message} never sees; there is nothing to compare. Use 'rows' to verify the model")

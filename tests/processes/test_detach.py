@@ -322,6 +322,6 @@ def test_of_long_histories_only_the_ends_are_read(shell: Shell) -> None:
     middle = [steps] * 5_000 + [steps.replace('"step":', '"step":99')] + [steps] * 5_000
     run.events.write_text("\n".join([*lines[:at], *middle, *lines[at:]]) + "\n")
     shutil.copytree(run.path, run.path.with_name("job-2"))
-    found = find_runs(run.path.parent, 0.0)
+    found, _ = find_runs(run.path.parent, 0.0)
     assert len(found) == 2
     assert {(each.status, each.step, each.epoch) for each in found} == {("done", 8, 2)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.output import PAUSE_S, Allowance, LineSplitter, Pump
+from distlaunch.base.secret_values import SecretMask
 from distlaunch.supervise.shown_lines import HOLD_S, Screen
 
 CASES = {
@@ -65,7 +66,7 @@ class TestFlood:
         self.log = tmp_path / "stdout.log"
         self.pump = Pump(lambda task, text: self.shown.append(text), lambda: self.now)
         reading, self.writing = os.pipe()
-        self.pump.add("worker:0", io.FileIO(reading), self.log)  # type: ignore[arg-type]
+        self.pump.add("worker:0", io.FileIO(reading), self.log, SecretMask({}))  # type: ignore[arg-type]
         yield
         self.pump.close()
         os.close(self.writing)

@@ -18,6 +18,11 @@ def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
     if found := hosts_problem(engine.hosts):
         yield Problem(("engine", "hosts", found[0]), found[1])
+    if config.cluster.isolate and not engine.is_here:
+        message = (
+            f"hides the ports of jobs on this machine, but `engine.kind: {engine.kind}` has tasks on several hosts"
+        )
+        yield Problem(("cluster", "isolate"), f"{message}; remove one of them")
     for name in ("python", "folder"):
         path = getattr(engine, name)
         if path is not None and not path.startswith("/"):

@@ -1,0 +1,67 @@
+"""`python -m distlaunch.agent.isolate COMMAND ...`: becomes the command, in a network namespace that nobody else has.
+
+What it starts reaches itself by 127.0.0.1 and nothing else, and nobody else reaches it: see namespaces(7),
+user_namespaces(7). Root makes the namespace directly, others with a user namespace, where the system allows that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+import sys
+from pathlib import Path
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # linux/sched.h
+_SIOCGIFFLAGS, _SIOCSIFFLAGS = 0x8913, 0x8914  # linux/sockios.h
+_IFF_UP = 1
+_REQUEST = struct.Struct("16sh22x")  # struct ifreq: name and flags
+
+
+def main(command: list[str]) -> None:
+    """Does not return; exits with 2 if the system does not allow it."""
+    try:
+        _leave_network()
+        _raise_loopback()
+    except OSError as error:
+        hint = "leave it out, or run in a container whose ports nobody reaches"
+        print(f"error: isolate: this system lets you make no network namespace ({error.strerror}); {hint}",
+              file=sys.stderr)  # fmt: skip
+        sys.exit(2)
+    os.execvp(command[0], command)
+
+
+def _leave_network() -> None:
+    try:
+        _unshare(_CLONE_NEWNET)
+    except PermissionError:
+        user, group = os.geteuid(), os.getegid()
+        _unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
+        # one may keep one's own numbers only; groups first, see user_namespaces(7)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+
+
+def _unshare(flags: int) -> None:
+    # `os.unshare` came with Python 3.12
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _raise_loopback() -> None:
+    """A new namespace has 127.0.0.1, but it is down."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        asked = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
+        name, flags = _REQUEST.unpack(asked)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _REQUEST.pack(name, flags | _IFF_UP))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

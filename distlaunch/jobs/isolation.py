@@ -1,0 +1,40 @@
+"""`cluster.isolate`: a job on this machine whose ports no other host reaches."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from distlaunch.agent.remote.host_facts import is_loopback
+from distlaunch.base.errors import UsageError
+from distlaunch.engines import LOCAL
+from distlaunch.engines.base import Engine
+
+
+def isolate(engine: Engine) -> None:
+    """Starts this command anew, in a network namespace of its own, unless it is in one. To be called before anything
+    is begun; it then does not return.
+
+    Raises UsageError: the job's tasks are not all on this machine.
+    """
+    if engine is not LOCAL:
+        raise UsageError(
+            "cluster.isolate: it hides the ports of jobs on this machine; tasks of several hosts need them"
+        )
+    if not _has_network():
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # another program: the kernel gives a namespace of users only to a process without other threads
+    os.execv(sys.executable, [sys.executable, "-m", "distlaunch.agent.isolate", sys.executable, *sys.orig_argv[1:]])
+
+
+def _has_network() -> bool:
+    import psutil
+
+    return any(
+        address.family in (socket.AF_INET, socket.AF_INET6) and not is_loopback(address.address)
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+    )
