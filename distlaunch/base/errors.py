@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,3 +108,17 @@ class CheckpointError(DistlaunchError):
 
 class CheckpointWriteError(DistlaunchError):
     """The last checkpoint of a run cannot be written."""
+
+
+class StopAsked(BaseException):
+    """A signal asked the job to end while hosts were waited for, and no task ran. No error, as KeyboardInterrupt is
+    none: what handles errors must let it pass.
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"stopped ({number.name}) before any task was started")
+        self.number = number
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return ExitCode.INTERRUPTED if self.number == signal.SIGINT else ExitCode.PREEMPTED

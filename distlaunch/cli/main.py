@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode
+from distlaunch.base.errors import DistlaunchError, ExitCode, StopAsked
 
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -90,6 +90,9 @@ def main() -> None:
         code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
+    except StopAsked as asked:
+        click.echo(str(asked), err=True)
+        code = asked.exit_code
     except DistlaunchError as error:
         click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
         code = error.exit_code

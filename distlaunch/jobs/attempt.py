@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,8 @@ def run_attempt(
 ) -> AttemptResult:
     """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already.
 
+    Raises StopAsked: a signal came before its tasks were started.
+
     Args:
         workers: how many this attempt has, of a config that gives a span.
     """
@@ -86,7 +89,8 @@ def run_attempt(
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole, config = config, config.with_workers(workers or config.cluster.num_workers)
-    allocation = allocate(config, environ)
+    with contextlib.nullcontext() if signals is None else signals.raising():
+        allocation = allocate(config, environ)
     try:
         for note in allocation.notes:
             observer.note(note)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.errors import ConfigError, Problem, StopAsked, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
@@ -163,7 +163,7 @@ def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -
     with ThreadedObserver.of(observer) as told, run.lock():
         try:
             return checked(run_job(choice.config, run, told, environ), choice.locate)
-        except UsageError:
+        except (UsageError, StopAsked):
             run.discard()  # nothing was started
             raise
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.errors import ExitCode, StopAsked, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import cross_check
@@ -78,6 +78,10 @@ def repeat(
         while True:
             try:
                 result = start(signals)
+            except StopAsked as asked:
+                if result is None:
+                    raise
+                return _stopped(result, asked.number, told)
             except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
                 # nothing was started yet: the command's own error
                 if result is None:

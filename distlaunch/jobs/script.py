@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import StopAsked, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import engine_for, is_left_to_another
@@ -67,7 +67,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
         try:
             with engine.kept():
                 return repeat(start, request.limits, told, run.control)
-        except UsageError:
+        except (UsageError, StopAsked):
             run.discard()
             raise
 
@@ -76,7 +76,9 @@ def _attempt(
     job: ScriptJob, engine: Engine, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
 ) -> AttemptResult:
     """Starts all tasks anew, at addresses that nobody has used before."""
-    allocation = engine.allocate(Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots), environ)
+    needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots)
+    with signals.raising():
+        allocation = engine.allocate(needs, environ)
     try:
         for note in allocation.notes:
             observer.note(note)

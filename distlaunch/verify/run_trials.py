@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ExitCode
+from distlaunch.base.errors import ExitCode, StopAsked
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
@@ -109,7 +109,10 @@ class Bench:
         self._stop_if_asked()
         extra = ("--trial", order.to_json())
         with run.lock():
-            result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+            try:
+                result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+            except StopAsked as asked:
+                raise Ended(None, asked.exit_code) from None
         if result.outcome.status in ("interrupted", "stopped"):
             raise Ended(None, result.outcome.exit_code)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from supervised import wait_until
 
 from distlaunch.base.run_dir import RunDir
 
@@ -134,6 +136,28 @@ def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, st
         done = _run(environ, *words, "--set", ports, cwd=tmp_path)
     assert done.returncode == 2
     assert "port" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4)])
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_a_start_that_waits_for_hosts_can_be_ended(
+    tmp_path: Path, environ: dict[str, str], command: str, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "bin" / "ssh").write_text(f"#!/bin/sh\necho begun >> {tmp_path}/calls\nexec sleep 600\n")
+    (tmp_path / "job.py").touch()
+    config = str(_config(tmp_path, hosts=["a", "b"]))
+    runs = ("--runs-dir", str(tmp_path / "runs"))
+    words = {"train": (config,), "run": ("--hosts", "a,b", "--workers", "2", *runs, str(tmp_path / "job.py"))}[command]
+    job = subprocess.Popen(
+        [sys.executable, "-c", _ENTRY, command, *words], env=environ, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: (tmp_path / "calls").exists() and (tmp_path / "calls").read_text().count("begun") == 2)
+    hanging = psutil.Process(job.pid).children(recursive=True)
+    job.send_signal(number)
+    _, told = job.communicate(timeout=20)
+    assert (job.returncode, told) == (code, f"stopped ({number.name}) before any task was started\n")
+    assert not psutil.wait_procs(hanging, 10)[1]
+    assert not list((tmp_path / "runs").iterdir())
 
 
 def test_ssh_that_is_missing_is_told(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -115,8 +115,11 @@ class Fleet:
             return
         until = time.monotonic() + _BYE_S
         for link in self.links.values():
-            # a copy of a run directory is deleted where the controller has all of it
-            link.post("bye", remove=not link.keeps_copies)
+            if link.facts:
+                # a copy of a run directory is deleted where the controller has all of it
+                link.post("bye", remove=not link.keeps_copies)
+            else:
+                link.lose("it is not needed any more")  # who has not greeted would not hear it
         for link in self.links.values():
             while not link.lost and time.monotonic() < until:
                 self._ending.wait(0.01)

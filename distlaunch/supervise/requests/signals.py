@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from distlaunch.base.errors import StopAsked
 from distlaunch.supervise.requests.control import ControlChannel
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -54,6 +56,21 @@ class SignalPipe:
             self._control = ControlChannel(self._control_path, self._put)
         return self
 
+    @contextlib.contextmanager
+    def raising(self) -> Iterator[None]:
+        """While entered, a signal that asks the job to end raises StopAsked: for what waits, and cannot look.
+
+        It is read from the pipe as well.
+        """
+        taken = [number for number in ENDING if number in self._before]
+        for number in taken:
+            signal.signal(number, _raise)
+        try:
+            yield
+        finally:
+            for number in taken:
+                signal.signal(number, _nothing)
+
     def _put(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):  # it is over
             os.write(self._write_fd, bytes([number]))
@@ -69,6 +86,10 @@ class SignalPipe:
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)
         os.close(self._write_fd)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise StopAsked(signal.Signals(number))
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
