@@ -76,6 +76,9 @@ class _Starter:
         spec = TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
         return self._tasks.start(spec)
 
+    def collect(self, gives_up: Callable[[], bool]) -> None:
+        """They wrote it here."""
+
 
 class LocalEngine:
     """Starts the tasks as children of this process."""

@@ -52,6 +52,9 @@ class Starter(Protocol):
         """Waits until tasks have something to tell; returns whether the watched descriptor can be read."""
         ...
 
+    def collect(self, gives_up: Callable[[], bool]) -> None:
+        """All tasks have ended: waits until what they wrote is here, or the user does not want to wait."""
+
 
 class Allocation(Protocol):
     """Hosts, devices and addresses for one attempt."""

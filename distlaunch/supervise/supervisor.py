@@ -81,6 +81,7 @@ class Supervisor:
                     for task in self._plan.tasks:
                         self._spawn(task, starter)
                     self._follow(signals, starter)
+                    starter.collect(lambda: _keeps_ending(signals))
             finally:
                 self._screen.close()
             # signals are still held back: nothing may keep the finding from being written
@@ -286,3 +287,10 @@ class Supervisor:
 
     def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
         write_events(self._plan, events, task=task)
+
+
+def _keeps_ending(signals: SignalPipe) -> bool:
+    """Whether a signal asks the job to end; it stays in the pipe, for whoever decides about a restart."""
+    numbers = signals.read()
+    signals.put_back(numbers)
+    return any(number in ENDING for number in numbers)

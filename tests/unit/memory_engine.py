@@ -157,6 +157,8 @@ class MemoryAllocation:
 
     def watch(self, fd: int) -> None: ...
 
+    def collect(self, gives_up: Callable[[], bool]) -> None: ...
+
     def wait(self, timeout_s: float) -> bool:
         self.clock.advance(timeout_s)
         return bool(self.signals.waiting)

@@ -77,7 +77,7 @@ class RemoteAllocation:
         try:
             yield tasks
         finally:
-            self._end(clock)
+            tasks.collect(lambda: False)
             for name, link in self.links.items():
                 link.take = None
                 link.keeps_copies = link.keeps_copies or bool(incoming.problem)
@@ -89,16 +89,6 @@ class RemoteAllocation:
 
     def _begin(self, plan: LaunchPlan, name: str) -> bytes:
         return encode("begin", attempt=plan.attempt, computing=self.num_computing[name], without=list(REMOVED_ENV))
-
-    def _end(self, clock: Callable[[], float]) -> None:
-        """Ends all tasks, and waits until everything they have written is here."""
-        ended = [link.ask("end") for link in self.links.values()]
-        for answer in ended:
-            try:
-                # without a limit: a host that does not answer any more is lost, by which this ends
-                answer.result()
-            except LinkError:
-                continue
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         asked = {name: link.ask("listening") for name, link in self.links.items()}

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +24,8 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
 """Of a task whose host is lost: nothing of it runs, or will for longer than the lease."""
+_LOOK_S = 0.25
+_TELL_S = 2.0
 
 
 @dataclass
@@ -73,6 +76,7 @@ class RemoteTasks:
         self._tasks: dict[str, RemoteTask] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
+        self._is_collected = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # not `select`, which knows no descriptors above 1,023
         self._selector = selectors.DefaultSelector()
@@ -98,6 +102,25 @@ class RemoteTasks:
         }
         link.post_in_order([encode("start", **fields)])
         return made
+
+    def collect(self, gives_up: Callable[[], bool]) -> None:
+        """Also ends the tasks of hosts on which some still run. Only the first call does anything."""
+        if self._is_collected:
+            return
+        self._is_collected = True
+        asked = {link.ask("end"): link for link in self._links.values()}
+        left, waited_s = set(asked), 0.0
+        # without a limit: a host that does not answer any more is lost, by which this ends
+        while left := wait(left, timeout=_LOOK_S).not_done:
+            waited_s += _LOOK_S
+            names = ", ".join(asked[answer].name for answer in asked if answer in left)
+            if waited_s == _TELL_S:
+                self._show("", f"waiting for the last files of {names}; Ctrl-C leaves them there")
+            if gives_up():
+                self._show("", f"the last files of {names} are not here; they stay in the run directory there")
+                for answer in left:
+                    asked[answer].keeps_copies = True
+                return
 
     def watch(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ)

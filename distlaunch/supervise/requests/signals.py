@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -44,6 +44,11 @@ class SignalPipe:
             return [signal.Signals(number) for number in os.read(self.fd, 4096)]
         except BlockingIOError:
             return []
+
+    def put_back(self, numbers: Sequence[signal.Signals]) -> None:
+        """They will be read again."""
+        for number in numbers:
+            self._put(number)
 
     def __enter__(self) -> SignalPipe:
         # before the handlers: no signal may come between and be lost

@@ -1,0 +1,67 @@
+"""The end of tasks on other hosts: what they wrote is waited for, unless the user does not want to wait."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distlaunch.agent.remote.frames import Frame
+from distlaunch.base.run_dir import RunDir
+from distlaunch.engines.remote.link import LinkError
+from distlaunch.engines.remote.run_files import Incoming
+from distlaunch.engines.remote.tasks import RemoteTasks
+
+
+class _Link:
+    def __init__(self, name: str, answer: Frame | Exception | None) -> None:
+        self.name, self.keeps_copies, self.asked, self._answer = name, False, list[str](), answer
+
+    def ask(self, kind: str) -> Future[Frame]:
+        self.asked.append(kind)
+        answer: Future[Frame] = Future()
+        if isinstance(self._answer, Exception):
+            answer.set_exception(self._answer)
+        elif self._answer is not None:
+            answer.set_result(self._answer)
+        return answer
+
+
+@pytest.fixture
+def shown() -> list[str]:
+    return []
+
+
+def _tasks(tmp_path: Path, shown: list[str], *links: _Link) -> RemoteTasks:
+    given: Any = {link.name: link for link in links}
+    watch: Any = SimpleNamespace(look=lambda progress: None)
+    plan: Any = None
+    return RemoteTasks(
+        plan, given, Incoming(RunDir(tmp_path)), lambda task, line: shown.append(line), {}, watch, lambda name: None
+    )
+
+
+def test_files_of_all_hosts_are_waited_for_once(tmp_path: Path, shown: list[str]) -> None:
+    links = [_Link("a", Frame("reply", {}, b"")), _Link("b", LinkError("it is gone"))]
+    tasks = _tasks(tmp_path, shown, *links)
+    for _ in range(2):
+        tasks.collect(lambda: pytest.fail("nothing is to be waited for"))
+    tasks.close()
+    assert [link.asked for link in links] == [["end"], ["end"]]
+    assert not shown
+
+
+def test_who_does_not_want_to_wait_leaves_the_files_there(tmp_path: Path, shown: list[str]) -> None:
+    links = [_Link("a", Frame("reply", {}, b"")), _Link("b", None), _Link("c", None)]
+    tasks = _tasks(tmp_path, shown, *links)
+    looks = iter([False] * 8)
+    tasks.collect(lambda: next(looks, True))
+    tasks.close()
+    assert shown == [
+        "waiting for the last files of b, c; Ctrl-C leaves them there",
+        "the last files of b, c are not here; they stay in the run directory there",
+    ]
+    assert [link.keeps_copies for link in links] == [False, True, True]
