@@ -19,9 +19,12 @@ class Span(Section):
 class Cluster(Section):
     """The processes of a run."""
 
-    workers: Annotated[Positive | Span, Words("a whole number of at least 1, or {min: ..., max: ...}")] = 1
+    workers: Annotated[
+        Positive | Span | Literal["auto"], Words("a whole number of at least 1, {min: ..., max: ...}, or 'auto'")
+    ] = 1
     """Worker processes (multi_worker_mirrored, parameter_server, dtensor, jax); `{min: 1, max: 4}` for a job that may
-    go on with fewer after it has lost one, at the same global batch size."""
+    go on with fewer after it has lost one, at the same global batch size. `auto`: one for each GPU of all hosts, or one
+    on a host without, as many as can share the batch, the mesh or the streams; each start counts them anew."""
     ps: Annotated[int, Field(ge=0)] = 0
     """Parameter servers (parameter_server)."""
     hosting: Literal["processes", "in_process"] = "processes"
@@ -42,5 +45,7 @@ class Cluster(Section):
 
     @property
     def num_workers(self) -> int:
-        """The workers that a job begins with."""
+        """The workers that a job begins with; 1 for `auto`, until an engine has counted its places."""
+        if self.workers == "auto":
+            return 1
         return self.workers.max if isinstance(self.workers, Span) else self.workers

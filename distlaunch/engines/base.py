@@ -84,6 +84,16 @@ class Engine(Protocol):
         """Looks at each host as a start does. Raises UsageError with everything that is wrong with any of them."""
         ...
 
+    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
+        """How many workers there are places for.
+
+        Args:
+            dry: ask no host; one that does not say how many it takes counts as one.
+
+        Raises UsageError: hosts cannot be used.
+        """
+        ...
+
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
         """Hosts, devices and addresses.
 

@@ -104,6 +104,9 @@ class LocalEngine:
         facts, state = host_facts(environ), host_state(())
         return [HostReport.of(facts["host"], "", facts, state, list(host_warnings(facts["host"], state, {})))]
 
+    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
+        return max(1, len(find_gpus(environ)))
+
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
         count, ports = needs.num_addresses, needs.ports
         if ports != "auto" and len(ports) < count:

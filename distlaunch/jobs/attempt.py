@@ -6,13 +6,15 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import ClusterSpec, Task
-from distlaunch.config.cluster import Span
+from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
+from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import engine_of
 from distlaunch.engines.base import Needs
 from distlaunch.jobs.environment import describe_environment
@@ -33,8 +35,33 @@ class AttemptResult:
     outcome: Outcome
 
 
+def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> RunConfig:
+    """The config with as many workers as there are places for, if it leaves that open.
+
+    Args:
+        dry: as of `Engine.count_slots`.
+
+    Raises:
+        ConfigError: not even one worker fits the config.
+        UsageError: hosts cannot be used.
+    """
+    if config.cluster.workers != "auto":
+        return config
+    if (given := tf_config_cluster(config, environ)) is not None:
+        return fit_config(config, given[0])
+    slots = engine_of(config, environ).count_slots(environ, dry=dry)
+    num_gpus = len(find_gpus(environ)) if config.engine.is_here else None
+    found: list[Problem] = []
+    for number in range(slots, 0, -1):
+        fitted = config.with_workers(number)
+        if not (found := list(cross_check(fitted, num_gpus))):
+            return fitted
+    raise ConfigError(found)
+
+
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
+    config = count_workers(config, environ, dry=True)
     return _plan(config, run, attempt, "train", allocate(config, environ, dry=True))[1]
 
 
@@ -92,14 +119,17 @@ def run_attempt(
     Raises StopAsked: a signal came before its tasks were started.
 
     Args:
-        workers: how many this attempt has, of a config that gives a span.
+        workers: how many this attempt has, of a config that gives a span; None: as the config says.
     """
     from distlaunch.config.read.load import dump_config
 
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
-    whole, config = config, config.with_workers(workers or config.cluster.num_workers)
-    with contextlib.nullcontext() if signals is None else signals.raising():
+    whole = config
+    # kept: the hosts that were counted are those that are used
+    with contextlib.nullcontext() if signals is None else signals.raising(), engine_of(config, environ).kept():
+        config = count_workers(config, environ)
+        config = config.with_workers(workers or config.cluster.num_workers)
         allocation = allocate(config, environ)
     try:
         for note in allocation.notes:
@@ -111,7 +141,7 @@ def run_attempt(
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
             # a run that is resumed may have all of its workers again
-            kept = dump_config(whole if isinstance(whole.cluster.workers, Span) else config)
+            kept = dump_config(config if isinstance(whole.cluster.workers, int) else whole)
             if attempt and run.config.exists() and (text := run.config.read_text()) != kept:
                 before = text
             write_atomically(run.config, kept)

@@ -39,10 +39,12 @@ class Limits:
 
 def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
     """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
-    workers = config.cluster.num_workers
+    workers, is_span = config.cluster.num_workers, isinstance(config.cluster.workers, Span)
 
     def start(signals: SignalPipe) -> AttemptResult:
-        return run_attempt(config, run, "train", observer, environ, signals=signals, workers=workers)
+        return run_attempt(
+            config, run, "train", observer, environ, signals=signals, workers=workers if is_span else None
+        )
 
     def change(outcome: Outcome) -> str:
         nonlocal workers

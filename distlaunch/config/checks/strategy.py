@@ -53,9 +53,10 @@ def cluster_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """What `cluster:` says is what the strategy uses."""
     strategy, cluster = config.strategy, config.cluster
     uses = strategy.cluster_keys
-    if cluster.num_workers > 1 and "workers" not in uses:
+    if (cluster.num_workers > 1 or cluster.workers == "auto") and "workers" not in uses:
         why = "has a fixed number of processes" if strategy.jobs(cluster) else "runs in one process"
-        message = f"got {cluster.num_workers}, but {strategy.kind} {why}; remove it"
+        got = "'auto'" if cluster.workers == "auto" else cluster.num_workers
+        message = f"got {got}, but {strategy.kind} {why}; remove it"
         yield Problem(("cluster", "workers"), f"{message}, or use strategy.kind: {_users_of('workers')}")
     yield from _span(strategy, cluster)
     yield from strategy.cluster_problems(cluster, num_gpus)

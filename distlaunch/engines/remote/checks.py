@@ -19,8 +19,8 @@ _SEND_S = 600.0  # for code to be sent
 
 def check_hosts(
     links: Sequence[Link], folders: Mapping[str, str], lease_s: int, code: Code, paths: Sequence[str], *, sync: bool
-) -> dict[str, dict[str, Any]]:
-    """Makes hosts ready whose agents have just started, and returns their state. Raises UsageError.
+) -> None:
+    """Makes hosts ready whose agents have just started, and notes their state. Raises UsageError.
 
     Args:
         folders: the working directory on each host.
@@ -56,11 +56,11 @@ def check_hosts(
             named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
             wrong[name] = (f"its code differs from this machine's in {fields['count']} file(s): {named}; "
                            "copy it there, or use `engine.sync: code`")  # fmt: skip
-    states = {name: answer.result().fields["state"] for name, answer in ask("state", paths=list(paths)).items()}
+    for name, answer in ask("state", paths=list(paths)).items():
+        left[name].state = answer.result().fields["state"]
     raise_for({name: wrong[name] for name in folders if name in wrong})
     for link in left.values():
         link.is_ready = True
-    return states
 
 
 def _version_problem(link: Link) -> str:

@@ -65,18 +65,22 @@ class RemoteEngine:
     def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
         self._check_program()
         with self.kept() as fleet:
-            links, states = self._ready(fleet)
+            links = self._ready(fleet)
             ports = _reserve(
                 {link.name: link for link in links}, [link.name for link in links], Needs(num_addresses=len(links))
             )
             addresses = choose_addresses(links, ports, self._settings.interface)
             return [
-                HostReport.of(
-                    *(link.name, addresses[link.name], link.facts, states[link.name]),
-                    list(host_warnings(link.name, states[link.name], self._data, link.clock_s)),
-                )
+                HostReport.of(link.name, addresses[link.name], link.facts, link.state, list(self._warnings(link)))
                 for link in links
             ]
+
+    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
+        if dry:
+            return sum(host.slots or 1 for host in self._hosts)
+        self._check_program()
+        with self.kept() as fleet:
+            return sum(_slots(link) for link in self._ready(fleet))
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
         if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
@@ -87,7 +91,7 @@ class RemoteEngine:
         self._check_program()
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
-            links, states = self._ready(fleet)
+            links = self._ready(fleet)
             chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             places = self._places(needs, chosen, used)
@@ -100,10 +104,7 @@ class RemoteEngine:
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
-        for link in links:
-            if link.name in used and link.name in states:
-                notes += host_warnings(link.name, states[link.name], self._data, link.clock_s)
-        notes += driver_warnings({name: link.facts["driver"] for name, link in used.items() if name in states})
+        notes += self._news(used)
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
         return RemoteAllocation(places, used, env, computing, held, note_lost, self.kind, patience_s, notes=notes)
 
@@ -128,14 +129,27 @@ class RemoteEngine:
         if shutil.which(self._program) is None:
             raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
 
-    def _ready(self, fleet: Fleet) -> tuple[list[Link], dict[str, dict[str, Any]]]:
-        """Hosts that have what a job needs, and the state of those that are new. Raises UsageError."""
+    def _warnings(self, link: Link) -> Iterator[str]:
+        return host_warnings(link.name, link.state, self._data, link.clock_s)
+
+    def _news(self, used: Mapping[str, Link]) -> list[str]:
+        """What is worth a word of hosts that are new to this job."""
+        new = {name: link for name, link in used.items() if not link.is_known}
+        told = [warning for link in new.values() for warning in self._warnings(link)]
+        told += driver_warnings({name: link.facts["driver"] for name, link in (used if new else {}).items()})
+        for link in new.values():
+            link.is_known = True
+        return told
+
+    def _ready(self, fleet: Fleet) -> list[Link]:
+        """Hosts that have what a job needs. Raises UsageError."""
         links = self._connected(fleet)
         folders = {link.name: self._folder(link.host) for link in links}
         lease_s = max(1, round(self._settings.host_timeout_s * 2))
         code = Code(Path.cwd(), self._files.code)
         sync = self._settings.sync == "code"
-        return links, check_hosts(links, folders, lease_s, code, [*self._data.values()], sync=sync)
+        check_hosts(links, folders, lease_s, code, [*self._data.values()], sync=sync)
+        return links
 
     def _connected(self, fleet: Fleet) -> list[Link]:
         """An agent on each host. In later attempts of a command those count that can be reached."""

@@ -47,6 +47,8 @@ class Link:
 
     Attributes:
         facts: what the agent has told of its host; empty until then.
+        state: what its host has left for a job, see `host_state`; empty until it is ready.
+        is_known: whether what is worth a word of it has been told.
         clock_s: how far its clock is ahead of this machine's, but for the time that its greeting took.
         lost: why there is no agent any more; empty while there is one.
     """
@@ -54,6 +56,8 @@ class Link:
     def __init__(self, host: Host, command: Command, lifeline: Lifeline, wake: Callable[[], None]) -> None:
         self.host, self._command, self._lifeline, self._wake = host, command, lifeline, wake
         self.facts: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
+        self.is_known = False
         self.lost = ""
         self.clock_s = 0.0
         self.heard_at = 0.0
