@@ -1,4 +1,4 @@
-"""Where the tasks of a run are started. An engine is a file of this folder, a config class and a line in the table."""
+"""Where the tasks of a run are started. An engine is a file or folder here, a config class and a line in the table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines.base import Engine
+from distlaunch.engines.base import Engine, Queue
 from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
@@ -21,7 +21,7 @@ def _ssh(config: RunConfig, environ: Mapping[str, str]) -> Engine:
 
 
 def _slurm(config: RunConfig, environ: Mapping[str, str]) -> Engine:
-    from distlaunch.engines.slurm import slurm_engine
+    from distlaunch.engines.slurm.allocation import slurm_engine
 
     return slurm_engine(config.engine, environ, named_files(config))
 
@@ -31,6 +31,16 @@ ENGINES: dict[str, Callable[[RunConfig, Mapping[str, str]], Engine]] = {
     "ssh": _ssh,
     "slurm": _slurm,
 }
+
+
+def _slurm_queue() -> Queue:
+    from distlaunch.engines.slurm.queue import SlurmQueue
+
+    return SlurmQueue()
+
+
+QUEUES: dict[str, Callable[[], Queue]] = {"slurm": _slurm_queue}
+"""Engines to which `distlaunch submit` hands jobs that wait for their hosts."""
 
 
 def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
@@ -51,7 +61,7 @@ def is_slurm(config: RunConfig, environ: Mapping[str, str]) -> bool:
     """Whether the tasks run on the nodes of a Slurm allocation."""
     if config.engine.kind != "auto" or "SLURM_JOB_ID" not in environ:
         return config.engine.kind == "slurm"
-    from distlaunch.engines.slurm import is_in_allocation
+    from distlaunch.engines.slurm.allocation import is_in_allocation
 
     return tf_config_cluster(config, environ) is None and is_in_allocation(environ)
 
@@ -60,6 +70,6 @@ def is_left_to_another(config: RunConfig, environ: Mapping[str, str]) -> bool:
     """Whether `srun` has started the same command several times, and another of them does the work."""
     if not is_slurm(config, environ):
         return False
-    from distlaunch.engines.slurm import is_one_of_many
+    from distlaunch.engines.slurm.allocation import is_one_of_many
 
     return is_one_of_many(environ)

@@ -104,7 +104,9 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
     config, locate = _load_run(run, request.overrides, environ)
     if run.finished() and not request.overrides:
         return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
-    return Choice(config, run.name, locate, run, told=f"resuming {shown(run.path)}")
+    # a submitted job gets its directory before it starts
+    word = "resuming" if run.attempts() else "starting"
+    return Choice(config, run.name, locate, run, told=f"{word} {shown(run.path)}")
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:

@@ -7,7 +7,7 @@ import pytest
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.config.engine import Engine
-from distlaunch.engines.slurm import (
+from distlaunch.engines.slurm.allocation import (
     is_in_allocation,
     is_one_of_many,
     node_counts,
