@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.run_facts import RunFacts
 from distlaunch.base.run_lock import Owner, hold, owner_of
@@ -210,6 +210,11 @@ class RunDir:
             return int(self.batch_exit.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+
+    def may_be_queued(self) -> bool:
+        """Whether its submitted job, if it has one, may wait or run, as far as its own word goes."""
+        # Slurm itself may queue a job again that has stopped with a checkpoint
+        return self.job_exit_code() in (None, ExitCode.PREEMPTED)
 
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""

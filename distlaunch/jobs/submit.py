@@ -19,6 +19,8 @@ from distlaunch.runs.paths import shown
 
 _ASK_AGAIN_S = 5.0
 """A scheduler is asked as rarely as a person at a terminal would mind."""
+_ASK_SOON_S = 1.0
+"""The same for a job that has stopped, and will perhaps be queued again."""
 _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
 
 
@@ -113,7 +115,7 @@ def _check_not_queued(run: RunDir) -> None:
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
     """The submitted job of a run that waits or runs; None: there is none, or its queue does not answer here."""
     job = run.submission()
-    if job is None or run.job_exit_code() is not None:
+    if job is None or not run.may_be_queued():
         return None
     state = job_state(job)
     return None if state is None or state.phase == "ended" else (job, state)
@@ -152,10 +154,11 @@ class JobWatch:
 
     def goes_on(self) -> bool:
         """Whether the job waits or runs. An answer may be some seconds old."""
-        if self._run.job_exit_code() is not None:
+        if not self._run.may_be_queued():
             return False
         now = time.monotonic()
-        if self._asked_at is None or now - self._asked_at >= _ASK_AGAIN_S:
+        has_ended = self._run.job_exit_code() is not None
+        if self._asked_at is None or now - self._asked_at >= (_ASK_SOON_S if has_ended else _ASK_AGAIN_S):
             self._state = job_state(self._job) or self._state
             self._asked_at = now
             self._tell()

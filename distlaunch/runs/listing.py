@@ -80,7 +80,7 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
         raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` tells about it")
     runs = [run for path in directory.iterdir() if (run := RunDir(path)).exists()]
     # all of them in one question; of those that have told their end, there is nothing to ask
-    asked = {run.path: job for run in runs if (job := run.submission()) and run.job_exit_code() is None}
+    asked = {run.path: job for run in runs if (job := run.submission()) and run.may_be_queued()}
     states = jobs_of(list(asked.values()))
     told = [summarize(run, now, states.get(asked[run.path]) if run.path in asked else None) for run in runs]
     return sorted(told, key=lambda each: (each.started, each.path))

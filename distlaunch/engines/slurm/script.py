@@ -39,6 +39,12 @@ stop() {{
 }}
 for name in USR1 USR2 TERM; do trap "stop $name" "$name"; done
 
+rm -f "$run/{exit}"
+# Slurm queues a job again by itself, too
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {requeues} ]; then
+  echo "distlaunch: not started again: engine.slurm.requeues is {requeues}"
+  finish {preempted}
+fi
 unset TF_CONFIG
 cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
