@@ -59,6 +59,7 @@ def command(
             await_attempt(found, wait_a_moment, goes_on)
         follow_logs(found, wish, view, wait_a_moment, goes_on)
     else:
+        _check_started(found)
         show_logs(found, wish, TextView(JobConsole()))
     finish_output()
 
@@ -78,6 +79,15 @@ def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
 
     job = live_job(run)
     return JobWatch(run, job[0], note).goes_on if job else lambda: False
+
+
+def _check_started(run: RunDir) -> None:
+    from distlaunch.jobs.submit import live_job
+    from distlaunch.runs.paths import shown
+
+    if not run.attempts() and (found := live_job(run)) is not None:
+        job, state = found
+        raise UsageError(f"{shown(run.path)}: nothing has been started yet; job {job.job}: {state}; `logs -f` waits")
 
 
 def wait_a_moment() -> bool:

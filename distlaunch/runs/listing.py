@@ -136,7 +136,7 @@ def _in_queue(run: RunDir, job: JobState | None) -> str:
         return PENDING
     if run.attempts() or run.submission() is None:
         return ""
-    if run.job_exit_code() is not None:
+    if run.job_exit_code() is not None or (job is not None and job.word not in ("", "CANCELLED")):
         return "failed"
     return SUBMITTED if job is None else CANCELLED
 

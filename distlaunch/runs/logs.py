@@ -205,7 +205,8 @@ def _attempts(run: RunDir) -> list[int]:
 def _attempt(run: RunDir, wish: Wish) -> int:
     attempts = _attempts(run)
     if not attempts:
-        raise UsageError(f"{shown(run.path)}: nothing has been started yet")
+        written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
+        raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
     if wish.attempt is None:
         return attempts[-1]
     if wish.attempt not in attempts:
