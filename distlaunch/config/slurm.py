@@ -16,7 +16,7 @@ Time = Annotated[Positive | OneLine, Words("minutes, 'H:MM:SS', 'D-HH' or 'D-HH:
 Gpus = Annotated[Positive | OneLine, Words("a whole number of at least 1, or TYPE:NUMBER such as 'a100:4'")]
 Memory = Annotated[Positive | OneLine, Words("megabytes, or a number with K, M, G or T, such as '64G'")]
 
-_TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(?:(\d+):)?(\d+)(?::(\d+))?)\Z", re.ASCII)
+_TIME = re.compile(r"(\d+-)?\d+(?::\d+){0,2}\Z", re.ASCII)
 _GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?([1-9][0-9]*)\Z")
 _MEMORY = re.compile(r"[1-9][0-9]*[KMGT]?\Z", re.IGNORECASE)
 
@@ -79,11 +79,15 @@ def time_limit_s(time: int | str) -> int | None:
     match = _TIME.match(str(time))
     if match is None:
         return None
-    days, day_hours, day_minutes, day_seconds, hours, middle, last = (int(part or 0) for part in match.groups())
-    if match[1] is not None:
-        return ((days * 24 + day_hours) * 60 + day_minutes) * 60 + day_seconds
-    # `M`, `M:S` or `H:M:S`
-    return (hours * 60 + middle) * 60 + last
+    days, *parts = (
+        [int(part) for part in re.split("[-:]", match[0])] if match[1] else [0, *map(int, match[0].split(":"))]
+    )
+    if match[1]:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        # `M`, `M:S` or `H:M:S`
+        hours, minutes, seconds = parts if len(parts) == 3 else [0, *parts, 0][:3]
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def is_gpus(value: int | str) -> bool:

@@ -57,7 +57,7 @@ def test_a_submitted_job_is_followed_to_its_end(lab: Lab, slurm: Slurm, tmp_path
     config = write_config(
         tmp_path, tmp_path / "my runs", "a", engine={"slurm": {"setup": ["export A=1"]}}, cluster={"workers": 2}
     )
-    job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait", "-J", 'a "job" $(id) \\ %j')
+    job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait")
     assert job.end(240) == 0, job.output
     assert "epoch 2/2" in job.output
     run = RunDir(tmp_path / "my runs" / "a")
@@ -103,8 +103,12 @@ def test_requeues_are_counted(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
 
 def test_stop_from_the_login_host(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     run = submit(slurm, tmp_path, "running", train={"epochs": 5000})
-    waiting = submit(slurm, tmp_path, "waiting", "--set", "engine.slurm.flags=[--hold]")
+    name = 'a "job" #1 $(id) \\ %j'
+    waiting = submit(slurm, tmp_path, "waiting", "--set", "engine.slurm.flags=[--hold]", "-J", name)
     assert status(slurm, waiting) == "pending"
+    listed = slurm.run("squeue", "--noheader", f"--jobs={job_of(waiting)}", "--format=%j")
+    assert listed.end(20) == 0
+    assert listed.output.strip() == name
     again = slurm.distlaunch("submit", "--engine", "slurm", str(waiting.path), "--resume")
     assert again.end(60) == 2
     assert "in the queue already" in again.said
