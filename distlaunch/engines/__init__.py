@@ -63,7 +63,8 @@ def is_slurm(config: RunConfig, environ: Mapping[str, str]) -> bool:
         return config.engine.kind == "slurm"
     from distlaunch.engines.slurm.allocation import is_in_allocation
 
-    return tf_config_cluster(config, environ) is None and is_in_allocation(environ)
+    # options of srun, such as a container's, are for one node as well
+    return tf_config_cluster(config, environ) is None and (bool(config.engine.slurm.srun) or is_in_allocation(environ))
 
 
 def is_left_to_another(config: RunConfig, environ: Mapping[str, str]) -> bool:

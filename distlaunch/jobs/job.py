@@ -202,6 +202,8 @@ def use_run(
     config, locate = _load_run(run, overrides, environ)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+    if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
     with ThreadedObserver.of(observer) as told, run.lock():
         return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
 

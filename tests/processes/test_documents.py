@@ -340,6 +340,7 @@ def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
     assert set(keys) == set(real)
     for section in ("data", "compile", "train", "cluster", "engine", "checkpoint", "restarts"):
         assert set(keys[section]) | {"tfds"} == set(real[section]) | {"tfds"}, section
+    assert set(keys["engine"]["slurm"]) == set(real["engine"]["slurm"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

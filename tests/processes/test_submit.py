@@ -24,7 +24,7 @@ from distlaunch.engines.slurm.script import batch_script
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _LAUNCHER = """#!/bin/bash
-trap 'echo stopped; {at_term}' TERM
+trap 'echo stopped; exit 4' TERM
 trap 'echo interrupted; exit 130' INT
 echo "$@" > {told}
 while :; do sleep 0.05; done
@@ -127,9 +127,7 @@ def test_all_mistakes_are_told_before_anything_is_submitted(folder: Path) -> Non
 class Batch:
     """A batch script that runs, with a launcher that only waits to be stopped."""
 
-    def __init__(
-        self, folder: Path, state: str = "RUNNING", restarts: str = "0", at_term: str = "exit 4", **slurm: Any
-    ) -> None:
+    def __init__(self, folder: Path, state: str = "RUNNING", restarts: str = "0", **slurm: Any) -> None:
         self.run = RunDir(folder / "runs" / "batch")
         self.run.path.mkdir(parents=True)
         self.run.write_submission(Submission("slurm", "1", 0.0))
@@ -137,7 +135,7 @@ class Batch:
         self.state.write_text(f"{state}\n")
         self.told = folder / "told"
         launcher = folder / "launcher"
-        launcher.write_text(_LAUNCHER.format(told=self.told, at_term=at_term))
+        launcher.write_text(_LAUNCHER.format(told=self.told))
         launcher.chmod(0o755)
         plain = {"model": {"function": "m:model"}, "data": {"function": "m:data", "global_batch": 8}}
         config = RunConfig.model_validate({**plain, "engine": {"slurm": slurm}})
@@ -182,13 +180,9 @@ def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: 
     assert batch.state.read_text() == f"{state}\n"
 
 
-def test_a_second_request_is_more_urgent(folder: Path) -> None:
-    batch = Batch(folder, at_term=":")
-    wait_until(lambda: batch.told.exists() and batch.told.read_text())
-    batch.process.send_signal(signal.SIGUSR2)
-    assert batch.process.stdout is not None
-    assert batch.process.stdout.readline() == "stopped\n"
-    assert batch.signal(signal.SIGUSR2)[0] == 130
+def test_stop_now_is_ctrl_c_twice(folder: Path) -> None:
+    batch = Batch(folder)
+    assert batch.signal(signal.SIGINT) == (130, "interrupted\n")
     assert batch.run.job_exit_code() == 130
 
 

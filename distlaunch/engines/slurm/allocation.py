@@ -39,7 +39,10 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Seq
         files: as of `RemoteEngine`.
     """
     if "SLURM_JOB_ID" not in environ:
-        raise UsageError("engine.kind: slurm: this command is in no Slurm allocation; start it by `sbatch` or `salloc`")
+        raise UsageError(
+            "engine.kind: slurm: this command is in no Slurm allocation; "
+            "use `distlaunch submit`, or start it by `sbatch` or `salloc`"
+        )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     whole = node_names(environ["SLURM_JOB_NODELIST"])

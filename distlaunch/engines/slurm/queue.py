@@ -33,8 +33,6 @@ _VARIABLES = {
 }  # fmt: skip
 """`SBATCH_...` of the environment, which counts where the config has nothing: it would win over the script."""
 _NEVER = {f"SBATCH_{name}" for name in ("OPEN_MODE", "SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "WAIT", "OUTPUT")}
-_APART_S = 1.5
-"""Between two signals, which a shell would take for one."""
 
 
 class SlurmQueue:
@@ -73,10 +71,9 @@ class SlurmQueue:
 
     def stop(self, job: Submission, *, at_once: bool = False) -> None:
         """Asks a running job to stop with a checkpoint, and not to come back."""
-        for number in range(2 if at_once else 1):
-            if number:
-                time.sleep(_APART_S)
-            _run(["scancel", *_clusters(job.cluster), "--batch", "--signal=USR2", job.job])
+        # what they mean is in the batch script
+        number = "INT" if at_once else "USR2"
+        _run(["scancel", *_clusters(job.cluster), "--batch", f"--signal={number}", job.job])
 
 
 def submission_environment(job: Slurm, environ: Mapping[str, str]) -> dict[str, str]:

@@ -23,17 +23,21 @@ fail() {
 }
 
 # Slurm signals this shell, and the shell the launcher, which stops with a checkpoint and exit code 4.
-# USR1: the time limit is near; TERM: preempted, or cancelled; USR2: `distlaunch stop`, twice for `--now`
+# USR1: the time limit is near; TERM: preempted, or cancelled; USR2: `distlaunch stop`; INT: `distlaunch stop --now`
 ending= child= signalled=
 stop() {
   signalled=1
-  if [ "$1" = USR2 ]; then
-    [ -z "$ending" ] || { kill -INT "$child"; sleep 1; kill -INT "$child"; } 2>/dev/null
-    ending=1
-  fi
-  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+  case "$1" in USR2 | INT) ending=1 ;; esac
+  [ -n "$child" ] || return
+  if [ "$1" = INT ]; then
+    kill -INT "$child"
+    sleep 0.6
+    kill -INT "$child"
+  else
+    kill -TERM "$child"
+  fi 2>/dev/null
 }
-for name in USR1 USR2 TERM; do trap "stop $name" "$name"; done
+for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
 
 rm -f "$run/job.exit"
 # Slurm queues a job again by itself, too
