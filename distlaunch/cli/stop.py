@@ -19,13 +19,12 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     is still waiting is cancelled.
     """
     from distlaunch.jobs.stop import stop_run
-    from distlaunch.jobs.submit import job_state
+    from distlaunch.jobs.submit import state_of
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.report import open_run
     from distlaunch.ui.runs import how_it_ended
 
     found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
-    job = found.submission()
-    summary = summarize(found, job=None if job is None else job_state(job))
+    summary = summarize(found, job=state_of(found))
     click.echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

@@ -121,6 +121,12 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
     return None if state is None or state.phase == "ended" else (job, state)
 
 
+def state_of(run: RunDir) -> JobState | None:
+    """How the submitted job of a run stands; None: it has none, has told its end, or its queue does not answer here."""
+    job = run.submission()
+    return job_state(job) if job is not None and run.may_be_queued() else None
+
+
 def job_state(job: Submission) -> JobState | None:
     """How a job stands; None: its queue does not answer here."""
     return job_states([job]).get(job)

@@ -17,15 +17,9 @@ from distlaunch.base.run_facts import RunFacts
 from distlaunch.base.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.queued import status_in_queue
 from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
 from distlaunch.runs.task_events import step_times
-
-PENDING = "pending"
-"""Its job waits in a queue."""
-CANCELLED = "cancelled"
-"""Its job has left the queue without a start."""
-SUBMITTED = "submitted"
-"""Its job has written nothing yet, and its queue does not answer here."""
 
 JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 
@@ -108,8 +102,7 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
-    if not running and (job is not None or not attempts):
-        status = _in_queue(run, job) or status
+    status = status if running else (status_in_queue(run, job) or status)
     # an attempt that failed after the run was done does not undo it
     status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
@@ -128,17 +121,6 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         times=summary(step_times(run, facts)),
         job=submission.job if (submission := run.submission()) else "",
     )
-
-
-def _in_queue(run: RunDir, job: JobState | None) -> str:
-    """What there is to say of a submitted run that does not run; empty: nothing."""
-    if job is not None and job.phase == "pending":
-        return PENDING
-    if run.attempts() or run.submission() is None:
-        return ""
-    if run.job_exit_code() is not None or (job is not None and job.word not in ("", "CANCELLED")):
-        return "failed"
-    return SUBMITTED if job is None else CANCELLED
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from distlaunch.base import strict_json
-from distlaunch.runs.listing import PENDING, SUBMITTED, RunSummary
+from distlaunch.runs.listing import RunSummary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.queued import PENDING, SUBMITTED
 from distlaunch.runs.report import KILLED, RUNNING, SCRIPT
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns

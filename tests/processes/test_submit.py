@@ -76,6 +76,7 @@ def test_a_pending_job(folder: Path) -> None:
     refused = submit("runs/job", "--resume")
     assert "runs/job is in the queue already: job 1, PENDING (Priority)" in str(refused.exception)
     assert "job 1: PENDING (Priority); `logs -f` waits" in str(call("logs", "runs/job").exception)
+    assert "pending" in call("report", "runs/job").stdout
     stopped = call("stop", "runs/job")
     assert stopped.stdout.startswith("runs/job: cancelled before the first step\n")
     assert "distlaunch submit runs/job --resume" in stopped.stdout
