@@ -87,11 +87,10 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
     """The options as overrides of the config, each with the option that it was given by."""
     values = {name: given[name.replace("-", "_")] for name in _JOB}
+    values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
     # quoted, so that `--account 12` stays text
     return {
-        f"engine.slurm.{name.replace('-', '_')}={json.dumps(escape(str(value)) if name not in _NUMBERS else value)}": (
-            f"--{name}"
-        )
+        f"engine.slurm.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": (f"--{name}")
         for name, value in values.items()
         if value is not None
     }

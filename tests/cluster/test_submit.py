@@ -71,7 +71,7 @@ def test_a_submitted_job_is_followed_to_its_end(lab: Lab, slurm: Slurm, tmp_path
 
 def test_a_preempted_job_resumes_to_the_same_bits(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     """Once by the signal of a time limit, once by a job that is more urgent."""
-    settings: dict[str, Any] = {"train": {"epochs": 200}, "determinism": True}
+    settings: dict[str, Any] = {"train": {"epochs": 120}, "determinism": True}
     run = submit(slurm, tmp_path, "preempted", "--requeues", "2", **settings)
     follower = slurm.distlaunch("logs", "-f", str(run.path))
     wait_until(lambda: len(losses(run)) >= 2, 120)
@@ -86,7 +86,7 @@ def test_a_preempted_job_resumes_to_the_same_bits(lab: Lab, slurm: Slurm, tmp_pa
     assert follower.end(240) == 0, follower.output
     assert "attempt 2" in follower.output
     assert run.job_exit_code() == 0
-    assert len(losses(run)) == 200
+    assert len(losses(run)) == 120
     config = str(tmp_path / "preempted.yaml")
     whole = slurm.distlaunch("submit", "--engine", "slurm", config, "--name", "whole", "--wait")
     assert whole.end(240) == 0, whole.output
