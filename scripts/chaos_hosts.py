@@ -196,20 +196,20 @@ class Runs:
     def _check(self, trial: Trial, job: Job, code: int) -> None:
         allowed = EXACT.get(trial.fault, (0,) if trial.restarts else (3,))
         if code not in allowed:
-            trial.violations.append(f"exit {code}, expected one of {allowed}: {job.output[-1500:]}")
+            trial.violations.append(f"exit {code}, expected one of {allowed}: {job.output[-8000:]}")
         # of two that do not reach each other, either may be named
         names = ["host1", "host2"] if trial.fault in ("cut_pair", "cut_one_way") else [f"host{trial.host}"]
         is_diagnosed = trial.fault not in (*EXACT,)
         after = job.said.partition("training")[2]
         if is_diagnosed and not any(name in after for name in names):
-            trial.violations.append(f"no word of {' or '.join(names)}: {job.output[-1500:]}")
+            trial.violations.append(f"no word of {' or '.join(names)}: {job.output[-8000:]}")
 
     def _resume(self, trial: Trial, run: RunDir) -> None:
         job = self.lab.start("train", str(run.path), "--resume")
         code = job.end(LIMIT_S)
         trial.outcome += f", resumed {code}"
         if code != 0:
-            trial.violations.append(f"resumed, exit {code}: {job.output[-1500:]}")
+            trial.violations.append(f"resumed, exit {code}: {job.output[-8000:]}")
 
     def _reaches(self, run: RunDir, step: int, job: Job) -> bool:
         until = time.monotonic() + LIMIT_S
