@@ -143,9 +143,7 @@ def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: 
     assert "host2 cannot reach host3 at 10.77.0.13:" in job.said or "host3 cannot reach host2" in job.said
 
 
-def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(
-    lab: Lab, own_disk: Path, tmp_path: Path
-) -> None:
+def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     """Both answer here, so that neither counts as lost."""
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
     config = write_config(
