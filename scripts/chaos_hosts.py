@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cluster"))
 from lab import Job, Lab, what_is_missing
 
 EPOCHS, STEPS_PER_EPOCH = 8, 40
-TIMEOUT_S, STALL_S, LIMIT_S = 8.0, 25.0, 240.0
+TIMEOUT_S, STALL_S, LIMIT_S = 8.0, 60.0, 240.0
 AGENT, TASK = "distlaunch.agent.remote", "distlaunch.tasks.worker"
 
 
