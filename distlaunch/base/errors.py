@@ -94,6 +94,10 @@ class RunBusyError(UsageError):
     """The run directory belongs to a run that is still going on."""
 
 
+class QueueBusyError(DistlaunchError):
+    """A scheduler has refused a request, or did not answer, for a reason that may pass."""
+
+
 class DataError(DistlaunchError):
     """The data is not what it was, or not the same in all processes."""
 

@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.run_facts import RunFacts
 from distlaunch.base.run_lock import Owner, hold, owner_of
+from distlaunch.base.submission import Submission
 
 EXPORTS = {
     "saved_model": "saved_model",
@@ -81,6 +82,7 @@ class RunDir:
 
     Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
     checkpoints/, compiled/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
+    Of `submit` also job.sh (what was submitted), job.json (to which queue) and job.exit (how the job has ended).
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -96,6 +98,9 @@ class RunDir:
         self.export = self.path / "export"
         self.report = self.path / "report.html"
         self.launcher_log = self.path / "launcher.log"
+        self.batch_script = self.path / "job.sh"
+        self._submission = self.path / "job.json"
+        self.batch_exit = self.path / "job.exit"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
         self.control = self.path / ".control"
@@ -191,6 +196,25 @@ class RunDir:
     def is_busy(self) -> bool:
         """Whether a launcher works on the run."""
         return self.owner() is not None
+
+    def submission(self) -> Submission | None:
+        """The job that was submitted last to train the run; None: there is none."""
+        return Submission.read(self._submission)
+
+    def write_submission(self, submission: Submission) -> None:
+        self.write_json(self._submission, submission.to_plain())
+
+    def job_exit_code(self) -> int | None:
+        """The exit code of the submitted job; None: it has not ended, or could not tell."""
+        try:
+            return int(self.batch_exit.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def may_be_queued(self) -> bool:
+        """Whether its submitted job, if it has one, may wait or run, as far as its own word goes."""
+        # Slurm itself may queue a job again that has stopped with a checkpoint
+        return self.job_exit_code() in (None, ExitCode.PREEMPTED)
 
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
@@ -41,9 +42,9 @@ def command(
     """Show the output of a run's tasks, each line after its task's name, and the events of the run.
 
     Log files have no timestamps, so without -f the output comes task by task, followed by the events. Exits with 0 when
-    the run has ended, whatever its status, and with 130 on Ctrl-C.
+    the run has ended, whatever its status, and with 130 on Ctrl-C. A submitted job may still be waiting in its queue.
     """
-    from distlaunch.runs.logs import Wish, follow_logs, show_logs
+    from distlaunch.runs.logs import Wish, await_attempt, follow_logs, show_logs
     from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.progress.view import TextView, finish_output, printing_view
@@ -53,8 +54,12 @@ def command(
         _write_stacks(found)
     if follow:
         view = printing_view() if task is None else TextView(JobConsole())
-        follow_logs(found, wish, view, _wait)
+        goes_on = _submitted(found, view.note)
+        if not found.attempts():
+            await_attempt(found, wait_a_moment, goes_on)
+        follow_logs(found, wish, view, wait_a_moment, goes_on)
     else:
+        _check_started(found)
         show_logs(found, wish, TextView(JobConsole()))
     finish_output()
 
@@ -68,7 +73,24 @@ def _write_stacks(run: RunDir) -> None:
     time.sleep(_WRITE_S)
 
 
-def _wait() -> bool:
+def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
+    """Whether the submitted job of the run, if it has one, goes on."""
+    from distlaunch.jobs.submit import JobWatch, live_job
+
+    job = live_job(run)
+    return JobWatch(run, job[0], note).goes_on if job else lambda: False
+
+
+def _check_started(run: RunDir) -> None:
+    from distlaunch.jobs.submit import live_job
+    from distlaunch.runs.paths import shown
+
+    if not run.attempts() and (found := live_job(run)) is not None:
+        job, state = found
+        raise UsageError(f"{shown(run.path)}: nothing has been started yet; job {job.job}: {state}; `logs -f` waits")
+
+
+def wait_a_moment() -> bool:
     """Passes a moment; at once False when the reader of a pipe has gone, as in `logs -f | head`."""
     poll = select.poll()
     # no events asked for: `poll` always tells of errors, as of a pipe whose reader has gone

@@ -14,6 +14,7 @@ from distlaunch.base.errors import DistlaunchError, ExitCode, StopAsked
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
     "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
+    "submit": "Submit a config as a batch job, which resumes when it is preempted.",
     "plan": "Show what `train` would start, without starting it.",
     "verify": "Compare each strategy with one device, on your model and data.",
     "validate": "Check a config and report every mistake.",

@@ -30,6 +30,7 @@ def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
     evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint: the
     name, shape, type, size and norm (square root of the sum of squares) of each variable that a checkpoint holds.
     """
+    from distlaunch.jobs.submit import state_of
     from distlaunch.runs.report import open_run, read_report
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.run_report import print_report, report_json
@@ -37,7 +38,8 @@ def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
     if checkpoint is not None:
         _list_checkpoint(open_run(run), None if checkpoint == _NEWEST else checkpoint, as_json=as_json)
         return
-    report = read_report(open_run(run))
+    found = open_run(run)
+    report = read_report(found, state_of(found))
     if as_json:
         click.echo(report_json(report))
     else:

@@ -16,6 +16,8 @@ def command(directory: str, as_json: bool) -> None:
 
     \b
     running      its job is running
+    pending      its submitted job waits in the queue, also after it was queued again; submitted: this machine cannot
+                 ask the queue; cancelled: it left the queue without a start
     done         reached its planned end
     failed       a task failed
     stopped      by SIGTERM or `distlaunch stop`, with a checkpoint; interrupted: by Ctrl-C
@@ -23,11 +25,12 @@ def command(directory: str, as_json: bool) -> None:
 
     The time is from the run's first event to its last.
     """
+    from distlaunch.jobs.submit import job_states
     from distlaunch.runs.listing import find_runs
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.runs import print_runs, runs_json
 
-    runs, closed = find_runs(Path(directory).absolute(), time.time())
+    runs, closed = find_runs(Path(directory).absolute(), time.time(), job_states)
     if closed:
         click.echo(f"not readable for you: {', '.join(closed)}", err=True)
     if as_json:

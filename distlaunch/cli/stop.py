@@ -15,13 +15,16 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     """Stop a running job after the current step, with a checkpoint, and wait until it has ended.
 
     The job exits with code 4, as it does on SIGTERM; `train RUN --resume` continues it. If the run is not running,
-    nothing happens and the exit code is 0.
+    nothing happens and the exit code is 0. A submitted job is asked through its queue, and not queued again; one that
+    is still waiting is cancelled.
     """
     from distlaunch.jobs.stop import stop_run
+    from distlaunch.jobs.submit import state_of
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.report import open_run
     from distlaunch.ui.runs import how_it_ended
 
     found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
-    click.echo(how_it_ended(summarize(found), stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))
+    summary = summarize(found, job=state_of(found))
+    click.echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

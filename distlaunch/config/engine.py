@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from distlaunch.config.base import Section, Words
+from distlaunch.config.slurm import Slurm
 
 HOSTS = Words('a list of hosts, such as [a, "b slots=2", user@c:2222]')
 
@@ -41,6 +42,9 @@ class Engine(Section):
     warm_start: bool = True
     """Whether tasks are forked from a process that has imported the framework, which saves each of them seconds.
     `false`: each gets a fresh process."""
+
+    slurm: Annotated[Slurm, Words("a section, such as {partition: gpu, time: 4:00:00}")] = Field(default_factory=Slurm)
+    """Of `slurm`: what `distlaunch submit` asks Slurm for."""
 
     @property
     def is_here(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the tasks of a run are started. An engine is a file of this folder, a config class and a line in the table."""
+"""Where the tasks of a run are started. An engine is a file or folder here, a config class and a line in the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distlaunch.config.references.data_paths import data_paths
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines.base import Engine, HostFiles
+from distlaunch.engines.base import Engine, HostFiles, Queue
 from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
@@ -23,7 +23,7 @@ def _ssh(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) 
 
 
 def _slurm(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
-    from distlaunch.engines.slurm import slurm_engine
+    from distlaunch.engines.slurm.allocation import slurm_engine
 
     return slurm_engine(settings, environ, files)
 
@@ -33,6 +33,16 @@ ENGINES: dict[str, Callable[[EngineSection, Mapping[str, str], HostFiles], Engin
     "ssh": _ssh,
     "slurm": _slurm,
 }
+
+
+def _slurm_queue() -> Queue:
+    from distlaunch.engines.slurm.queue import SlurmQueue
+
+    return SlurmQueue()
+
+
+QUEUES: dict[str, Callable[[], Queue]] = {"slurm": _slurm_queue}
+"""Engines to which `distlaunch submit` hands jobs that wait for their hosts."""
 
 
 def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
@@ -56,15 +66,16 @@ def is_slurm(settings: EngineSection, environ: Mapping[str, str]) -> bool:
     """Whether the tasks run on the nodes of a Slurm allocation, if no cluster is given."""
     if settings.kind != "auto" or "SLURM_JOB_ID" not in environ:
         return settings.kind == "slurm"
-    from distlaunch.engines.slurm import is_in_allocation
+    from distlaunch.engines.slurm.allocation import is_in_allocation
 
-    return is_in_allocation(environ)
+    # options of srun, such as a container's, are for one node as well
+    return bool(settings.slurm.srun) or is_in_allocation(environ)
 
 
 def is_left_to_another(settings: EngineSection, environ: Mapping[str, str]) -> bool:
     """Whether `srun` has started the same command several times, and another of them does the work."""
     if not is_slurm(settings, environ):
         return False
-    from distlaunch.engines.slurm import is_one_of_many
+    from distlaunch.engines.slurm.allocation import is_one_of_many
 
     return is_one_of_many(environ)

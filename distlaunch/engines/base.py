@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.submission import JobState, Submission
+from distlaunch.config.run import RunConfig
 from distlaunch.supervise.allocation import Allocation
 
 
@@ -105,4 +109,44 @@ class Engine(Protocol):
             ConfigError: the config asks for what cannot be had.
             UsageError: there is too little of something, with what is missing.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a submitted job starts, and where.
+
+    Attributes:
+        python: the interpreter of the launcher; `engine.python` is that of the tasks.
+        folder: the working directory.
+    """
+
+    run: RunDir
+    python: str
+    folder: Path
+
+
+class Queue(Protocol):
+    """Where a job waits for its hosts."""
+
+    name: str
+
+    def script(self, config: RunConfig, start: Start) -> str:
+        """What is submitted. Raises ConfigError."""
+        ...
+
+    def submit(self, script: Path, config: RunConfig, environ: Mapping[str, str]) -> Submission:
+        """Raises UsageError with what the queue says against the job."""
+        ...
+
+    def states(self, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
+        """How jobs stand. Raises QueueBusyError if the queue does not answer, UsageError if there is none here."""
+        ...
+
+    def cancel(self, job: Submission) -> None:
+        """Ends a job that waits."""
+        ...
+
+    def stop(self, job: Submission, *, at_once: bool = False) -> None:
+        """Asks a running job to stop with a checkpoint, and not to come back."""
         ...

@@ -106,7 +106,9 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
     config, locate = _load_run(run, request.overrides, environ)
     if run.finished() and not request.overrides:
         return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
-    return Choice(config, run.name, locate, run, told=f"resuming {shown(run.path)}")
+    # a submitted job gets its directory before it starts
+    word = "resuming" if run.attempts() else "starting"
+    return Choice(config, run.name, locate, run, told=f"{word} {shown(run.path)}")
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
@@ -210,6 +212,8 @@ def use_run(
     config, locate = _load_run(run, overrides, environ)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+    if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
     isolate_if_asked(config, environ)
     with ThreadedObserver.of(observer) as told, run.lock():
         return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)

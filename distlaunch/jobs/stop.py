@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from distlaunch.base.control import Connection, Request
-from distlaunch.base.errors import DistlaunchError, UsageError
+from distlaunch.base.errors import DistlaunchError, QueueBusyError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_lock import Owner
+from distlaunch.base.submission import JobState, Submission
+from distlaunch.engines import QUEUES
+from distlaunch.jobs.submit import job_state, live_job
 from distlaunch.runs.paths import shown
 
 _OPENS_WITHIN_S = 5.0
 """A controller has the run for a moment before it takes requests, and after."""
 _ANSWERS_WITHIN_S = 10.0
+_ASK_QUEUE_AGAIN_S = 1.0
 _LOOK_AGAIN_S = 0.02  # while the socket is not there yet
 
 
@@ -22,6 +27,10 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
     Returns whether there was one. Raises UsageError if it cannot be asked, DistlaunchError if it takes too long.
     """
     began = time.monotonic()
+    # its queue is asked first: a launcher that is stopped by itself would be queued again
+    if (job := live_job(run)) is not None:
+        _stop_submitted(run, *job, at_once=at_once, until=None if timeout_s is None else began + timeout_s)
+        return True
     # before the connection: it names the process in messages also when that has ended meanwhile
     owner = run.owner()
     connection = _connect(run)
@@ -37,6 +46,22 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
                     f"{shown(run.path)}: its launcher ({owner.told}) still works after {timeout_s:g} s"
                 )
     return True
+
+
+def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: bool, until: float | None) -> None:
+    queue = QUEUES[job.engine]()
+    asked = False
+    while state.phase != "ended" and not (asked and run.job_exit_code() is not None):
+        with contextlib.suppress(QueueBusyError):  # or it has ended meanwhile: the next look tells
+            if state.phase == "pending":
+                queue.cancel(job)
+            elif not asked:
+                queue.stop(job, at_once=at_once)
+                asked = True
+        if until is not None and time.monotonic() >= until:
+            raise DistlaunchError(f"{shown(run.path)}: job {job.job} has not ended yet ({state})")
+        time.sleep(_ASK_QUEUE_AGAIN_S)
+        state = job_state(job) or state
 
 
 def ask_for_stacks(run: RunDir) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,14 @@ from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.queued import status_in_queue
 from distlaunch.runs.report import KILLED, RUNNING, attempt_report, configured_strategy, planned_mode
 from distlaunch.runs.task_events import step_times
+
+JobsOf = Callable[[Sequence[Submission]], Mapping[Submission, JobState]]
 
 _HEAD_BYTES = 16 * 1024  # of the events with which a run begins
 _TAIL_BYTES = 32 * 1024
@@ -28,11 +32,12 @@ class RunSummary:
     """A run in one line.
 
     Attributes:
-        status: `running`, `killed`, or as in RunEnded.
+        status: `running`, `killed`, as in RunEnded, or `pending`, `submitted` or `cancelled`.
         epoch: how many are complete; `epochs`: of how many, if known.
         logs: the last values of loss and metrics.
         started: seconds since the epoch; `seconds`: from there to its last sign, or until now.
         culprit: who failed first, if it failed.
+        job: the number of its submitted job; empty: it was not submitted.
         times: how the time of steps went, and `input` where training waited for that; as `report --json` has it.
     """
 
@@ -49,6 +54,7 @@ class RunSummary:
     culprit: str = ""
     reason: str = ""
     times: dict[str, Any] | None = None
+    job: str = ""
 
     def to_plain(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -56,25 +62,37 @@ class RunSummary:
         return {"run": self.path, **names}
 
 
-def find_runs(directory: Path, now: float) -> tuple[list[RunSummary], list[str]]:
+def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) -> tuple[list[RunSummary], list[str]]:
     """All runs, the one that was started last at the end, and the names of what other users have closed to this one.
 
     Raises UsageError if there is no such directory.
+
+    Args:
+        jobs_of: tells how submitted jobs stand.
     """
     if not directory.is_dir():
         raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
     if RunDir(directory).exists():
         raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` tells about it")
     folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
-    runs = [summarize(run, now) for run in folders if run.is_readable() and run.exists()]
     closed = sorted(run.name for run in folders if not run.is_readable())
-    return sorted(runs, key=lambda each: (each.started, each.path)), closed
+    runs = [run for run in folders if run.is_readable() and run.exists()]
+    # all of them in one question; of those that have told their end, there is nothing to ask
+    asked = {run.path: job for run in runs if (job := run.submission()) and run.may_be_queued()}
+    states = jobs_of(list(asked.values()))
+    told = [summarize(run, now, states.get(asked[run.path]) if run.path in asked else None) for run in runs]
+    return sorted(told, key=lambda each: (each.started, each.path)), closed
 
 
-def summarize(run: RunDir, now: float | None = None) -> RunSummary:
-    """A run in a few facts; `now` is the present time if the duration of a run that goes on matters."""
+def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
+    """A run in a few facts.
+
+    Args:
+        now: the present time, if the duration of a run that goes on matters.
+        job: how its submitted job stands; None: it has none, or nobody knows.
+    """
     # asked first: what the launcher writes before it lets go is then there to be read
-    running = run.is_busy()
+    running = run.is_busy() or (job is not None and job.phase == "running")
     attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
     training = attempts[-1] if attempts else None
     head, tail = _ends(run.events, training)
@@ -88,6 +106,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
     last_at = now if running and now is not None else own[-1].time if own else first_at
     end = None if training is None else attempt_report(run, training, facts)
     status = RUNNING if running else KILLED if end is None or end.status == RUNNING else end.status
+    status = status if running else (status_in_queue(run, job) or status)
     # an attempt that failed after the run was done does not undo it
     status = "done" if status == "failed" and facts.finished else status
     return RunSummary(
@@ -104,6 +123,7 @@ def summarize(run: RunDir, now: float | None = None) -> RunSummary:
         culprit=end.culprit if end and status == "failed" else "",
         reason=end.reason if end and status == "failed" else "",
         times=summary(step_times(run, facts)),
+        job=submission.job if (submission := run.submission()) else "",
     )
 
 

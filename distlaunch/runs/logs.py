@@ -149,17 +149,36 @@ def show_logs(run: RunDir, wish: Wish, observer: LogView) -> None:
     logs.close()
 
 
-def follow_logs(run: RunDir, wish: Wish, observer: LogView, wait: Callable[[], bool]) -> None:
+def await_attempt(run: RunDir, wait: Callable[[], bool], goes_on: Callable[[], bool], after: int = -1) -> bool:
+    """Waits until an attempt with a higher number is there; False: it does not come, or there is no reader."""
+    while max(_attempts(run), default=-1) <= after:
+        # asked first, so that an attempt that has come meanwhile is seen
+        ended = not goes_on()
+        if ended and max(_attempts(run), default=-1) <= after:
+            return False
+        if not wait():
+            return False
+    return True
+
+
+def follow_logs(
+    run: RunDir,
+    wish: Wish,
+    observer: LogView,
+    wait: Callable[[], bool],
+    goes_on: Callable[[], bool] = lambda: False,
+) -> None:
     """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
 
     Args:
         wait: passes a moment; tells whether there is still a reader.
+        goes_on: whether somebody will work on the run again, such as a job in a queue.
     """
     logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
     try:
         logs.show(wish.lines)
         while True:
-            ended = not run.is_busy()  # asked first, so that what is read then is all there is
+            ended = not (run.is_busy() or goes_on())  # asked first, so that what is read then is all there is
             later = [number for number in _attempts(run) if number > logs.attempt]
             # a restart: the rest of the old attempt is shown first
             if later and wish.attempt is None:
@@ -186,7 +205,8 @@ def _attempts(run: RunDir) -> list[int]:
 def _attempt(run: RunDir, wish: Wish) -> int:
     attempts = _attempts(run)
     if not attempts:
-        raise UsageError(f"{shown(run.path)}: nothing has been started yet")
+        written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
+        raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
     if wish.attempt is None:
         return attempts[-1]
     if wish.attempt not in attempts:

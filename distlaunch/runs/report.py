@@ -23,8 +23,10 @@ from distlaunch.base.events import (
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.submission import JobState
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.queued import status_in_queue
 from distlaunch.runs.task_events import skipped_examples, step_times
 from distlaunch.supervise.diagnose.exit_reason import read_error
 
@@ -141,8 +143,12 @@ def open_run(path: str) -> RunDir:
     return run
 
 
-def read_report(run: RunDir) -> RunReport:
-    """Reads all there is."""
+def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
+    """Reads all there is.
+
+    Args:
+        job: how its submitted job stands; None: it has none, or nobody knows.
+    """
     facts = RunFacts.of(read_events(run.events))
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
@@ -156,7 +162,7 @@ def read_report(run: RunDir) -> RunReport:
         name=run.name,
         strategy=facts.start.strategy if facts.start else configured_strategy(run),
         command=() if run.has_config() else _command(run),
-        status=_status(attempts, facts),
+        status=("" if run.is_busy() else status_in_queue(run, job)) or _status(attempts, facts),
         attempts=attempts,
         training=facts.start,
         data=facts.data,

@@ -11,12 +11,13 @@ from rich.text import Text
 from distlaunch.base import strict_json
 from distlaunch.runs.listing import RunSummary
 from distlaunch.runs.paths import shown
+from distlaunch.runs.queued import PENDING, SUBMITTED
 from distlaunch.runs.report import KILLED, RUNNING, SCRIPT
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns
 from distlaunch.ui.progress.lines import STATUS_STYLES
 
-_STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold"}
+_STYLES = {**STATUS_STYLES, RUNNING: "cyan bold", KILLED: "red bold", PENDING: "cyan", SUBMITTED: "cyan"}
 _HEAD = ("run", "status", "strategy", "epoch", "step", "last values", "started", "time", "attempts")
 _RIGHT = {3, 4, 7, 8}
 _MOST_VALUES = 2
@@ -52,7 +53,7 @@ def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str
     text = f"{name}: {how}{why}"
     if run.status == "done" or is_script:
         return text
-    command = f"distlaunch train {name} --resume"
+    command = f"distlaunch {'submit' if run.job else 'train'} {name} --resume"
     return f"{text}\ngo on  {command}" if has_checkpoint else f"{text}\nstart again  {command}  ({NO_CHECKPOINT})"
 
 

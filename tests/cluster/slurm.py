@@ -36,7 +36,10 @@ ReturnToService=2
 KillWait=20
 MailProg=/bin/true
 NodeName=host[1-3] CPUs=2 RealMemory=4000 State=UNKNOWN
-PartitionName=all Nodes=host[1-3] Default=YES MaxTime=1:00:00 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+PartitionName=all Nodes=host[1-3] Default=YES MaxTime=1:00:00 GraceTime=60 State=UP
+PartitionName=urgent Nodes=host[1-3] MaxTime=1:00:00 PriorityTier=9 PreemptMode=OFF State=UP
 """
 
 
@@ -73,6 +76,10 @@ class Slurm:
     def run(self, *words: str) -> Job:
         """A command on the login host."""
         return self.lab.run(0, words, SLURM_CONF=str(self._conf))
+
+    def distlaunch(self, *words: str) -> Job:
+        """A command of distlaunch on the login host."""
+        return self.run(sys.executable, "-c", "from distlaunch.cli.main import main; main()", *words)
 
     def train(self, *words: str) -> list[str]:
         """The command of distlaunch, as a part of one of Slurm."""

@@ -143,6 +143,21 @@ def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: 
     assert "host2 cannot reach host3 at 10.77.0.13:" in job.said or "host3 cannot reach host2" in job.said
 
 
+def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    """Both answer here, so that neither counts as lost."""
+    engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
+    config = write_config(
+        tmp_path, own_disk, "around", engine=engine, cluster={"workers": 2}, train={"epochs": 60}, restarts={"max": 1}
+    )
+    job = lab.start("train", config)
+    job.wait_for("epoch  3/60")
+    lab.cut(1, 2)
+    lab.cut(2, 1)
+    assert job.end(240) == 0, job.output
+    assert "host2 is left out: " in job.said or "host1 is left out: " in job.said
+    assert "restored" in job.said
+
+
 def test_a_killed_controller_leaves_nothing(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, own_disk, "orphaned", train={"epochs": 500})
     job = lab.start("train", config)

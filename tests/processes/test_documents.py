@@ -56,6 +56,8 @@ ELSEWHERE = {
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch plan --data CONFIG": "test_input.py::test_the_plan_shows_who_reads_what",
     "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
+    "distlaunch submit --engine slurm config.yaml": "test_submit.py::test_a_pending_job",
+    "distlaunch submit RUN --resume": "../cluster/test_submit.py::test_stop_from_the_login_host",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
@@ -133,6 +135,7 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("clusters.md", "engine:"),
         ("clusters.md", "        your machine"),  # a picture
         ("clusters.md", "#!/bin/bash"),  # the same command as in tests/cluster/test_slurm.py
+        ("clusters.md", "cluster:"),
         ("config.md", "name: null"),
         ("input.md", "class Photos:"),
         ("input.md", "def augment(image, label, seed):"),
@@ -340,6 +343,7 @@ def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
     assert set(keys) == set(real)
     for section in ("data", "compile", "train", "cluster", "engine", "checkpoint", "restarts"):
         assert set(keys[section]) | {"tfds"} == set(real[section]) | {"tfds"}, section
+    assert set(keys["engine"]["slurm"]) == set(real["engine"]["slurm"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.config.engine import Engine
 from distlaunch.engines.base import HostFiles
-from distlaunch.engines.slurm import (
+from distlaunch.engines.slurm.allocation import (
     is_in_allocation,
     is_one_of_many,
     node_counts,
@@ -60,5 +60,5 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match="in no Slurm allocation; start it by `sbatch` or `salloc`"):
+    with pytest.raises(UsageError, match="in no Slurm allocation; use `distlaunch submit`, or start it by"):
         slurm_engine(Engine(kind="slurm"), {}, HostFiles())

@@ -10,6 +10,7 @@ from distlaunch.base.errors import Problem
 from distlaunch.config.checks import strategy
 from distlaunch.config.checks.engine import hosts_are_named
 from distlaunch.config.checks.sharing import sharing_fits
+from distlaunch.config.checks.slurm import nodes_suffice, slurm_can_take_it
 from distlaunch.config.read.scalars import resolve
 from distlaunch.config.read.words import listed, show
 from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
@@ -180,5 +181,7 @@ CHECKS = (
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
     Check(best_can_be_told, frozenset({"checkpoint", "validation"})),
     Check(hosts_are_named, frozenset({"engine"})),
+    Check(slurm_can_take_it, frozenset({"engine"})),
+    Check(nodes_suffice, frozenset({"engine", "cluster"})),
     Check(keras_names_exist, frozenset()),
 )

@@ -17,6 +17,26 @@ _FIREWALL = ("open the ports between the hosts (`cluster.ports` fixes them), or 
              "`engine.interface`")  # fmt: skip
 
 
+class UnreachableError(UsageError):
+    """Hosts do not reach each other.
+
+    Args:
+        pairs: who cannot reach whom, with the words for it.
+    """
+
+    def __init__(self, pairs: Mapping[tuple[str, str], str]) -> None:
+        told = list(pairs.values())
+        more = [f"and {len(told) - 8:,} more"] if len(told) > 8 else []
+        super().__init__("\n".join([*told[:8], *more, _FIREWALL]))
+        self._pairs = pairs
+
+    def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
+        """The host that takes part in most of it, of several the last; and what there is to say of it."""
+        counts = [sum(host in pair for pair in self._pairs) for host in hosts]
+        name = max(range(len(hosts)), key=lambda number: (counts[number], number))
+        return hosts[name], next(told for pair, told in self._pairs.items() if hosts[name] in pair)
+
+
 def at(address: str, port: int | str) -> str:
     """`host:port`, as TensorFlow and JAX read it."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
@@ -70,7 +90,7 @@ def choose_addresses(
                 # what is told is how it was with the likeliest address
                 missed.setdefault(name, failed[name])
         if open_hosts:
-            raise UsageError(_unreachable(first, missed, open_hosts))
+            raise UnreachableError(_unreachable(first, missed, open_hosts))
         return chosen
     finally:
         raise_for(refusals({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
@@ -95,11 +115,11 @@ def _probe(
     return failed
 
 
-def _unreachable(first: Mapping[str, str], missed: Mapping[str, list[tuple[str, int]]], hosts: set[str]) -> str:
+def _unreachable(
+    first: Mapping[str, str], missed: Mapping[str, list[tuple[str, int]]], hosts: set[str]
+) -> dict[tuple[str, str], str]:
     pairs: dict[tuple[str, str], str] = {}
     for name in sorted(hosts):
         for source, port in missed[name]:
             pairs.setdefault((source, name), f"{source} cannot reach {name} at {at(first[name], port)}")
-    told = list(pairs.values())
-    more = [f"and {len(told) - 8:,} more"] if len(told) > 8 else []
-    return "\n".join([*told[:8], *more, _FIREWALL])
+    return pairs

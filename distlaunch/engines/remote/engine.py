@@ -16,7 +16,7 @@ from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
 from distlaunch.engines.host_warnings import driver_warnings, host_warnings
-from distlaunch.engines.remote.addresses import at, choose_addresses
+from distlaunch.engines.remote.addresses import UnreachableError, at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.checks import check_hosts
@@ -92,10 +92,10 @@ class RemoteEngine:
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
             links = self._ready(fleet)
-            chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
+            chosen, places = self._reachable(needs, links, fleet)
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
-            places = self._places(needs, chosen, used)
-            idle = [link.name for link in links if link.name not in used]
+            fleet.num_starts += 1
+            idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
             held = stack.pop_all()
 
         def note_lost(name: str) -> None:
@@ -160,6 +160,28 @@ class RemoteEngine:
             raise_for(failed)
         # those that were lost come last: a spare is better
         return sorted(links, key=lambda link: fleet.losses.get(link.name, 0))
+
+    def _reachable(self, needs: Needs, links: Sequence[Link], fleet: Fleet) -> tuple[list[str], tuple[Place, ...]]:
+        """The host of each process, and its address. A restart takes a spare for a host that others do not reach.
+
+        Raises UsageError.
+        """
+        first: UnreachableError | None = None
+        while True:
+            try:
+                chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
+            except UsageError as error:  # the hosts that are left do not suffice
+                raise first or error from None
+            used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
+            try:
+                return chosen, self._places(needs, chosen, used)
+            except UnreachableError as error:
+                if not fleet.num_starts:
+                    raise
+                first = first or error
+                worst, why = error.worst(list(used))
+                fleet.missing[worst] = why
+                links = [link for link in links if link.name != worst]
 
     def _places(self, needs: Needs, chosen: Sequence[str], used: Mapping[str, Link]) -> tuple[Place, ...]:
         """Where each process runs, with an address that the others reach. Raises UsageError."""

@@ -38,6 +38,8 @@ class Fleet:
         """How often each host was lost."""
         self.missing: dict[str, str] = {}
         """Why there is no agent on some hosts, as of the last start."""
+        self.num_starts = 0
+        """How many attempts have had hosts that reach each other."""
         self._lifeline: Lifeline | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()

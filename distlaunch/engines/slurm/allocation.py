@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
@@ -36,7 +36,10 @@ def is_one_of_many(environ: Mapping[str, str]) -> bool:
 def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> RemoteEngine:
     """The nodes of the allocation. Raises UsageError if there is none."""
     if "SLURM_JOB_ID" not in environ:
-        raise UsageError("engine.kind: slurm: this command is in no Slurm allocation; start it by `sbatch` or `salloc`")
+        raise UsageError(
+            "engine.kind: slurm: this command is in no Slurm allocation; "
+            "use `distlaunch submit`, or start it by `sbatch` or `salloc`"
+        )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
     whole = node_names(environ["SLURM_JOB_NODELIST"])
@@ -53,17 +56,20 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Hos
             last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
             return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'it said nothing'}"
 
-        return Command(srun_command(host, python, num_cpus.get(host.name), environ), explain)
+        command = srun_command(host, python, num_cpus.get(host.name), environ, settings.slurm.srun)
+        return Command(command, explain)
 
     return RemoteEngine("slurm", hosts, command_of, "srun", settings, files)
 
 
-def srun_command(host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str]) -> list[str]:
+def srun_command(
+    host: Host, python: str, num_cpus: int | None, environ: Mapping[str, str], more: Sequence[str] = ()
+) -> list[str]:
     """What starts an agent, beside the step that this command may itself be in."""
     unset = [word for name in _OUTPUT_SETTINGS if name in environ for word in ("-u", name)]
     # Slurm 22.05 hands it down to no step inside a step
     cpus = [f"--cpus-per-task={num_cpus}"] if num_cpus else []
-    srun = ["srun", "--overlap", f"--nodelist={host.name}", *_OPTIONS, *cpus]
+    srun = ["srun", "--overlap", f"--nodelist={host.name}", *_OPTIONS, *cpus, *more]
     return [*(["env", *unset] if unset else []), *srun, python, "-P", "-m", "distlaunch.agent.remote"]
 
 

@@ -1,0 +1,57 @@
+"""What is written of a job that waits, or has waited, in a scheduler's queue, and what the queue tells of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Phase = Literal["pending", "running", "ended"]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job that was submitted to train a run.
+
+    Attributes:
+        engine: whose queue it is in.
+        time: seconds since the epoch.
+        cluster: of several that the queue's commands know; empty: the usual one.
+    """
+
+    engine: str
+    job: str
+    time: float
+    cluster: str = ""
+
+    @staticmethod
+    def read(path: Path) -> Submission | None:
+        """What `to_plain` has made of it; None: there is none."""
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            return Submission(
+                str(plain["engine"]), str(plain["job"]), float(plain["time"]), str(plain.get("cluster", ""))
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """How a submitted job stands.
+
+    Attributes:
+        word: what the queue calls it, such as `PENDING`; empty: the queue has forgotten the job.
+        why: its reason to wait, as the queue tells it.
+    """
+
+    phase: Phase
+    word: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.why})" if self.why and self.phase == "pending" else self.word

@@ -1,0 +1,134 @@
+"""`distlaunch submit`: hands a run to a scheduler's queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distlaunch.base.errors import ConfigError, ExitCode, UsageError
+from distlaunch.cli.logs import wait_a_moment
+from distlaunch.cli.options import OVERRIDES, QUIET
+from distlaunch.config.read.scalars import escape
+
+if TYPE_CHECKING:
+    from distlaunch.jobs.submit import Submitted
+
+_JOB = {
+    "account": ("-A", "TEXT", "Whom it is charged to."),
+    "partition": ("-p", "TEXT", "Which nodes may be used."),
+    "qos": ("", "TEXT", "Quality of service."),
+    "time": ("-t", "TIME", "Time limit: minutes, H:MM:SS, D-HH or D-HH:MM:SS."),
+    "nodes": ("-N", "N", "Default: as many as the workers need."),
+    "gpus": ("-G", "[TYPE:]N", "GPUs of each node."),
+    "cpus": ("-c", "N", "Cores of each node."),
+    "mem": ("", "SIZE", "Memory of each node, such as 64G."),
+    "constraint": ("-C", "TEXT", "Features that the nodes must have."),
+    "exclude": ("-x", "NODES", "Nodes that are not used."),
+    "dependency": ("-d", "TEXT", "Wait for other jobs, such as afterok:1234."),
+    "job-name": ("-J", "TEXT", "Default: the name of the run."),
+    "requeues": ("", "N", "How often it is queued again at most. Default: 10."),
+}
+_NUMBERS = ("nodes", "cpus", "requeues")
+
+
+def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, (short, metavar, text) in reversed(_JOB.items()):
+        words = [f"--{name}", *([short] if short else [])]
+        of_type = click.IntRange(min=0 if name == "requeues" else 1) if name in _NUMBERS else str
+        command = click.option(*words, type=of_type, metavar=metavar, help=text)(command)
+    return command
+
+
+@click.command("submit")
+@click.argument("target", metavar="CONFIG|RUN")
+@click.option("--engine", type=click.Choice(["slurm"]), required=True, help="Whose queue the job goes to.")
+@_job_options
+@OVERRIDES
+@click.option("--name", help="Name of the run directory. Default: the config's.")
+@click.option("--resume", is_flag=True, help="Resume the newest run of this name that is unfinished, or the given one.")
+@click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
+@click.option("--wait", is_flag=True, help="Follow the job until it has ended, and exit with its code.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run, the job and the script as JSON.")
+@QUIET
+def command(target: str, overrides: tuple[str, ...], name: str | None, resume: bool, **given: Any) -> int:
+    """Submit a config as a batch job, or a run to resume.
+
+    The run directory gets the config and the script, so later changes to the config file do not matter. Before its time
+    limit and on preemption the job stops with a checkpoint, is queued again and resumes. All settings have a key in the
+    config's section engine.slurm; options win. `logs -f`, `runs` and `stop` work on the run from here.
+    Exit codes: 0 submitted, 2 bad usage or config, or refused by the queue; with --wait, the code of the job.
+    """
+    from distlaunch.jobs import submit
+    from distlaunch.jobs.job import JobRequest
+    from distlaunch.ui.submit import print_submitted
+
+    as_json, quiet = given["as_json"], given["quiet"]
+    if as_json and given["wait"]:
+        raise UsageError("--json: tells what was submitted; leave out --wait, and use `logs -f` to follow the job")
+    options = _overrides(given)
+    with _called_by_option(options):
+        request = JobRequest(target, (*overrides, *options), name, resume)
+        prepared = submit.prepare(request, given["engine"], os.environ)
+        if given["dry_run"]:
+            click.echo(prepared.script(prepared.choice.would_be), nl=False)
+            return ExitCode.DONE
+        submitted = submit.submit(prepared)
+    if as_json or not quiet:
+        print_submitted(submitted, as_json=as_json)
+    return _follow(submitted, quiet=quiet) if given["wait"] else ExitCode.DONE
+
+
+def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
+    """The options as overrides of the config, each with the option that it was given by."""
+    values = {name: given[name.replace("-", "_")] for name in _JOB}
+    values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
+    # quoted, so that `--account 12` stays text
+    return {
+        f"engine.slurm.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": (f"--{name}")
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+@contextlib.contextmanager
+def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
+    """Mistakes in an option are told with the option's name."""
+    try:
+        yield
+    except ConfigError as error:
+        sources = {f"--set {text}": option for text, option in options.items()}
+        found = [replace(each, source=sources.get(each.source or "", each.source)) for each in error.problems]
+        raise ConfigError(found) from None
+
+
+def _follow(submitted: Submitted, *, quiet: bool) -> int:
+    from distlaunch.jobs.submit import JobWatch
+    from distlaunch.runs.logs import Wish, await_attempt, follow_logs
+    from distlaunch.ui.progress.view import finish_output, printing_view
+    from distlaunch.ui.submit import print_log, print_still_there
+
+    run = submitted.run
+    view = printing_view()
+    watch = JobWatch(run, submitted.job, (lambda text: None) if quiet else view.note)
+    try:
+        begun = await_attempt(run, wait_a_moment, watch.goes_on, submitted.attempts)
+        if begun and not quiet:
+            follow_logs(run, Wish(), view, wait_a_moment, watch.goes_on)
+        while quiet and watch.goes_on() and wait_a_moment():
+            pass
+        if watch.goes_on():  # nobody reads any more
+            return ExitCode.DONE
+    except KeyboardInterrupt:
+        print_still_there(submitted)
+        return ExitCode.INTERRUPTED
+    code = watch.exit_code()
+    if not begun or code == ExitCode.USAGE:
+        print_log(run, submitted.log_bytes)
+    finish_output()
+    return code

@@ -1,0 +1,1 @@
+"""Slurm: tasks in an allocation (`allocation`), and jobs that wait for one (`script`, `queue`)."""

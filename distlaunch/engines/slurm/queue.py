@@ -1,0 +1,140 @@
+"""Slurm's queue: submits jobs, tells how they stand, asks them to stop. Each call is one of Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from distlaunch.base.errors import ConfigError, Problem, QueueBusyError, UsageError
+from distlaunch.base.submission import JobState, Phase, Submission
+from distlaunch.config.read.words import show
+from distlaunch.config.run import RunConfig
+from distlaunch.config.slurm import Slurm
+from distlaunch.engines.base import Start
+from distlaunch.engines.slurm.script import batch_script, setup_check
+
+_TIMEOUT_S = 60.0
+"""A controller that is busy, or has just been restarted, takes its time."""
+_PHASES: Mapping[str, Phase] = {
+    "PENDING": "pending", "REQUEUED": "pending", "REQUEUE_FED": "pending", "REQUEUE_HOLD": "pending",
+    "SPECIAL_EXIT": "pending", "RESV_DEL_HOLD": "pending", "CONFIGURING": "pending",
+    "RUNNING": "running", "COMPLETING": "running", "SUSPENDED": "running", "STOPPED": "running", "SIGNALING": "running",
+    "STAGE_OUT": "running", "RESIZING": "running",
+}  # fmt: skip
+"""Every other word is an end."""
+_SETTINGS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_UMASK", "SLURM_TIME_FORMAT")
+"""Variables of Slurm that belong to the user, and not to the job that `submit` may itself be in."""
+_VARIABLES = {
+    "account": "ACCOUNT", "partition": "PARTITION", "qos": "QOS", "time": "TIMELIMIT", "mem": "MEM_PER_NODE",
+    "constraint": "CONSTRAINT", "gpus": "GPUS_PER_NODE", "job_name": "JOB_NAME",
+}  # fmt: skip
+"""`SBATCH_...` of the environment, which counts where the config has nothing: it would win over the script."""
+_NEVER = {f"SBATCH_{name}" for name in ("OPEN_MODE", "SIGNAL", "REQUEUE", "NO_REQUEUE", "ARRAY_INX", "WAIT", "OUTPUT")}
+
+
+class SlurmQueue:
+    """The queue that the commands on PATH speak to."""
+
+    name = "slurm"
+
+    def script(self, config: RunConfig, start: Start) -> str:
+        """The batch script. Raises ConfigError if a set-up line is none that a shell can read."""
+        if problems := list(_setup_problems(config.engine.slurm.setup)):
+            raise ConfigError(problems)
+        return batch_script(config, start)
+
+    def submit(self, script: Path, config: RunConfig, environ: Mapping[str, str]) -> Submission:
+        """Hands a script to sbatch. Raises UsageError with what Slurm says against it."""
+        # `--parsable` prints JOB or JOB;CLUSTER
+        try:
+            told = _run(["sbatch", "--parsable", str(script)], submission_environment(config.engine.slurm, environ))
+        except QueueBusyError as error:
+            raise UsageError(f"Slurm has not taken the job: {error}") from None
+        job, _, cluster = told.strip().splitlines()[-1].partition(";")
+        return Submission(self.name, job, time.time(), cluster)
+
+    def states(self, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
+        """How jobs stand. Raises QueueBusyError if the queue does not answer, UsageError if there is none here."""
+        found: dict[Submission, JobState] = {}
+        for cluster in dict.fromkeys(job.cluster for job in jobs):
+            of_it = [job for job in jobs if job.cluster == cluster]
+            told = _squeue(cluster, [job.job for job in of_it])
+            found |= {job: told.get(job.job, JobState("ended")) for job in of_it}
+        return found
+
+    def cancel(self, job: Submission) -> None:
+        """Ends a job that waits."""
+        _run(["scancel", *_clusters(job.cluster), job.job])
+
+    def stop(self, job: Submission, *, at_once: bool = False) -> None:
+        """Asks a running job to stop with a checkpoint, and not to come back."""
+        # what they mean is in the batch script
+        number = "INT" if at_once else "USR2"
+        _run(["scancel", *_clusters(job.cluster), "--batch", f"--signal={number}", job.job])
+
+
+def submission_environment(job: Slurm, environ: Mapping[str, str]) -> dict[str, str]:
+    """Without what a surrounding job would hand down, and without what would win over the options in the script."""
+    written = {f"SBATCH_{variable}" for key, variable in _VARIABLES.items() if getattr(job, key) is not None}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _SETTINGS or not (name.startswith(("SLURM_", "SLURMD_")) or name in written | _NEVER)
+    }
+
+
+def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
+    for number, command in enumerate(setup):
+        # one that leaves a quote open, say, would swallow the rest of the script
+        for text in setup_check(command):
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
+            if done.returncode or done.stderr or "\0" in text:
+                told = done.stderr.strip().splitlines()[:1]
+                why = told[0].removeprefix("bash: line ").partition(": ")[2] if told else "NUL"
+                yield Problem(
+                    ("engine", "slurm", "setup", number), f"got {show(command)}, which bash cannot read: {why}"
+                )
+                break
+
+
+def _squeue(cluster: str, jobs: Sequence[str]) -> dict[str, JobState]:
+    """Not `--json`: its fields change with Slurm's version, and old ones print all jobs of the cluster with it."""
+    command = ["squeue", *_clusters(cluster), "--noheader", "--states=all", "--format=%i|%T|%r"]
+    try:
+        told = _run([*command, f"--jobs={','.join(jobs)}"])
+    except QueueBusyError as error:
+        # a single job that it has forgotten
+        if "Invalid job id" in str(error):
+            return {}
+        raise
+    found = {}
+    for line in told.splitlines():
+        job, _, rest = line.strip().partition("|")
+        word, _, why = rest.partition("|")
+        if word:
+            found[job] = JobState(_PHASES.get(word, "ended"), word, "" if why == "None" else why)
+    return found
+
+
+def _clusters(cluster: str) -> list[str]:
+    return [f"--clusters={cluster}"] if cluster else []
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    environ = {**(os.environ if environ is None else environ), "LC_ALL": "C"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environ)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no `{command[0]}` on this machine's PATH; use a login node of the Slurm cluster"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise QueueBusyError(f"`{command[0]}` does not answer within {_TIMEOUT_S:g} s") from None
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        told = " / ".join(line.removeprefix(f"{command[0]}: error: ") for line in lines[-3:])
+        raise QueueBusyError(f"{command[0]}: {told or f'exit code {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,161 @@
+"""The batch script that `distlaunch submit` hands to Slurm, as text."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.run_dir import RunDir
+from distlaunch.config.run import RunConfig
+from distlaunch.engines.base import Start
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+\Z")
+
+_BEGIN = """\
+# Written by `distlaunch submit`. To submit the run again: distlaunch submit RUN --resume
+run={run}
+python={python}
+
+finish() {{
+  echo "$1" > "$run/{exit}" 2>/dev/null
+  exit "$1"
+}}
+fail() {{
+  echo "distlaunch: $(hostname): $1" >&2
+  finish {usage}
+}}
+
+# Slurm signals this shell, and the shell the launcher, which stops with a checkpoint and exit code {preempted}.
+# USR1: the time limit is near; TERM: preempted, or cancelled; USR2: `distlaunch stop`; INT: `distlaunch stop --now`
+ending= child= signalled=
+stop() {{
+  signalled=1
+  case "$1" in USR2 | INT) ending=1 ;; esac
+  [ -n "$child" ] || return
+  if [ "$1" = INT ]; then
+    kill -INT "$child"
+    sleep 0.6
+    kill -INT "$child"
+  else
+    kill -TERM "$child"
+  fi 2>/dev/null
+}}
+for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
+
+rm -f "$run/{exit}"
+# Slurm queues a job again by itself, too
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {requeues} ]; then
+  echo "distlaunch: not started again: engine.slurm.requeues is {requeues}"
+  finish {preempted}
+fi
+unset TF_CONFIG
+cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
+[ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
+command -v "$python" >/dev/null || fail "there is no Python at $python; it must be at the same path as where you submit"
+"""
+
+_SETUP = """\
+{{
+{command}
+}} || fail {message}
+"""
+
+_TRAIN = """\
+code={preempted}
+if [ -z "$signalled" ]; then
+  # with job control, since background jobs of a script ignore SIGINT otherwise
+  set -m
+  "$python" -P -m distlaunch train "$run" --resume &
+  child=$!
+  # one that came before there was anybody to hand it to
+  [ -z "$signalled" ] || kill -TERM "$child"
+  while signalled=; wait "$child"; code=$?; [ -n "$signalled" ]; do :; done
+  child=
+fi
+"""
+
+_REQUEUE = """\
+# after `scancel` and a failure the job is over
+if [ "$code" = {preempted} ] && [ -z "$ending" ] && \\
+    [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
+  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
+    echo "distlaunch: job $SLURM_JOB_ID is queued again, to resume ($((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeues})"
+    scontrol requeue "$SLURM_JOB_ID" && exit {preempted}
+  else
+    echo "distlaunch: not queued again: engine.slurm.requeues is {requeues}"
+  fi
+fi
+"""
+
+_END = """\
+finish "$code"
+"""
+
+
+def batch_script(config: RunConfig, start: Start) -> str:
+    """The script: its options, the signals, the set-up lines, the job, and what becomes of it at the end."""
+    job, run = config.engine.slurm, start.run
+    words = {
+        "run": shlex.quote(str(run.path)), "script": run.batch_script.name, "exit": run.batch_exit.name,
+        "python": shlex.quote(start.python), "folder": shlex.quote(str(start.folder)), "requeues": job.requeues,
+        "usage": int(ExitCode.USAGE), "preempted": int(ExitCode.PREEMPTED),
+    }  # fmt: skip
+    setup = [
+        _SETUP.format(command=each, message=shlex.quote(f"this line of engine.slurm.setup failed: {each}"))
+        for each in job.setup
+    ]
+    body = [_BEGIN.format(**words), *(["".join(setup)] if setup else []), _TRAIN.format(**words)]
+    body += [_REQUEUE.format(**words), _END] if job.requeues else [_END]
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in _options(config, run)) + "\n".join(body)
+
+
+def num_nodes(config: RunConfig) -> int:
+    """How many nodes the job asks for."""
+    job = config.engine.slurm
+    return job.nodes or -(-config.cluster.num_workers // job.node_workers)
+
+
+def setup_check(command: str) -> tuple[str, str]:
+    """A set-up line alone, and as it stands in the script: a shell must be able to read both."""
+    return command + "\n", _SETUP.format(command=command, message="''")
+
+
+def _options(config: RunConfig, run: RunDir) -> list[str]:
+    job = config.engine.slurm
+    # `%` begins a placeholder
+    log = str(run.launcher_log).replace("%", "%%")
+    per_node = job.workers_per_node or 1
+    found = {
+        "job-name": job.job_name or run.name,
+        "output": job.output or log,
+        "open-mode": "append",
+        "nodes": num_nodes(config),
+        "ntasks-per-node": per_node,
+        "cpus-per-task": job.cpus and job.cpus // per_node,
+        "gpus-per-node": job.gpus,
+        "signal": f"B:USR1@{job.grace_s}",
+    }
+    found |= {name: getattr(job, name) for name in _AS_THEY_ARE}
+    lines = [_option(f"--{name}", str(value)) for name, value in found.items() if value is not None]
+    lines.append("--requeue" if job.requeues else "--no-requeue")
+    return [*lines, *(_flag(flag) for flag in job.flags)]
+
+
+_AS_THEY_ARE = ("account", "partition", "qos", "time", "mem", "constraint", "exclude", "dependency")
+
+
+def _flag(flag: str) -> str:
+    name, is_long, value = flag.partition("=")
+    return _option(name, value) if is_long else _quoted(flag)
+
+
+def _option(name: str, value: str) -> str:
+    return f"{name}={_quoted(value)}"
+
+
+def _quoted(text: str) -> str:
+    """As one word, by sbatch's own rules for the lines of a script."""
+    if _PLAIN.match(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

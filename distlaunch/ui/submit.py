@@ -1,0 +1,46 @@
+"""What is told of a submitted job."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from distlaunch.base.run_dir import RunDir
+from distlaunch.jobs.submit import Submitted
+from distlaunch.runs.paths import shown
+
+_LAST_LINES = 20
+
+
+def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
+    """The run on standard output, for scripts; what to do with it beside."""
+    run, job = submitted.run, submitted.job
+    where = shown(run.path)
+    if as_json:
+        script = str(run.batch_script)
+        click.echo(json.dumps({"run": str(run.path), "engine": job.engine, "job": job.job, "script": script}))
+        return
+    click.echo(where)
+    click.echo(f"job        {job.job}\nscript     {shown(run.batch_script)}", err=True)
+    click.echo(_what_to_do(where), err=True)
+
+
+def print_still_there(submitted: Submitted) -> None:
+    """After Ctrl-C."""
+    click.echo(f"job {submitted.job.job} goes on", err=True)
+    click.echo(_what_to_do(shown(submitted.run.path)), err=True)
+
+
+def print_log(run: RunDir, begin: int) -> None:
+    """What the job has written about itself since a position: the last lines."""
+    try:
+        text = run.launcher_log.read_bytes()[begin:].decode(errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines()[-_LAST_LINES:]:
+        click.echo(line, err=True)
+
+
+def _what_to_do(where: str) -> str:
+    return f"follow it  distlaunch logs {where} -f\nstop it    distlaunch stop {where}"

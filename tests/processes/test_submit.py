@@ -1,0 +1,202 @@
+"""`distlaunch submit` with a Slurm that only pretends, and its batch script under signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from supervised import wait_until
+from test_commands import CONFIG
+
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.submission import Submission
+from distlaunch.cli.main import cli
+from distlaunch.config.run import RunConfig
+from distlaunch.engines.base import Start
+from distlaunch.engines.slurm.script import batch_script
+
+COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
+_LAUNCHER = """#!/bin/bash
+trap 'echo stopped; exit 4' TERM
+trap 'echo interrupted; exit 130' INT
+echo "$@" > {told}
+while :; do sleep 0.05; done
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project, with the commands of Slurm on PATH."""
+    (tmp_path / "job.yaml").write_text(CONFIG)
+    (tmp_path / "m.py").write_text("def model():\n    pass\n\n\ndef data():\n    pass\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "jobs").mkdir()
+    for name in COMMANDS:
+        (tmp_path / "bin" / name).symlink_to(Path(__file__).with_name("fake_slurm.sh"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "jobs"))
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(cli, words)
+
+
+def submit(*words: str) -> Result:
+    return call("submit", "--engine", "slurm", *words)
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    listed = json.loads(call("runs", "--json").stdout)
+    return {Path(run["run"]).name: run["status"] for run in listed}
+
+
+def test_a_pending_job(folder: Path) -> None:
+    done = submit("job.yaml", "-p", "gpu", "--account", "12")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == "runs/job\n"
+    told = "job        1\nscript     runs/job/job.sh\n"
+    told += "follow it  distlaunch logs runs/job -f\nstop it    distlaunch stop runs/job\n"
+    assert done.stderr == told
+    run = RunDir(folder / "runs/job")
+    script = run.batch_script.read_text()
+    assert "#SBATCH --account=12\n#SBATCH --partition=gpu\n" in script
+    assert f"python={sys.executable}\n" in script
+    again = submit("job.yaml", "--json")
+    assert json.loads(again.stdout)["run"] == str(folder / "runs/job-2")
+    assert statuses(folder) == {"job": "pending", "job-2": "pending"}
+    refused = submit("runs/job", "--resume")
+    assert "runs/job is in the queue already: job 1, PENDING (Priority)" in str(refused.exception)
+    assert "job 1: PENDING (Priority); `logs -f` waits" in str(call("logs", "runs/job").exception)
+    assert "pending" in call("report", "runs/job").stdout
+    stopped = call("stop", "runs/job")
+    assert stopped.stdout.startswith("runs/job: cancelled before the first step\n")
+    assert "distlaunch submit runs/job --resume" in stopped.stdout
+    assert statuses(folder) == {"job": "cancelled", "job-2": "pending"}
+    # now it may be submitted again, with other settings
+    assert submit("runs/job", "--resume", "--set", "train.epochs=7").exit_code == 0
+    assert "epochs: 7" in run.config.read_text()
+    assert statuses(folder)["job"] == "pending"
+
+
+def test_without_its_queue_a_run_says_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert submit("job.yaml").exit_code == 0
+    monkeypatch.setenv("PATH", str(folder / "runs"))
+    assert statuses(folder) == {"job": "submitted"}
+    refused = submit("job.yaml")
+    assert "there is no `sbatch` on this machine's PATH" in str(refused.exception)
+    assert statuses(folder) == {"job": "submitted"}
+
+
+def test_a_dry_run_writes_nothing(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    done = submit("job.yaml", "--dry-run", "--time", "4:00:00")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=job\n")
+    assert "#SBATCH --time=4:00:00\n" in done.stdout
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_is_refused_leaves_nothing(folder: Path) -> None:
+    refused = submit("job.yaml", "-p", "nowhere")
+    said = "Slurm has not taken the job: sbatch: invalid partition specified: nowhere"
+    assert str(refused.exception) == said
+    assert not list((folder / "runs").iterdir())
+
+
+def test_all_mistakes_are_told_before_anything_is_submitted(folder: Path) -> None:
+    settings = "engine: {slurm: {setup: ['true', 'echo \"'], flags: [--part=x], mem: 3Q}}\n"
+    (folder / "job.yaml").write_text(CONFIG + settings)
+    line = (CONFIG + settings).count("\n")
+    said = str(submit("job.yaml", "--time", "1h").exception).splitlines()
+    assert f"job.yaml:{line}: engine.slurm.mem: got '3Q'; expected megabytes, or a number with K, M, G or T" in said[-2]
+    assert f"job.yaml:{line}: engine.slurm.flags[0]: got '--part=x'; use engine.slurm.partition" in said
+    assert any(each.startswith("--time: engine.slurm.time: got '1h'; expected minutes") for each in said)
+    assert "--engine" in submit("job.yaml", "--engine", "slrm").stderr
+    assert not (folder / "runs").exists()
+    assert not list((folder / "jobs").iterdir())
+
+
+class Batch:
+    """A batch script that runs, with a launcher that only waits to be stopped."""
+
+    def __init__(self, folder: Path, state: str = "RUNNING", restarts: str = "0", **slurm: Any) -> None:
+        self.run = RunDir(folder / "runs" / "batch")
+        self.run.path.mkdir(parents=True)
+        self.run.write_submission(Submission("slurm", "1", 0.0))
+        self.state = folder / "jobs" / "1"
+        self.state.write_text(f"{state}\n")
+        self.told = folder / "told"
+        launcher = folder / "launcher"
+        launcher.write_text(_LAUNCHER.format(told=self.told))
+        launcher.chmod(0o755)
+        plain = {"model": {"function": "m:model"}, "data": {"function": "m:data", "global_batch": 8}}
+        config = RunConfig.model_validate({**plain, "engine": {"slurm": slurm}})
+        self.run.batch_script.write_text(batch_script(config, Start(self.run, str(launcher), folder)))
+        env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": restarts}
+        self.process = subprocess.Popen(
+            ["bash", str(self.run.batch_script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def signal(self, *numbers: signal.Signals) -> tuple[int, str]:
+        """Sends signals once the launcher is up; returns the exit code and what was printed."""
+        wait_until(lambda: self.told.exists() and self.told.read_text())
+        for number in numbers:
+            self.process.send_signal(number)
+        output, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, output
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_before_the_end_the_job_is_queued_again(folder: Path, number: signal.Signals) -> None:
+    batch = Batch(folder, restarts="1", requeues=2)
+    code, output = batch.signal(number)
+    assert (code, batch.state.read_text()) == (4, "PENDING\n")
+    assert "distlaunch: job 1 is queued again, to resume (2 of 2)" in output
+    assert batch.told.read_text() == f"-P -m distlaunch train {batch.run.path} --resume\n"
+    # it has not ended
+    assert batch.run.job_exit_code() is None
+
+
+@pytest.mark.parametrize(
+    ("number", "state", "restarts", "said"),
+    [
+        (signal.SIGUSR2, "RUNNING", "0", "stopped\n"),  # `distlaunch stop`
+        (signal.SIGTERM, "COMPLETING", "0", "stopped\n"),  # `scancel`
+        (signal.SIGUSR1, "RUNNING", "2", "stopped\ndistlaunch: not queued again: engine.slurm.requeues is 2\n"),
+    ],
+)
+def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: str, said: str) -> None:
+    batch = Batch(folder, state, restarts, requeues=2)
+    assert batch.signal(number) == (4, said)
+    assert batch.run.job_exit_code() == 4
+    assert batch.state.read_text() == f"{state}\n"
+
+
+def test_stop_now_is_ctrl_c_twice(folder: Path) -> None:
+    batch = Batch(folder)
+    assert batch.signal(signal.SIGINT) == (130, "interrupted\n")
+    assert batch.run.job_exit_code() == 130
+
+
+@pytest.mark.parametrize(
+    ("restarts", "setup", "code", "said"),
+    [
+        ("0", ["true", "cat /nowhere"], 2, "this line of engine.slurm.setup failed: cat /nowhere"),
+        ("3", [], 4, "distlaunch: not started again: engine.slurm.requeues is 2"),
+    ],
+)
+def test_it_does_not_start(folder: Path, restarts: str, setup: list[str], code: int, said: str) -> None:
+    batch = Batch(folder, restarts=restarts, requeues=2, setup=setup)
+    output, _ = batch.process.communicate(timeout=60)
+    assert batch.process.returncode == batch.run.job_exit_code() == code
+    assert said in output
+    assert not batch.told.exists()
