@@ -191,6 +191,7 @@ def test_batch_norm_of_replicas_is_caught_and_named(project: Path) -> None:
     assert row["sharp_to_step"] >= 1
 
 
+@pytest.mark.slow  # tests/unit/test_judgement.py has that a suspect is no cause
 def test_batch_norm_is_not_named_for_what_it_has_not_done(project: Path) -> None:
     """Synchronized statistics do not mend a step that is wrong."""
     settings = ("model.function=mine.py:residual", "model.args.synchronized=false")
