@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,19 +141,23 @@ def reads(folder: Path, kind: str) -> list[Counter[int]]:
 
 
 @pytest.fixture(scope="module")
-def one_device(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[dict[str, float]]]:
+def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], list[dict[str, float]]]:
     """The losses by what was read, and how large the batches were."""
-    found = {}
-    for source in ((), PIPELINE):
-        for batch in (24, 25):
-            folder = make_project(tmp_path_factory.mktemp("one"))
-            words = (*source, f"data.global_batch={batch}")
-            assert run("train", "mine.yaml", *overrides(words), cwd=folder)[0] == 0
-            found[words] = epochs(folder)
-    return found
+
+    @functools.cache
+    def train(words: tuple[str, ...]) -> list[dict[str, float]]:
+        folder = make_project(tmp_path_factory.mktemp("one"))
+        assert run("train", "mine.yaml", *overrides(words), cwd=folder)[0] == 0
+        return epochs(folder)
+
+    return train
 
 
-CASES = [*((kind, ()) for kind in STRATEGIES), ("multi_worker_mirrored", PIPELINE), ("jax", PIPELINE)]
+CASES = [
+    *((kind, ()) for kind in STRATEGIES),
+    ("multi_worker_mirrored", PIPELINE),
+    pytest.param("jax", PIPELINE, marks=pytest.mark.slow),  # test_sharing.py has streams, which are pipelines, on it
+]
 
 
 @pytest.mark.parametrize(("kind", "source"), CASES)
@@ -161,7 +166,7 @@ def test_each_example_is_read_once(kind: str, source: tuple[str, ...], project: 
     words = (*source, f"data.global_batch={batch}")
     code, out, err = run("train", "mine.yaml", *overrides((*STRATEGIES[kind], *words)), cwd=project)
     assert code == 0, out + err
-    for mine, theirs in zip(epochs(project), one_device[words], strict=True):
+    for mine, theirs in zip(epochs(project), one_device(words), strict=True):
         assert mine == pytest.approx(theirs, rel=2e-5)
     for split, number in (("train", 203), ("validation", 57)):
         by_process = reads(project, split)
