@@ -22,8 +22,10 @@ from tests.conftest import is_cold
 
 DEADLINE_S = 900.0
 _REPOSITORY = str(Path(__file__).parents[1])
-# variables that differ between processes and that nothing reads while a framework is imported
-_LATE = (*READ_LATE, LIFELINE_FD, "PYTEST_CURRENT_TEST", "KERAS_BACKEND", "STRATEGY", "HOOKS")
+# variables that differ between processes and that nothing reads while a framework is imported; a folder for temporary
+# files is looked for anew after a fork
+_OF_TESTS = ("PYTEST_CURRENT_TEST", "STRATEGY", "HOOKS", "BAD_KIND", "PYTHONBREAKPOINT", "TMPDIR")
+_LATE = (*READ_LATE, LIFELINE_FD, "KERAS_BACKEND", *_OF_TESTS)
 
 
 def preload(*backend: str) -> Preload:

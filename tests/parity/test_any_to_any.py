@@ -42,7 +42,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 HERE = ("one_device", "mirrored", *(name for name in PLACES if name.startswith("dtensor ")))
 """Run in this process; the others need one of their own, or two."""
-CHAIN = ("servers, split", "dtensor 4x2", "two workers", "jax 2x2x2", "one_device", "servers", "mirrored", "jax 8")
+CHAIN = ("one_device", "dtensor 4x2", "servers, split", "two workers", "jax 2x2x2", "mirrored")
 ALL_STEPS, STOP = 52, 1000
 
 
@@ -105,7 +105,7 @@ def alone(tmp_path_factory, virtual_devices) -> tuple[Steps, dict[str, np.ndarra
 
 
 def test_a_chain_through_every_kind(tmp_path: Path, alone) -> None:
-    """Eight strategies, one run directory: each goes on within an epoch where the one before was stopped."""
+    """Every strategy, one run directory: each goes on within an epoch where the one before was stopped."""
     run, steps = tmp_path / "run", []
     for number, place in enumerate(CHAIN):
         stop_after = 5 if number < len(CHAIN) - 1 else STOP

@@ -20,7 +20,8 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
 from distlaunch.data.sources.numbered_batches import offer_splits
-from distlaunch.data.splits import read_splits
+from distlaunch.data.split import Split
+from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.table import create
 from distlaunch.training.build import build_model
@@ -48,62 +49,91 @@ class Validation(keras.callbacks.Callback):
         self._record["steps"].append({"batch": float(batch), **logs})
 
 
-def train_case(
-    case: str | dict[str, Any],
-    strategy: Strategy,
-    *,
-    permute: int = 0,
-    rounded: int = 0,
-    steps_per_call: int | str = "auto",
-    log_every_steps: int | None = 1,
-    config: RunConfig | None = None,
-) -> Record:
-    """Logs of every step, and the final weights, of one case under one strategy (that of `config`, if given).
+class PreparedCase:
+    """A case under a strategy, built and traced once and trained as often as asked for.
 
     Args:
         case: the name of one, or its config.
-        permute, rounded: not 0: a noise run, of permuted examples, or from first weights moved in the last digit.
+        config: its strategy and cluster, where the case is not trained on one device.
+        repeats: whether it is to be trained more than once.
     """
-    raw = copy.deepcopy(CASES[case] if isinstance(case, str) else case)
-    if config is not None:
-        raw.update(strategy=config.strategy, cluster=config.cluster)
-    raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
-    if case == WATCHED:
-        raw["train"]["callbacks"] = [{"name": "CSVLogger"}]  # so that all processes ask whether one watches
-    if permute:
-        raw["data"]["args"]["permute"] = permute
-    config = RunConfig.model_validate(raw)
-    keras.utils.clear_session(free_memory=False)  # collecting garbage took a third of the time
-    keras.utils.set_random_seed(config.seed)
-    splits = read_splits(config.data)
+
+    def __init__(
+        self,
+        case: str | dict[str, Any],
+        strategy: Strategy,
+        *,
+        steps_per_call: int | str = "auto",
+        log_every_steps: int | None = 1,
+        config: RunConfig | None = None,
+        repeats: bool = False,
+    ) -> None:
+        raw = copy.deepcopy(CASES[case] if isinstance(case, str) else case)
+        if config is not None:
+            raw.update(strategy=config.strategy, cluster=config.cluster)
+        raw["train"].update(steps_per_call=steps_per_call, log_every_steps=log_every_steps)
+        self._is_watched = case == WATCHED and strategy.is_chief
+        if case == WATCHED:
+            raw["train"]["callbacks"] = [{"name": "CSVLogger"}]  # so that all processes ask whether one watches
+        config = RunConfig.model_validate(raw)
+        keras.utils.clear_session(free_memory=False)  # collecting garbage took a third of the time
+        keras.utils.set_random_seed(config.seed)
+        splits = read_splits(config.data)
+        self._train, self._validation = _splits_of(config, splits)
+        if config.strategy.kind == "parameter_server":
+            offer_splits(config, splits, self._train, self._validation)
+            if self._train.num_batches is None:  # it must be said there
+                raw["train"]["steps_per_epoch"] = 13
+                config = RunConfig.model_validate(raw)
+        self._config = config
+        self._model = build_model(config, strategy, self._train.first_rows(2))
+        self._program = strategy.program(make_steps(config, self._model))
+        self._first = self._program.snapshot() if repeats else None
+        self._is_first_time = True
+
+    def train(self, *, permute: int = 0, rounded: int = 0) -> Record:
+        """Logs of every step, and the final weights.
+
+        Args:
+            permute, rounded: not 0: a noise run, of permuted examples, or from first weights moved in the last digit.
+        """
+        config, program, record = self._config, self._program, Record(steps=[], epochs=[])
+        assert self._is_first_time or self._first is not None
+        if rounded or not self._is_first_time:
+            first = program.snapshot() if self._first is None else self._first
+            program.restore(moved(first, rounded) if rounded else first)
+        self._is_first_time = False
+        train, validation = self._train, self._validation
+        if permute:
+            data = config.data.model_copy(update={"args": {**config.data.args, "permute": permute}})
+            train, validation = _splits_of(config.model_copy(update={"data": data}), read_splits(data))
+
+        def emit(event: Event) -> None:
+            if isinstance(event, StepsDone):
+                record["steps"].append(event.logs)
+            if isinstance(event, EpochEnded):
+                record["epochs"].append(event.logs)
+
+        around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
+        callbacks: list[keras.callbacks.Callback] = [Validation(record)] if self._is_watched else []
+        TrainingLoop(config, self._model, program, train, validation, callbacks, around).run(Progress())
+        state, placement = program.snapshot(), program.placement()
+        record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
+        record["shards"] = sum(len(placed["parts"]) > 1 for placed in placement if any(placed.get("layout", [1])))
+        return record
+
+
+def _splits_of(config: RunConfig, splits: Splits) -> tuple[Split, Split | None]:
+    """For training and for validation."""
     train = make_split(splits.train, config.data, seed=0, training=True)
-    validation = None
-    if splits.validation is not None:
-        validation = make_split(splits.validation, config.data, seed=0, training=False)
-    if config.strategy.kind == "parameter_server":
-        offer_splits(config, splits, train, validation)
-        if train.num_batches is None:  # it must be said there
-            raw["train"]["steps_per_epoch"] = 13
-            config = RunConfig.model_validate(raw)
-    model = build_model(config, strategy, train.first_rows(2))
-    program = strategy.program(make_steps(config, model))
-    record: Record = {"steps": [], "epochs": []}
+    if splits.validation is None:
+        return train, None
+    return train, make_split(splits.validation, config.data, seed=0, training=False)
 
-    def emit(event: Event) -> None:
-        if isinstance(event, StepsDone):
-            record["steps"].append(event.logs)
-        if isinstance(event, EpochEnded):
-            record["epochs"].append(event.logs)
 
-    around = Surroundings(emit, lambda: False, CheckpointStore(Path("unused")), is_chief=False)
-    if rounded:
-        program.restore(moved(program.snapshot(), rounded))
-    callbacks: list[keras.callbacks.Callback] = [Validation(record)] if case == WATCHED and strategy.is_chief else []
-    TrainingLoop(config, model, program, train, validation, callbacks, around).run(Progress())
-    state = program.snapshot()
-    record["weights"] = {name: value.tolist() for name, value in state.items() if name.startswith("model/")}
-    record["shards"] = sum(len(placed["parts"]) > 1 for placed in program.placement() if any(placed.get("layout", [1])))
-    return record
+def train_case(case: str | dict[str, Any], strategy: Strategy, **options: Any) -> Record:
+    """One case, trained once; the options are those of `PreparedCase`."""
+    return PreparedCase(case, strategy, **options).train()
 
 
 def main() -> None:

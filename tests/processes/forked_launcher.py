@@ -1,6 +1,6 @@
 """`-m tests.processes.forked_launcher BACKEND WORD ...`: the `distlaunch` command, where BACKEND is imported already.
 
-Before it begins, it forks what its tasks will be forked from.
+Before it begins, it forks what its tasks will be forked from, and processes that it asks for something.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmProcess
+from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines.local import WARM_STARTS
 from distlaunch.plan.preload import READ_LATE, USES
+from tests.processes.forked_helpers import ForkedHelpers
 from tests.processes.warm_launcher import Forked
 
 
@@ -37,6 +39,7 @@ def main() -> None:
         what = Preload("distlaunch.tasks.preload", (*backend.split(), *use.split()), READ_LATE)
         for tasks in range(1, 5):  # what sizes pools is not looked at before a task computes
             WARM_STARTS.add(sys.executable, what, {**pool_sizes(tasks), **os.environ, **UNBUFFERED}, process)
+    helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]
     runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
 

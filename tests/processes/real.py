@@ -42,7 +42,7 @@ def _backend(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
     targets = [cwd / word for word in words[1:2]]
     files = [path if path.is_file() else RunDir(path).config for path in targets if path.exists()]
     text = " ".join([*words, *(file.read_text() for file in files if file.suffix == ".yaml" and file.is_file())])
-    kind = next(filter(MODELS.get, re.findall(r"kind[:=] ?(\w+)", text)), "one_device")
+    kind = next(filter(MODELS.get, re.findall(r'kind"?[:=] ?"?(\w+)', text)), "one_device")
     return (MODELS[kind].backend, "quiet") if MODELS[kind].has_coordinator else (MODELS[kind].backend,)
 
 

@@ -90,19 +90,14 @@ TWO_WORKERS = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster
 TRAIN = "worker.py train"
 
 
-@pytest.fixture(scope="module")
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests: each further value of TMPDIR costs another process to fork from."""
-    return tmp_path_factory.mktemp("temporary")
-
-
 @pytest.fixture
-def project(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "mine.yaml").write_text(CONFIG)
-    (tmp_path / "hooks").mkdir()
+    for name in ("hooks", "temporary"):
+        (tmp_path / name).mkdir()
     monkeypatch.setenv("HOOKS", str(tmp_path / "hooks"))
-    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     return tmp_path
 
 

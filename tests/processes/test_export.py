@@ -60,7 +60,8 @@ STRATEGIES = {
     "dtensor": "{kind: dtensor, mesh: {batch: 2}}",
     "jax": "{kind: jax, mesh: {batch: 2}}",
 }
-ELSEWHERE = ("mirrored", "dtensor")  # of these, test_sentiment.py and the smoke tests export too
+# of these, test_sentiment.py, test_exit_hooks.py and the smoke tests export too
+ELSEWHERE = ("mirrored", "dtensor", "servers")
 SIGNATURE = "serve(item: float32[?,3], user: int32[?]) -> (kind: float32[?,2], rating: float32[?,1])"
 
 LOAD = """

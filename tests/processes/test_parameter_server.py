@@ -169,6 +169,7 @@ def without_times(value: object) -> object:
     return [without_times(part) for part in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow  # the chain of tests/parity/test_any_to_any.py has the same changes, of another model
 def test_a_checkpoint_goes_from_one_device_to_servers_and_on(tmp_path: Path) -> None:
     """One device, then split over servers, then mirrored: the losses of one device throughout."""
     options = set_("data.args.ratings=12000", "train.epochs=3", "cluster.workers=1")
@@ -225,6 +226,8 @@ def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None
     assert_nothing_left(RunDir(tmp_path / "runs" / "broken"))
 
 
+# a table in one piece is read as a tensor by Keras's layer: that this shows up proves that the test can fail
+WHOLE = pytest.param("null", marks=pytest.mark.slow)
 INSPECT = """
 import sys
 from distlaunch.cluster.spec import Task
@@ -247,14 +250,13 @@ print((20000, 16) in sizes, (10000, 16) in sizes)
 """
 
 
-@pytest.mark.parametrize("partitioner", ["{kind: fixed_shards, num_shards: 2}", "null"])
+@pytest.mark.parametrize("partitioner", ["{kind: fixed_shards, num_shards: 2}", WHOLE])
 def test_a_table_is_looked_up_in_its_shards(tmp_path: Path, partitioner: str) -> None:
     """No tensor of a step has the size of the table, nor of a shard: rows are gathered where they lie."""
     words = [f"strategy.partitioner={partitioner}", "cluster.hosting=in_process", "compile.optimizer.name=SGD"]
     done = subprocess.run([sys.executable, "-c", INSPECT, RECOMMENDER, *words], cwd=tmp_path, capture_output=True,
                           text=True, timeout=120)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    # a table in one piece is read as a tensor by Keras's layer: that this shows up proves that the test can fail
     assert done.stdout.split() == (["False", "False"] if partitioner != "null" else ["True", "False"])
 
 

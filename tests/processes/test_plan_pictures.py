@@ -13,7 +13,8 @@ from tests.documents import snippet
 @pytest.mark.parametrize("kind", ["jax", "dtensor"])
 def test_plan_draws_the_mesh(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(kind if kind == "jax" else "tensorflow")
-    monkeypatch.setenv("PYTHONIOENCODING", "utf-8" if kind == "jax" else "ascii")
+    if kind == "dtensor":  # a value of one's own costs one more process to fork from
+        monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code, out, err = run("plan", str(CONFIGS / f"mnist_mlp_{kind}.yaml"), cwd=tmp_path)
     assert code == 0, err
     bar = "│" if kind == "jax" else "|"

@@ -250,7 +250,11 @@ for refused in ([f"strategy.kind={other}"], [f"strategy.kind={kind}", "cluster.w
 """
 
 
-@pytest.mark.parametrize(("kind", "other", "backend"), [("jax", "dtensor", "jax"), ("dtensor", "jax", "tensorflow")])
+# the test below has TensorFlow in a notebook
+@pytest.mark.parametrize(
+    ("kind", "other", "backend"),
+    [("jax", "dtensor", "jax"), pytest.param("dtensor", "jax", "tensorflow", marks=pytest.mark.slow)],
+)
 def test_a_mesh_in_a_notebook(machine: Machine, kind: str, other: str, backend: str) -> None:
     (machine.directory / "cells.py").write_text(MESH_CELL)
     code, out, err = machine(sys.executable, "cells.py", CONFIGS / "linear_regression.yaml", kind, other)

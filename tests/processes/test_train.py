@@ -224,10 +224,11 @@ def each_checkpoint_is_told_once_and_epochs_count_from_0(events: list[Event]) ->
     assert [event.epochs_done for event in events if isinstance(event, RunEnded)] == [2]
 
 
-# elsewhere in CI: test_sentiment.py trains the first two, tests/parity the model of the others
-# what other tests run, too, or a config beside them that differs in one line
+# elsewhere in CI: test_sentiment.py trains the first three, test_scripts.py the next, tests/parity the model of the
+# others, or other tests run them, or a config beside them that differs in one line
 ELSEWHERE = (
-    "sentiment_model_parallel", "sentiment_spatial_parallel", "transformer_dtensor", "transformer_jax", "convnet",
+    "sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel", "linear_regression",
+    "transformer_dtensor", "transformer_jax", "convnet",
     "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "mnist_mlp", "mnist_mlp_jax",
 )  # fmt: skip
 SMOKE = [

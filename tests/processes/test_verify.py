@@ -169,7 +169,10 @@ def verify(project: Path, *settings: str, kinds: str = "mirrored", replicas: str
 CUSTOM = "train.loop=custom"
 
 
-@pytest.mark.parametrize(("model", "precision"), [("mlp", "mixed_float16"), ("residual", "null")])
+# without mixed precision, test_verify_models.py has a model that is equal
+@pytest.mark.parametrize(
+    ("model", "precision"), [("mlp", "mixed_float16"), pytest.param("residual", "null", marks=pytest.mark.slow)]
+)
 def test_equal_on_mirrored_and_dtensor(model: str, precision: str, project: Path) -> None:
     """Mixed precision is compared as float32."""
     code, rows = verify(project, f"model.function=mine.py:{model}", f"precision={precision}", kinds="mirrored,dtensor")
@@ -188,6 +191,7 @@ def test_batch_norm_of_replicas_is_caught_and_named(project: Path) -> None:
     assert row["sharp_to_step"] >= 1
 
 
+@pytest.mark.slow  # tests/unit/test_judgement.py has that a suspect is no cause
 def test_batch_norm_is_not_named_for_what_it_has_not_done(project: Path) -> None:
     """Synchronized statistics do not mend a step that is wrong."""
     settings = ("model.function=mine.py:residual", "model.args.synchronized=false")

@@ -47,7 +47,14 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+# one of each backend in CI: what is imported ahead depends on nothing else
+IN_CI = ("two workers", "jax")
+PARAMS = [
+    pytest.param(words, marks=() if name in IN_CI else pytest.mark.slow, id=name) for name, words in STRATEGIES.items()
+]
+
+
+@pytest.mark.parametrize("strategy", PARAMS)
 def test_warm_and_cold_are_bit_equal(project: Path, strategy: list[str]) -> None:
     words = [word for each in strategy for word in ("--set", each)]
     states = []
