@@ -108,7 +108,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _follow(submitted: Submitted, *, quiet: bool) -> int:
-    from distlaunch.jobs.submit import JobWatch
+    from distlaunch.jobs.queued import JobWatch
     from distlaunch.runs.logs import Wish, await_attempt, follow_logs
     from distlaunch.ui.progress.view import finish_output, printing_view
     from distlaunch.ui.submit import print_log, print_still_there

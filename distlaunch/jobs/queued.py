@@ -1,0 +1,106 @@
+"""How runs that were handed to a scheduler's queue stand there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+
+from distlaunch.base.errors import DistlaunchError, ExitCode
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.submission import JobState, Submission
+from distlaunch.runs.paths import shown
+
+_ASK_AGAIN_S = 5.0
+"""A scheduler is asked as rarely as a person at a terminal would mind."""
+_ASK_SOON_S = 1.0
+"""The same for a job that has stopped, and will perhaps be queued again."""
+_NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
+
+
+def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
+    """The submitted job of a run that waits or runs; None: there is none, or its queue does not answer here."""
+    job = run.submission()
+    if job is None or not run.may_be_queued():
+        return None
+    state = job_state(job)
+    return None if state is None or state.phase == "ended" else (job, state)
+
+
+def state_of(run: RunDir) -> JobState | None:
+    """How the submitted job of a run stands; None: it has none, has told its end, or its queue does not answer here."""
+    job = run.submission()
+    return job_state(job) if job is not None and run.may_be_queued() else None
+
+
+def job_state(job: Submission) -> JobState | None:
+    """How a job stands; None: its queue does not answer here."""
+    return job_states([job]).get(job)
+
+
+def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
+    """How jobs stand, as far as their queues answer here."""
+    found: dict[Submission, JobState] = {}
+    of_engines: dict[str, list[Submission]] = {}
+    for job in jobs:
+        of_engines.setdefault(job.engine, []).append(job)
+    if not of_engines:
+        return {}
+    from distlaunch.engines import QUEUES  # with the classes of configs, 0.15 s that other runs need not wait
+
+    for engine, members in of_engines.items():
+        # another machine, or a scheduler that is just being restarted
+        with contextlib.suppress(DistlaunchError, KeyError):
+            found |= QUEUES[engine]().states(members)
+    return found
+
+
+class JobWatch:
+    """Follows a submitted job from where its run directory is seen.
+
+    Args:
+        note: takes what there is to be said about it.
+    """
+
+    def __init__(self, run: RunDir, job: Submission, note: Callable[[str], None]) -> None:
+        self._run, self._job, self._note = run, job, note
+        self._asked_at: float | None = None
+        self._told = ""
+        self._state: JobState | None = None
+
+    def goes_on(self) -> bool:
+        """Whether the job waits or runs. An answer may be some seconds old."""
+        if not self._run.may_be_queued():
+            return False
+        now = time.monotonic()
+        has_ended = self._run.job_exit_code() is not None
+        if self._asked_at is None or now - self._asked_at >= (_ASK_SOON_S if has_ended else _ASK_AGAIN_S):
+            self._state = job_state(self._job) or self._state
+            self._asked_at = now
+            self._tell()
+        return self._state is None or self._state.phase != "ended"
+
+    def exit_code(self) -> int:
+        """The code of a job that has ended."""
+        code = self._run.job_exit_code()
+        if code is not None:
+            return code
+        word = self._state.word if self._state else ""
+        if word == "CANCELLED":
+            self._note(f"job {self._job.job} was cancelled")
+            return ExitCode.PREEMPTED
+        wrote = self._run.launcher_log.exists()
+        where = f"see {shown(self._run.launcher_log)}" if wrote else _NOTHING_WRITTEN.format(shown(self._run.path))
+        self._note(f"job {self._job.job} has ended{f' as {word}' if word else ''}, and has not told its end; {where}")
+        return ExitCode.FAILED
+
+    def _tell(self) -> None:
+        state = self._state
+        # that it runs is seen by what it shows, once it shows something
+        is_news = state is not None and (
+            state.phase == "pending" or (state.phase == "running" and not self._run.attempts())
+        )
+        told = f"job {self._job.job}: {state}" if is_news else ""
+        if told and told != self._told:
+            self._note(told)
+        self._told = told
