@@ -47,7 +47,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("submit")
 @click.argument("target", metavar="CONFIG|RUN")
-@click.option("--engine", type=click.Choice(["slurm"]), required=True, help="Whose queue the job goes to.")
+@click.option("--engine", type=click.Choice(["slurm"]), help="Whose queue the job goes to. Default: the config's.")
 @_job_options
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")

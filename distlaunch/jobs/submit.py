@@ -48,15 +48,23 @@ class Submitted:
     log_bytes: int
 
 
-def prepare(request: JobRequest, engine: str, environ: Mapping[str, str]) -> Prepared:
-    """Chooses the run. Raises ConfigError, UsageError."""
+def prepare(request: JobRequest, engine: str | None, environ: Mapping[str, str]) -> Prepared:
+    """Chooses the run. Raises ConfigError, UsageError.
+
+    Args:
+        engine: whose queue; None: that of the config.
+    """
     # that of the shell is for jobs that start here; and it is not this machine whose devices count
     environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
-    overrides = (*request.overrides, f"engine.kind={engine}")
+    overrides = (*request.overrides, *([f"engine.kind={engine}"] if engine else []))
     choice = choose(JobRequest(request.target, overrides, request.name, request.resume), environ)
     if choice.run is not None and choice.run.finished() and not request.overrides and Path(request.target).is_dir():
         raise UsageError(f"{shown(choice.run.path)} is finished already; there is nothing to submit")
-    return Prepared(choice, QUEUES[engine](), environ)
+    kind = choice.config.engine.kind
+    if kind not in QUEUES:
+        known = " or ".join(f"--engine {name}" for name in QUEUES)
+        raise UsageError(f"the config's engine.kind is {kind}, which has no queue; add {known}")
+    return Prepared(choice, QUEUES[kind](), environ)
 
 
 def submit(prepared: Prepared) -> Submitted:

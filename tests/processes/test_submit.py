@@ -121,6 +121,12 @@ def test_all_mistakes_are_told_before_anything_is_submitted(folder: Path) -> Non
     assert f"job.yaml:{line}: engine.slurm.flags[0]: got '--part=x'; use engine.slurm.partition" in said
     assert any(each.startswith("--time: engine.slurm.time: got '1h'; expected minutes") for each in said)
     assert "--engine" in submit("job.yaml", "--engine", "slrm").stderr
+
+
+def test_whose_queue_it_is_may_be_in_the_config(folder: Path) -> None:
+    assert call("submit", "job.yaml", "--dry-run", "--set", "engine.kind=slurm").stdout.startswith("#!/bin/bash")
+    undecided = call("submit", "job.yaml", "--dry-run")
+    assert "the config's engine.kind is auto, which has no queue; add --engine slurm" in str(undecided.exception)
     assert not (folder / "runs").exists()
     assert not list((folder / "jobs").iterdir())
 
