@@ -17,7 +17,7 @@ from distlaunch.cli.options import OVERRIDES, QUIET
 from distlaunch.config.read.scalars import escape
 
 if TYPE_CHECKING:
-    from distlaunch.jobs.submit import Submitted
+    from distlaunch.jobs.batch.submit import Submitted
 
 _JOB = {
     "account": ("-A", "TEXT", "Whom it is charged to."),
@@ -64,7 +64,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     config's section engine.slurm; options win. `logs -f`, `runs` and `stop` work on the run from here.
     Exit codes: 0 submitted, 2 bad usage or config, or refused by the queue; with --wait, the code of the job.
     """
-    from distlaunch.jobs import submit
+    from distlaunch.jobs.batch import submit
     from distlaunch.jobs.job import JobRequest
     from distlaunch.ui.submit import print_submitted
 
@@ -108,7 +108,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _follow(submitted: Submitted, *, quiet: bool) -> int:
-    from distlaunch.jobs.queued import JobWatch
+    from distlaunch.jobs.batch.queued import JobWatch
     from distlaunch.runs.logs import Wish, await_attempt, follow_logs
     from distlaunch.ui.progress.view import finish_output, printing_view
     from distlaunch.ui.submit import print_log, print_still_there

@@ -7,7 +7,7 @@ import json
 import click
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.jobs.submit import Submitted
+from distlaunch.jobs.batch.submit import Submitted
 from distlaunch.runs.paths import shown
 
 _LAST_LINES = 20

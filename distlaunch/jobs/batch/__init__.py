@@ -1,0 +1,1 @@
+"""Jobs that wait in a scheduler's queue."""
