@@ -45,7 +45,15 @@ def losses(run: RunDir) -> list[float]:
     return [event.logs["loss"] for event in read_events(run.events) if isinstance(event, EpochEnded)]
 
 
-@pytest.mark.parametrize("strategy", [{"kind": "multi_worker_mirrored"}, {"kind": "jax", "mesh": {"batch": 3}}])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "multi_worker_mirrored"},
+        {"kind": "jax", "mesh": {"batch": 3}},
+        {"kind": "dtensor", "mesh": {"batch": 3}},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
 def test_three_hosts_give_the_losses_of_one_machine(
     lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
@@ -66,6 +74,21 @@ def test_three_hosts_give_the_losses_of_one_machine(
     local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
     assert local.end(180) == 0, local.output
     assert losses(run) == pytest.approx(losses(RunDir(own_disk / "local")), rel=1e-6)
+
+
+def test_a_script_runs_on_all_hosts_and_what_it_wrote_comes_back(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, pathlib, socket\n"
+        "run, task = os.environ['DISTLAUNCH_RUN_DIR'], os.environ['DISTLAUNCH_TASK']\n"
+        "pathlib.Path(run, task.replace(':', '-')).write_text(socket.gethostname())\n"
+    )
+    job = lab.start("run", "--hosts", ",".join(HOSTS), "--workers", "3", "--runs-dir", str(own_disk), str(script))
+    assert job.end(60) == 0, job.output
+    run = RunDir(own_disk / "job")
+    assert [(run.path / f"worker-{number}").read_text() for number in range(3)] == HOSTS
+    for number in (1, 2, 3):
+        assert not lab.files(number, own_disk)
 
 
 def test_a_killed_task_is_named_with_its_host(lab: Lab, own_disk: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ ELSEWHERE = {
     "distlaunch plan --data CONFIG": "test_input.py::test_the_plan_shows_who_reads_what",
     "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
     "distlaunch submit --engine slurm config.yaml": "test_submit.py::test_a_pending_job",
-    "distlaunch submit RUN --resume": "../cluster/test_submit.py::test_stop_from_the_login_host",
+    "distlaunch submit RUN --resume": "../cluster/test_batch_jobs.py::test_stop_from_the_login_host",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
