@@ -13,7 +13,6 @@ import select
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,13 +79,6 @@ class WarmProcess:
         if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
             self._read_answer()
         return self.unfit is not None
-
-    def is_importing(self, timeout_s: float) -> bool:
-        """Whether it still imports after so many seconds. Any thread may ask: what it answers is left to be heard."""
-        if self.unfit is None:
-            with contextlib.suppress(OSError, ValueError):  # it has been closed meanwhile
-                return not select.select([self._connection], [], [], timeout_s)[0]
-        return False
 
     def fork(self, spec: TaskSpec, lifeline: Lifeline) -> Child:
         """Starts a task as a child of this process. Raises WarmStartError; no task is left then."""
@@ -169,7 +161,6 @@ class WarmStarts:
     def __init__(self) -> None:
         self._processes: dict[_Kind, WarmProcess] = {}
         self._users = 0
-        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[WarmStarts]:
@@ -194,11 +185,10 @@ class WarmStarts:
         if spec.preload is None or spec.argv[1:2] != ("-m",) or sys.platform != "linux":
             return None
         kind = _Kind.of(spec.argv[0], spec.preload, spec.env)
-        with self._lock:
-            process = self._processes.get(kind)
-            if process is None or (process.unfit and process.was_fit):  # somebody has killed it
-                with contextlib.suppress(OSError):  # the fresh process says what is wrong
-                    process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
+        process = self._processes.get(kind)
+        if process is None or (process.unfit and process.was_fit):  # somebody has killed it
+            with contextlib.suppress(OSError):  # the fresh process says what is wrong
+                process = self._processes[kind] = WarmProcess.spawn(spec.argv[0], spec.preload, dict(kind.env))
         return None if process is None or process.unfit else process
 
 

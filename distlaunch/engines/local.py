@@ -20,7 +20,6 @@ from distlaunch.engines.base import HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle
 
-_LOOK_S = 0.2
 PICKED_LATER = "(picked at start)"
 _HOST = "127.0.0.1"
 WARM_STARTS = WarmStarts()
@@ -50,22 +49,9 @@ class LocalAllocation:
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
-            yield _Starter(tasks, self.spec_of)
-
-    def import_ahead(self, plan: LaunchPlan, is_over: Callable[[], bool]) -> None:
-        for spec in map(self.spec_of, plan.tasks):
-            process = WARM_STARTS.process_for(spec)
-            while process is not None and not is_over() and process.is_importing(_LOOK_S):
-                pass
-
-    def spec_of(self, task: TaskPlan) -> TaskSpec:
-        """What this host must know to start a task."""
-        inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
-        # the user's own OMP_NUM_THREADS and the like win
-        env = {**pool_sizes(self.num_computing), **inherited, **task.env}
-        files = task.files
-        logs = files.stdout_log, files.stderr_log
-        return TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
+            inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
+            # the user's own OMP_NUM_THREADS and the like win
+            yield _Starter(tasks, {**pool_sizes(self.num_computing), **inherited})
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
@@ -79,12 +65,16 @@ class LocalAllocation:
 
 
 class _Starter:
-    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec]) -> None:
-        self._tasks, self._spec_of = tasks, spec_of
+    def __init__(self, tasks: HostTasks, environ: Mapping[str, str]) -> None:
+        self._tasks, self._environ = tasks, environ
         self.watch, self.wait = tasks.watch, tasks.wait
 
     def start(self, task: TaskPlan) -> TaskHandle:
-        return self._tasks.start(self._spec_of(task))
+        files = task.files
+        env = {**self._environ, **task.env}
+        logs = files.stdout_log, files.stderr_log
+        spec = TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
+        return self._tasks.start(spec)
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """They wrote it here."""

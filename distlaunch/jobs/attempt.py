@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
@@ -63,15 +63,6 @@ def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[
     """The plan of a training attempt; reserves and writes nothing."""
     config = count_workers(config, environ, dry=True)
     return _plan(config, run, attempt, "train", allocate(config, environ, dry=True))[1]
-
-
-def import_ahead(
-    config: RunConfig, run: RunDir, mode: Mode, environ: Mapping[str, str], is_over: Callable[[], bool]
-) -> None:
-    """See `Allocation.import_ahead`. A config that cannot be started is left to its start."""
-    with contextlib.suppress(DistlaunchError):
-        allocation = allocate(config, environ, dry=True)
-        allocation.import_ahead(_plan(config, run, 0, mode, allocation)[1], is_over)
 
 
 def _plan(

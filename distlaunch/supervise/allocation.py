@@ -96,12 +96,6 @@ class Allocation(Protocol):
         """
         ...
 
-    def import_ahead(self, plan: LaunchPlan, is_over: Callable[[], bool]) -> None:
-        """Imports now what the tasks of a plan would wait for, and waits for that, for as long as it is not over.
-
-        Another thread may work with allocations meanwhile.
-        """
-
     def listening(self, addresses: Collection[str]) -> set[str]:
         """Those of the addresses that somebody listens on."""
         ...

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
-from distlaunch.base.run_dir import RunDir
 from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
-from distlaunch.jobs.attempt import AttemptResult, import_ahead
+from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job import JobRequest, choose, isolate_if_asked
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
@@ -116,12 +114,11 @@ def verify(
         note(f"warning: {warning}")
     # one warm process for all trials of a backend
     kept = engine_of(choice.config, environ).kept()
-    with _folder(request.keep) as folder, SignalPipe() as signals, kept, ExitStack() as ahead:
+    with _folder(request.keep) as folder, SignalPipe() as signals, kept:
         try:
             order, bench = TrialOrder(request.steps), None
             if not all(each.verdict for each in planned):  # else it would be trained for nothing
                 note(f"one device, {request.steps} steps: the reference and its rounding noise")
-                ahead.enter_context(_imports_ahead([each for each in planned if not each.verdict], folder, environ))
                 bench = Bench(choice, order, environ, folder, signals)
                 result.reference = bench.reference
             for each in planned:
@@ -131,25 +128,6 @@ def verify(
         except Ended as ended:
             result.failed, result.interrupted = ended.result, ended.code
     return result
-
-
-@contextmanager
-def _imports_ahead(planned: Sequence[PlannedTrial], folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
-    """Meanwhile, what later trials wait for is imported beside the first: a trial seldom uses all cores."""
-    over = threading.Event()
-
-    def work() -> None:
-        for each in planned:
-            if not over.is_set():
-                import_ahead(each.config, RunDir(folder), "verify", environ, over.is_set)
-
-    thread = threading.Thread(target=work, name="imports")
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextmanager

@@ -163,8 +163,6 @@ class MemoryAllocation:
         self.clock.advance(timeout_s)
         return bool(self.signals.waiting)
 
-    def import_ahead(self, plan: LaunchPlan, is_over: Callable[[], bool]) -> None: ...
-
     def listening(self, addresses: Collection[str]) -> set[str]:
         return set()
 
