@@ -201,6 +201,11 @@ class RunDir:
         """The job that was submitted last to train the run; None: there is none."""
         return Submission.read(self._submission)
 
+    def live_submission(self) -> Submission | None:
+        """The same, unless the job has told its end."""
+        job = self.submission()
+        return job if job is not None and self.may_be_queued() else None
+
     def write_submission(self, submission: Submission) -> None:
         self.write_json(self._submission, submission.to_plain())
 

@@ -31,7 +31,7 @@ class SecretMask:
         if not self._forms:
             return data
         data = self._pattern.sub(_MASK, self._kept + data)
-        length = max((_begun(form, data) for form in self._forms), default=0)
+        length = max(_begun(form, data) for form in self._forms)
         self._kept = data[len(data) - length :]
         return data[: len(data) - length]
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import click
 
 from distlaunch.cli.options import OVERRIDES
-from distlaunch.engines.host_warnings import driver_warnings
-from distlaunch.ui import words
 
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
@@ -32,6 +30,9 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:
     """One line a host, and what is worth a word."""
+    from distlaunch.engines.host_warnings import driver_warnings
+    from distlaunch.ui import words
+
     rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]
     rows += [
         (host.name, host.address, host.python, host.packages.get("tensorflow", "-"), host.packages.get("jax", "-"),

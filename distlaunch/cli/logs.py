@@ -75,14 +75,14 @@ def _write_stacks(run: RunDir) -> None:
 
 def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
     """Whether the submitted job of the run, if it has one, goes on."""
-    from distlaunch.jobs.batch.queued import JobWatch, live_job
+    from distlaunch.jobs.batch.job_states import JobWatch, live_job
 
     job = live_job(run)
     return JobWatch(run, job[0], note).goes_on if job else lambda: False
 
 
 def _check_started(run: RunDir) -> None:
-    from distlaunch.jobs.batch.queued import live_job
+    from distlaunch.jobs.batch.job_states import live_job
     from distlaunch.runs.paths import shown
 
     if not run.attempts() and (found := live_job(run)) is not None:

@@ -30,7 +30,7 @@ def command(run: str, as_json: bool, checkpoint: int | BestName | None) -> None:
     evaluator's results, exports, and which parameter server or device holds which variable. With --checkpoint: the
     name, shape, type, size and norm (square root of the sum of squares) of each variable that a checkpoint holds.
     """
-    from distlaunch.jobs.batch.queued import state_of
+    from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.runs.report import open_run, read_report
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.run_report import print_report, report_json

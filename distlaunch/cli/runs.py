@@ -25,7 +25,7 @@ def command(directory: str, as_json: bool) -> None:
 
     The time is from the run's first event to its last.
     """
-    from distlaunch.jobs.batch.queued import job_states
+    from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.listing import find_runs
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.runs import print_runs, runs_json

@@ -18,7 +18,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     nothing happens and the exit code is 0. A submitted job is asked through its queue, and not queued again; one that
     is still waiting is cancelled.
     """
-    from distlaunch.jobs.batch.queued import state_of
+    from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.stop import stop_run
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.report import open_run

@@ -90,7 +90,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
     values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
     # quoted, so that `--account 12` stays text
     return {
-        f"engine.slurm.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": (f"--{name}")
+        f"engine.slurm.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": f"--{name}"
         for name, value in values.items()
         if value is not None
     }
@@ -108,7 +108,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def _follow(submitted: Submitted, *, quiet: bool) -> int:
-    from distlaunch.jobs.batch.queued import JobWatch
+    from distlaunch.jobs.batch.job_states import JobWatch
     from distlaunch.runs.logs import Wish, await_attempt, follow_logs
     from distlaunch.ui.progress.view import finish_output, printing_view
     from distlaunch.ui.submit import print_log, print_still_there

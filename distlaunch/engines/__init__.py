@@ -14,6 +14,7 @@ from distlaunch.engines.given_cluster import GivenClusterEngine
 from distlaunch.engines.local import LocalEngine
 
 LOCAL = LocalEngine()
+LEFT_TO_ANOTHER = "srun has started this command several times: task 0 of the step does the work, and this one ends"
 
 
 def _ssh(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:

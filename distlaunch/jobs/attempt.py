@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import ClusterSpec, Task
-from distlaunch.config.checks.config import cross_check
+from distlaunch.config.checks.config import cross_check, fitting_workers
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import engine_of
@@ -50,13 +50,11 @@ def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = 
     if (given := tf_config_cluster(config, environ)) is not None:
         return fit_config(config, given[0])
     slots = engine_of(config, environ).count_slots(environ, dry=dry)
-    num_gpus = len(find_gpus(environ)) if config.engine.is_here else None
-    found: list[Problem] = []
-    for number in range(slots, 0, -1):
-        fitted = config.with_workers(number)
-        if not (found := list(cross_check(fitted, num_gpus))):
-            return fitted
-    raise ConfigError(found)
+    num_gpus = len(find_gpus(environ))
+    number = fitting_workers(config, range(slots, 0, -1), num_gpus)
+    if number is None:
+        raise ConfigError(cross_check(config.with_workers(1), num_gpus))
+    return config.with_workers(number)
 
 
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:

@@ -12,7 +12,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines import engine_of, is_left_to_another
+from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.list_checkpoint import check_kept
@@ -22,7 +22,6 @@ from distlaunch.runs.paths import shown
 from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
-LEFT_TO_ANOTHER = "srun has started this command several times: task 0 of the step does the work, and this one ends"
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from distlaunch.base.errors import ExitCode, StopAsked, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
-from distlaunch.config.checks.config import cross_check
+from distlaunch.config.checks.config import fitting_workers
 from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
@@ -126,8 +126,7 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
     if not lost or workers < span.max:
         return span.max
     fewer = range(workers - 1, span.min - 1, -1)
-    # those that can share the batch, or the mesh
-    return next((number for number in fewer if not cross_check(config.with_workers(number), num_gpus)), workers)
+    return fitting_workers(config, fewer, num_gpus) or workers
 
 
 def _workers(number: int) -> str:

@@ -15,12 +15,11 @@ from pathlib import Path
 from distlaunch.base.errors import StopAsked, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.engine import Engine as EngineSection
-from distlaunch.engines import engine_for, is_left_to_another
+from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
 from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.isolation import isolate
-from distlaunch.jobs.job import LEFT_TO_ANOTHER
 from distlaunch.jobs.restarts import Limits, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.supervise.observer import Observer, ThreadedObserver

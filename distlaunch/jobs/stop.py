@@ -11,7 +11,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_lock import Owner
 from distlaunch.base.submission import JobState, Submission
 from distlaunch.engines import QUEUES
-from distlaunch.jobs.batch.queued import job_state, live_job
+from distlaunch.jobs.batch.job_states import job_state, live_job
 from distlaunch.runs.paths import shown
 
 _OPENS_WITHIN_S = 5.0

@@ -78,7 +78,7 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     closed = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
     # all of them in one question; of those that have told their end, there is nothing to ask
-    asked = {run.path: job for run in runs if (job := run.submission()) and run.may_be_queued()}
+    asked = {run.path: job for run in runs if (job := run.live_submission())}
     states = jobs_of(list(asked.values()))
     told = [summarize(run, now, states.get(asked[run.path]) if run.path in asked else None) for run in runs]
     return sorted(told, key=lambda each: (each.started, each.path)), closed

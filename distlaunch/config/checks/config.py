@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.checks import strategy
-from distlaunch.config.checks.engine import hosts_are_named
+from distlaunch.config.checks.engine import hosts_are_named, isolated_jobs_are_here
 from distlaunch.config.checks.sharing import sharing_fits
 from distlaunch.config.checks.slurm import nodes_suffice, slurm_can_take_it
 from distlaunch.config.read.scalars import resolve
@@ -53,6 +53,11 @@ def cross_check(
     # what is said of a value that is replaced by its default would confuse
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
+
+
+def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | None) -> int | None:
+    """The first of these numbers of workers that can share the batch, the mesh, the streams; None: none can."""
+    return next((number for number in numbers if not cross_check(config.with_workers(number), num_gpus)), None)
 
 
 def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
@@ -181,6 +186,7 @@ CHECKS = (
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
     Check(best_can_be_told, frozenset({"checkpoint", "validation"})),
     Check(hosts_are_named, frozenset({"engine"})),
+    Check(isolated_jobs_are_here, frozenset({"engine", "cluster"})),
     Check(slurm_can_take_it, frozenset({"engine"})),
     Check(nodes_suffice, frozenset({"engine", "cluster"})),
     Check(keras_names_exist, frozenset()),

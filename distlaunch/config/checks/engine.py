@@ -18,12 +18,15 @@ def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
     if found := hosts_problem(engine.hosts):
         yield Problem(("engine", "hosts", found[0]), found[1])
-    if config.cluster.isolate and not engine.is_here:
-        message = (
-            f"hides the ports of jobs on this machine, but `engine.kind: {engine.kind}` has tasks on several hosts"
-        )
-        yield Problem(("cluster", "isolate"), f"{message}; remove one of them")
     for name in ("python", "folder"):
         path = getattr(engine, name)
         if path is not None and not path.startswith("/"):
             yield Problem(("engine", name), f"got {path!r}; expected an absolute path, which is the same on all hosts")
+
+
+def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """A job with a network of its own is on this machine alone."""
+    if config.cluster.isolate and not config.engine.is_here:
+        message = "hides the ports of jobs on this machine"
+        got = f"but `engine.kind: {config.engine.kind}` has tasks on several hosts; remove one of them"
+        yield Problem(("cluster", "isolate"), f"{message}, {got}")

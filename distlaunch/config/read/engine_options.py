@@ -48,8 +48,8 @@ def load_engine(
 def _check_override(text: str) -> None:
     try:
         key, _ = split(text)
-    except ValueError as error:
-        raise ConfigError(Problem((), str(error), "--set")) from None
+    except ValueError:  # told when it is applied
+        return
     if key[0] != "engine" or len(key) == 1:
         message = "a script has no config, so only keys of engine can be set, such as engine.interface=ib0"
         raise ConfigError(Problem(key, message, f"--set {text}"))

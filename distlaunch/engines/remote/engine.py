@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ class RemoteEngine:
     ) -> None:
         self.kind, self._hosts, self._command_of, self._program = kind, tuple(hosts), command_of, program
         self._settings, self._files = settings, files
-        # of what this machine does not have nobody knows whether it should be there
-        self._data = {key: path for key, path in files.data.items() if is_there(path)}
+
+    @cached_property
+    def _data(self) -> dict[str, str]:
+        """What hosts should have of the job's data: of what this machine does not have nobody knows."""
+        return {key: path for key, path in self._files.data.items() if is_there(path)}
 
     @contextmanager
     def kept(self) -> Iterator[Any]:

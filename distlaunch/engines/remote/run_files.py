@@ -46,10 +46,11 @@ def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[in
             yield from file_transfer.send_file(path, _name(run, path))
     if checkpoints_there is None:
         return
+    there = set(map(checkpoint_name, checkpoints_there))
     folders = [path for path in (run.checkpoints, run.path / "preprocessing", run.compiled) if path.is_dir()]
     for folder in folders:
         for path in sorted(folder.iterdir()):
-            is_there = folder == run.checkpoints and path.name in set(map(checkpoint_name, checkpoints_there))
+            is_there = folder == run.checkpoints and path.name in there
             if path.name.startswith(".") or is_there:
                 continue
             send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file

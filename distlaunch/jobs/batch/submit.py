@@ -12,7 +12,7 @@ from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.submission import Submission
 from distlaunch.engines import QUEUES
 from distlaunch.engines.base import Queue, Start
-from distlaunch.jobs.batch.queued import live_job
+from distlaunch.jobs.batch.job_states import live_job
 from distlaunch.jobs.job import Choice, JobRequest, choose
 from distlaunch.runs.paths import shown
 

@@ -20,8 +20,8 @@ _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes s
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
     """The submitted job of a run that waits or runs; None: there is none, or its queue does not answer here."""
-    job = run.submission()
-    if job is None or not run.may_be_queued():
+    job = run.live_submission()
+    if job is None:
         return None
     state = job_state(job)
     return None if state is None or state.phase == "ended" else (job, state)
@@ -29,8 +29,8 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
 
 def state_of(run: RunDir) -> JobState | None:
     """How the submitted job of a run stands; None: it has none, has told its end, or its queue does not answer here."""
-    job = run.submission()
-    return job_state(job) if job is not None and run.may_be_queued() else None
+    job = run.live_submission()
+    return None if job is None else job_state(job)
 
 
 def job_state(job: Submission) -> JobState | None:
