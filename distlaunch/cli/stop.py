@@ -18,13 +18,21 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     nothing happens and the exit code is 0. A submitted job is asked through its queue, and not queued again; one that
     is still waiting is cancelled.
     """
+    from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.batch.job_states import state_of
     from distlaunch.jobs.stop import stop_run
     from distlaunch.runs.listing import summarize
+    from distlaunch.runs.paths import shown
     from distlaunch.runs.report import open_run
     from distlaunch.ui.runs import how_it_ended
 
-    found = open_run(run)
+    found = RunDir(run)
+    # one that waits for its hosts has no files yet, but somebody works on it
+    if found.owner() is None:
+        found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
+    if stopped and not found.exists():
+        click.echo(f"{shown(found.path)}: stopped before any task was started")
+        return
     summary = summarize(found, job=state_of(found))
     click.echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

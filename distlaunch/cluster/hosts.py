@@ -16,6 +16,18 @@ _ADDRESS = re.compile(
 _MOST_SLOTS = 10_000
 
 
+class TooFewSlotsError(UsageError):
+    """The hosts cannot take as many workers.
+
+    Args:
+        slots: how many they can take.
+    """
+
+    def __init__(self, message: str, slots: int) -> None:
+        super().__init__(message)
+        self.slots = slots
+
+
 @dataclass(frozen=True)
 class Host:
     """A host that can be reached by ssh.
@@ -107,14 +119,14 @@ def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[s
     Workers fill the slots of the first host, then those of the next. A chief or coordinator is beside the first worker,
     and parameter servers are dealt out in turn: neither takes a slot, unless the chief is the only kind of worker.
 
-    Raises UsageError if there are too few slots.
+    Raises TooFewSlotsError.
     """
     workers = jobs.get("worker", 0)
     free = [number for number, count in enumerate(slots) for _ in range(count)]
     if len(free) < workers:
         there = ", ".join(f"{name}: {count}" for name, count in zip(names, slots, strict=True))
         message = f"{workers} workers need as many slots, but the hosts have {len(free)} ({there})"
-        raise UsageError(f"{message}; use fewer workers, more hosts, or `HOST slots=N`")
+        raise TooFewSlotsError(f"{message}; use fewer workers, more hosts, or `HOST slots=N`", len(free))
     places = {
         "worker": free[:workers],
         "ps": [number % len(slots) for number in range(jobs.get("ps", 0))],

@@ -10,7 +10,8 @@ from distlaunch.config.base import Positive, PositiveSeconds, Section, Words
 
 
 class Span(Section):
-    """How many workers a job may have: it begins with `max`, and goes on with fewer after it has lost one."""
+    """How many workers a job may have: it begins with `max`, or as many as there is room for, and goes on with
+    fewer after it has lost one."""
 
     min: Positive = 1
     max: Positive

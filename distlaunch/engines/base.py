@@ -24,6 +24,8 @@ class Needs:
         num_computing: how many of them compute most of the time: those of a host share its cores.
         jobs: how many tasks with addresses there are of each job, in their order; empty: a single process.
         ports: one for each address, or any that are free.
+        failure_window_s: what a host did longer ago is forgotten; None: nothing is.
+        spares_failed: do without hosts that have failed twice. False: the others do not suffice.
     """
 
     num_tasks: int = 1
@@ -31,6 +33,8 @@ class Needs:
     num_computing: int = 1
     jobs: Mapping[str, int] = field(default_factory=dict)
     ports: Sequence[int] | Literal["auto"] = "auto"
+    failure_window_s: float | None = None
+    spares_failed: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Engine(Protocol):
 
         Raises:
             ConfigError: the config asks for what cannot be had.
+            TooFewSlotsError: fewer workers, or hosts that have failed twice, are worth a try.
             UsageError: there is too little of something, with what is missing.
         """
         ...

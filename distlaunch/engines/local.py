@@ -57,6 +57,9 @@ class LocalAllocation:
         ports = listening_ports()
         return {address for address in addresses if split_address(address)[1] in ports}
 
+    def blame(self, host: str) -> None:
+        """There is no other."""
+
     def release_ports(self) -> None:
         self.held.release()
 

@@ -11,8 +11,10 @@ from distlaunch.base.event_files import read_events
 from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.checks.config import cross_check, fitting_workers
+from distlaunch.config.cluster import Span
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import engine_of
@@ -59,8 +61,9 @@ def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = 
 
 def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan of a training attempt; reserves and writes nothing."""
-    config = count_workers(config, environ, dry=True)
-    return _plan(config, run, attempt, "train", allocate(config, environ, dry=True))[1]
+    least = least_workers(config)
+    config, allocation = allocate_fitting(count_workers(config, environ, dry=True), environ, least, dry=True)
+    return _plan(config, run, attempt, "train", allocation)[1]
 
 
 def _plan(
@@ -74,13 +77,46 @@ def _plan(
     return config, plan
 
 
-def allocate(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
+def allocate_fitting(
+    config: RunConfig, environ: Mapping[str, str], least: int, *, dry: bool = False
+) -> tuple[RunConfig, Allocation]:
+    """An allocation, and the config with as many workers as there is room for. Raises as `Engine.allocate`.
+
+    Hosts that have failed twice are used only if the others do not suffice.
+
+    Args:
+        least: how few workers are enough.
+    """
+    num_gpus, spares_failed = len(find_gpus(environ)), True
+    while True:
+        try:
+            return config, allocate(config, environ, dry=dry, spares_failed=spares_failed)
+        except TooFewSlotsError as error:
+            number = fitting_workers(config, range(error.slots, least - 1, -1), num_gpus)
+            if number is not None:
+                config = config.with_workers(number)
+            elif spares_failed:
+                spares_failed = False
+            else:
+                raise
+
+
+def least_workers(config: RunConfig) -> int:
+    """With how few workers a job may go on."""
+    workers = config.cluster.workers
+    return workers.min if isinstance(workers, Span) else 1 if workers == "auto" else workers
+
+
+def allocate(
+    config: RunConfig, environ: Mapping[str, str], *, dry: bool = False, spares_failed: bool = True
+) -> Allocation:
     """Hosts, devices and addresses for a config's tasks. Raises as `Engine.allocate`."""
     jobs = processes(config)
     count = sum(jobs.values())
     computing = config.cluster.num_workers if count else 1
     # the evaluator needs no address: nobody connects to it
-    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports)
+    needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports,
+                  config.restarts.window_s, spares_failed)  # fmt: skip
     return engine_of(config, environ).allocate(needs, environ, dry=dry)
 
 
@@ -119,10 +155,13 @@ def run_attempt(
     with contextlib.nullcontext() if signals is None else signals.raising(), engine_of(config, environ).kept():
         config = count_workers(config, environ)
         config = config.with_workers(workers or config.cluster.num_workers)
-        allocation = allocate(config, environ)
+        wanted = config.cluster.num_workers
+        config, allocation = allocate_fitting(config, environ, least_workers(whole))
     try:
         for note in allocation.notes:
             observer.note(note)
+        if (number := config.cluster.num_workers) < wanted:
+            observer.note(f"there is room for {number} of {wanted} workers")
         attempt = run.next_attempt()
         config, plan = _plan(config, run, attempt, mode, allocation, extra)
         # before anything starts: a launcher that is killed leaves what it was about to do

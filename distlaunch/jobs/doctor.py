@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.engines import engine_of
 from distlaunch.engines.base import HostReport
-from distlaunch.jobs.attempt import allocate, count_workers
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
 from distlaunch.jobs.job import JobRequest, choose
 
 
@@ -17,5 +17,5 @@ def examine(target: str, overrides: Sequence[str], environ: Mapping[str, str]) -
     with engine.kept():
         reports = engine.examine(environ)
         # slots and ports, which only a start takes
-        allocate(count_workers(config, environ), environ).release()
+        allocate_fitting(count_workers(config, environ), environ, least_workers(config))[1].release()
     return reports

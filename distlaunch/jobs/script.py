@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from distlaunch.base.errors import StopAsked, UsageError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
 from distlaunch.engines.base import Engine, HostFiles, Needs
@@ -61,7 +63,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     with ThreadedObserver.of(observer) as told, run.lock():
 
         def start(signals: SignalPipe) -> AttemptResult:
-            return _attempt(job, engine, run, told, environ, signals)
+            return _attempt(job, engine, run, told, environ, signals, request.limits.window_s)
 
         try:
             with engine.kept():
@@ -72,12 +74,21 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
 
 
 def _attempt(
-    job: ScriptJob, engine: Engine, run: RunDir, observer: Observer, environ: Mapping[str, str], signals: SignalPipe
+    job: ScriptJob,
+    engine: Engine,
+    run: RunDir,
+    observer: Observer,
+    environ: Mapping[str, str],
+    signals: SignalPipe,
+    window_s: float | None,
 ) -> AttemptResult:
     """Starts all tasks anew, at addresses that nobody has used before."""
-    needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots)
+    needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots, failure_window_s=window_s)
     with signals.raising():
-        allocation = engine.allocate(needs, environ)
+        try:
+            allocation = engine.allocate(needs, environ)
+        except TooFewSlotsError:  # a host that has failed twice is better than none
+            allocation = engine.allocate(dataclasses.replace(needs, spares_failed=False), environ)
     try:
         for note in allocation.notes:
             observer.note(note)

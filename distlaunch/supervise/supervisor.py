@@ -257,6 +257,8 @@ class Supervisor:
             self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
         self._write(self._end_events(verdict.status, found.failure))
         self._take(self._follower.read())
+        if found.lost and verdict.culprit in self._tasks:
+            self._allocation.blame(self._tasks[verdict.culprit].host)
         asked = bool(self._state.asked)
         shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(

@@ -99,6 +99,7 @@ CANNOT = {
     "pytest --regenerate": "writes golden files",
     "pytest -n 0 tests/unit/test_supervision.py": "a part of what runs this test",
     "pytest --cold": "the same tests",
+    "pytest -m short": "needs root; CI runs it",
     "pytest -m cluster": "needs root; runs the tests of docs/clusters.md",
     "pytest -m slow": "runs this test",
     "pytest -m full_data": "likewise",

@@ -113,11 +113,45 @@ def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, enviro
     assert "2 workers need as many slots, but the hosts have 1 (first: 1)" in refused.stderr
 
 
+_BAD_HOST = """
+import os, signal
+if os.getcwd().endswith("bad") and int(os.environ["DISTLAUNCH_ATTEMPT"]) < {dies}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("hosts", "dies", "used"), [("first,{bad},third", 9, "third"), ("first,{bad}", 3, "second")])
+def test_a_host_that_lets_the_job_down_is_used_last(
+    tmp_path: Path, environ: dict[str, str], hosts: str, dies: int, used: str
+) -> None:
+    """Also a third time, if there is no other."""
+    for folder in ("bad", "work"):
+        (tmp_path / folder).mkdir()
+    script = tmp_path / "job.py"
+    script.write_text(_BAD_HOST.format(dies=dies))
+    hosts = hosts.format(bad=f"second folder={tmp_path / 'bad'}")
+    words = ("--workers", "2", "--restarts", "3", "--runs-dir", str(tmp_path / "runs"), str(script))
+    done = _run(environ, "run", "--hosts", hosts, *words, cwd=tmp_path / "work")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed by SIGKILL") == (1 if used == "third" else 3)
+    plan = json.loads(RunDir(tmp_path / "runs" / "job").plan.read_text())
+    assert [task["host"] for task in plan["tasks"]] == ["first", used]
+    assert "left out" not in done.stdout
+
+
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
     done = _run(environ, "train", str(_config(tmp_path, hosts=["only"])))
     assert done.returncode == 2
     assert "2 workers need as many slots, but the hosts have 1 (only: 1)" in done.stderr
     assert not (tmp_path / "runs" / "tiny").exists()
+
+
+def test_a_span_begins_with_as_many_workers_as_there_is_room_for(tmp_path: Path, environ: dict[str, str]) -> None:
+    config = str(_config(tmp_path, hosts=["only"]))
+    done = _run(environ, "train", config, "--set", "cluster.workers={min: 1, max: 3}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "there is room for 1 of 3 workers" in done.stdout
+    assert len(RunDir(tmp_path / "runs" / "tiny").tasks(0)) == 1
 
 
 def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -138,11 +172,12 @@ def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, st
     assert "port" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4), (None, 4)])
 @pytest.mark.parametrize("command", ["train", "run"])
 def test_a_start_that_waits_for_hosts_can_be_ended(
-    tmp_path: Path, environ: dict[str, str], command: str, number: signal.Signals, code: int
+    tmp_path: Path, environ: dict[str, str], command: str, number: signal.Signals | None, code: int
 ) -> None:
+    """By a signal, or by `distlaunch stop`."""
     (tmp_path / "bin" / "ssh").write_text(f"#!/bin/sh\necho begun >> {tmp_path}/calls\nexec sleep 600\n")
     (tmp_path / "job.py").touch()
     config = str(_config(tmp_path, hosts=["a", "b"]))
@@ -153,9 +188,15 @@ def test_a_start_that_waits_for_hosts_can_be_ended(
     )
     wait_until(lambda: (tmp_path / "calls").exists() and (tmp_path / "calls").read_text().count("begun") == 2)
     hanging = psutil.Process(job.pid).children(recursive=True)
-    job.send_signal(number)
+    if number is None:
+        stopped = _run(environ, "stop", str(next((tmp_path / "runs").iterdir())))
+        assert stopped.returncode == 0, stopped.stderr
+        assert stopped.stdout.endswith("stopped before any task was started\n")
+    else:
+        job.send_signal(number)
     _, told = job.communicate(timeout=20)
-    assert (job.returncode, told) == (code, f"stopped ({number.name}) before any task was started\n")
+    name = (number or signal.SIGTERM).name
+    assert (job.returncode, told) == (code, f"stopped ({name}) before any task was started\n")
     assert not psutil.wait_procs(hanging, 10)[1]
     assert not list((tmp_path / "runs").iterdir())
 

@@ -137,6 +137,7 @@ class MemoryAllocation:
     notes: Sequence[str] = ()
     sees_tasks_at_once: bool = True
     ports_released_at: float | None = None
+    blamed: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def starting(
@@ -165,6 +166,9 @@ class MemoryAllocation:
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         return set()
+
+    def blame(self, host: str) -> None:
+        self.blamed.append(host)
 
     def release_ports(self) -> None:
         self.ports_released_at = self.clock.now

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from distlaunch.base.errors import ConfigError
+from distlaunch.cluster.hosts import TooFewSlotsError, place_tasks
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import LocalEngine
-from distlaunch.jobs.attempt import count_workers
+from distlaunch.engines.base import Needs
+from distlaunch.engines.remote.host_failures import HostFailures
+from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
 
 MULTI = {"kind": "multi_worker_mirrored"}
 GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
@@ -58,3 +61,53 @@ def test_what_fits_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalEngine, "count_slots", lambda self, environ, dry: 2)
     with pytest.raises(ConfigError, match="streams"):
         count_workers(config, {})
+
+
+@pytest.mark.parametrize(
+    ("workers", "good", "failed", "expected"),
+    [
+        # fewer workers, before hosts that have failed twice are tried again
+        ({"min": 2, "max": 4}, 3, 1, (3, False)),
+        ({"min": 2, "max": 4}, 4, 1, (4, False)),
+        ({"min": 3, "max": 4}, 1, 2, (3, True)),
+        ("auto", 2, 1, (2, False)),
+        (3, 2, 1, (3, True)),
+        ({"min": 3, "max": 4}, 1, 1, None),
+        (3, 1, 1, None),
+    ],
+)
+def test_hosts_that_have_failed_come_after_fewer_workers(
+    monkeypatch: pytest.MonkeyPatch, workers: Any, good: int, failed: int, expected: tuple[int, bool] | None
+) -> None:
+    asked: list[Needs] = []
+
+    def allocate(self: Any, needs: Needs, environ: Any, *, dry: bool) -> str:
+        asked.append(needs)
+        slots = good + failed * (not needs.spares_failed)
+        place_tasks(needs.jobs, [slots], ["all"])
+        return "an allocation"
+
+    monkeypatch.setattr(LocalEngine, "allocate", allocate)
+    config = _config(MULTI, workers, restarts={"window_s": 60})
+    first = config.with_workers(good + failed if workers == "auto" else config.cluster.num_workers)
+    if expected is None:
+        with pytest.raises(TooFewSlotsError):
+            allocate_fitting(first, {}, least_workers(config))
+        return
+    fitted, _ = allocate_fitting(first, {}, least_workers(config))
+    assert (fitted.cluster.workers, not asked[-1].spares_failed) == expected
+    assert {needs.failure_window_s for needs in asked} == {60}
+
+
+def test_failures_count_once_an_attempt_and_are_forgotten() -> None:
+    now = 0.0
+    failures = HostFailures(lambda: now)
+    assert not failures
+    failures.note("a", 1)
+    failures.note("a", 1)
+    assert (failures.count("a"), failures.count("b")) == (1, 0)
+    now = 50.0
+    failures.note("a", 2)
+    assert failures.count("a", window_s=60) == 2
+    now = 70.0
+    assert (failures.count("a", window_s=60), failures.count("a")) == (1, 2)

@@ -10,7 +10,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host, hostfile_problem, hosts_problem, parse_host, place_tasks
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, places_of
 from distlaunch.config.engine import Engine
-from distlaunch.engines.remote.addresses import at
+from distlaunch.engines.remote.addresses import at, ports_to_try
 from distlaunch.engines.remote.ssh_errors import explain, is_busy
 from distlaunch.engines.ssh import ssh_command
 
@@ -98,6 +98,16 @@ def test_nothing_of_the_job_is_on_the_command_line() -> None:
     assert command[-3:-1] == ["--", "c"]
     assert command[-1].endswith("-P -m distlaunch.agent.remote")
     assert "BatchMode=yes" in command
+
+
+@pytest.mark.parametrize("num_ports", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_all_ports_are_tried_with_few_connections(num_ports: int, count: int) -> None:
+    ports = range(num_ports)
+    tried = [ports_to_try(ports, number, count) for number in range(count)]
+    assert all(tried)
+    assert {port for some in tried for port in some} == set(ports)
+    assert sum(map(len, tried)) == max(num_ports, count)
 
 
 def test_addresses_of_both_families() -> None:

@@ -67,7 +67,7 @@ def choose_addresses(
     """An address of each host that all others reach. Raises UsageError that names who cannot reach whom.
 
     Args:
-        ports: those reserved on each host, each of which is tried.
+        ports: those reserved on each host. Each is tried by some host, and each host tries one of each other's.
     """
     left = {link.name: candidates(link, interface) for link in links}
     first = {name: addresses[0] for name, addresses in left.items()}
@@ -96,14 +96,24 @@ def choose_addresses(
         raise_for(refusals({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
 
 
+def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]:
+    """The ports of a host that one of `count` hosts tries: all of them try all, and none tries none.
+
+    If each tried all, a thousand hosts of eight tasks would make eight million connections.
+    """
+    return ports[number::count] or [ports[number % len(ports)]]
+
+
 def _probe(
     links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
 ) -> dict[str, list[tuple[str, int]]]:
     """Of each host that is not reached by all: from which host, and at which port."""
     asked, targets = {}, {}
-    for link in links:
+    for number, link in enumerate(links):
         # also itself: TensorFlow connects to its own address
-        targets[link.name] = [(name, port) for name in addresses for port in ports[name]]
+        targets[link.name] = [
+            (name, port) for name in addresses for port in ports_to_try(ports[name], number, len(links))
+        ]
         plain = [[addresses[name], port, tokens[name]] for name, port in targets[link.name]]
         asked[link.name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
     raise_for(refusals(asked, _PROBE_S + _ANSWER_S))

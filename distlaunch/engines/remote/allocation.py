@@ -39,7 +39,7 @@ class RemoteAllocation:
         links: the hosts that get a task, by name.
         environ: what tasks get beside their host's own environment.
         num_computing: how many tasks share the cores, by host.
-        note_lost: called with the name of a host that was lost.
+        blame: notes the name of a host that was lost, or on which a task was.
         patience_s: how long no task makes a step before the paths between hosts are tried.
         held: what is given back at the end.
     """
@@ -49,7 +49,7 @@ class RemoteAllocation:
     environ: Mapping[str, str]
     num_computing: Mapping[str, int]
     held: ExitStack
-    note_lost: Callable[[str], None]
+    blame: Callable[[str], None]
     engine: str
     patience_s: float = 15.0
     given: tuple[ClusterSpec, Task] | None = None
@@ -65,7 +65,7 @@ class RemoteAllocation:
         incoming = Incoming(run)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
-        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_lost)
+        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.blame)
         # who reads checkpoints: the one that leads, and what runs beside it
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
@@ -82,7 +82,7 @@ class RemoteAllocation:
                 link.take = None
                 link.keeps_copies = link.keeps_copies or bool(incoming.problem)
                 if link.lost:
-                    self.note_lost(name)
+                    self.blame(name)
             if incoming.problem:
                 show("", incoming.problem)
             tasks.close()

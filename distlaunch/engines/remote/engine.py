@@ -12,7 +12,7 @@ from typing import Any
 
 from distlaunch.agent.host_state import is_there
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.cluster.hosts import Host, place_tasks
+from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
@@ -23,6 +23,7 @@ from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.checks import check_hosts
 from distlaunch.engines.remote.code import Code
 from distlaunch.engines.remote.fleet import Fleet
+from distlaunch.engines.remote.host_failures import LIMIT
 from distlaunch.engines.remote.link import Command, Link
 
 PICKED_LATER = "(picked at start)"
@@ -95,22 +96,22 @@ class RemoteEngine:
         self._check_program()
         with ExitStack() as stack:
             fleet = stack.enter_context(self.kept())
-            links = self._ready(fleet)
+            links = self._without_failed(self._ready(fleet), fleet, needs)
             chosen, places = self._reachable(needs, links, fleet)
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             fleet.num_starts += 1
             idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
             held = stack.pop_all()
 
-        def note_lost(name: str) -> None:
-            fleet.losses[name] = fleet.losses.get(name, 0) + 1
+        def blame(name: str) -> None:
+            fleet.failures.note(name, fleet.num_starts)
 
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         notes += self._news(used)
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
-        return RemoteAllocation(places, used, env, computing, held, note_lost, self.kind, patience_s, notes=notes)
+        return RemoteAllocation(places, used, env, computing, held, blame, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
         """As far as it is known without asking a host."""
@@ -157,25 +158,34 @@ class RemoteEngine:
 
     def _connected(self, fleet: Fleet) -> list[Link]:
         """An agent on each host. In later attempts of a command those count that can be reached."""
-        again = bool(fleet.losses)
+        again = bool(fleet.failures)
         failed = fleet.missing = fleet.connect()
         links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]
         if not links or not again:
             raise_for(failed)
         # those that were lost come last: a spare is better
-        return sorted(links, key=lambda link: fleet.losses.get(link.name, 0))
+        return sorted(links, key=lambda link: fleet.failures.count(link.name))
+
+    def _without_failed(self, links: Sequence[Link], fleet: Fleet, needs: Needs) -> Sequence[Link]:
+        """Hosts that are worth another try."""
+        if not needs.spares_failed:
+            return links
+        failed = [link for link in links if fleet.failures.count(link.name, needs.failure_window_s) >= LIMIT]
+        fleet.missing.update({link.name: "the job has failed there twice" for link in failed})
+        return [link for link in links if link not in failed]
 
     def _reachable(self, needs: Needs, links: Sequence[Link], fleet: Fleet) -> tuple[list[str], tuple[Place, ...]]:
         """The host of each process, and its address. A restart takes a spare for a host that others do not reach.
 
-        Raises UsageError.
+        Raises TooFewSlotsError, or UsageError.
         """
         first: UnreachableError | None = None
         while True:
             try:
                 chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
-            except UsageError as error:  # the hosts that are left do not suffice
-                raise first or error from None
+            except TooFewSlotsError as error:
+                # the hosts that are left would do for fewer workers; why they are so few is what to say
+                raise TooFewSlotsError(str(first or error), error.slots) from None
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             try:
                 return chosen, self._places(needs, chosen, used)

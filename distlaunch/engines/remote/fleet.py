@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from distlaunch.agent.process import Lifeline
 from distlaunch.cluster.hosts import Host
 from distlaunch.engines.remote.answers import unanswered
+from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.engines.remote.link import Command, Link
 
 _TURN_S = 1.0
@@ -34,8 +35,7 @@ class Fleet:
     def __init__(self, hosts: Sequence[Host], command_of: Callable[[Host], Command], timeout_s: float) -> None:
         self.hosts, self._command_of, self._timeout_s = tuple(hosts), command_of, timeout_s
         self.links: dict[str, Link] = {}
-        self.losses: dict[str, int] = {}
-        """How often each host was lost."""
+        self.failures = HostFailures()
         self.missing: dict[str, str] = {}
         """Why there is no agent on some hosts, as of the last start."""
         self.num_starts = 0

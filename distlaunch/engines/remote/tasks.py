@@ -62,17 +62,17 @@ class RemoteTasks:
         show: takes the lines that tasks print, in the thread that calls `wait`.
         environ: what the tasks get beside their host's own environment.
         paths: watches whether the hosts still reach each other.
-        note_lost: called with the name of a host that is given up.
+        blame: called with the name of a host that is given up.
     """
 
     def __init__(
         self, plan: LaunchPlan, links: Mapping[str, Link], incoming: Incoming, show: Callable[[str, str], None],
         environ: Mapping[str, str],
         paths: PathWatch,
-        note_lost: Callable[[str], None],
+        blame: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._plan, self._links, self._incoming = plan, links, incoming
-        self._show, self._environ, self._paths, self._note_lost = show, environ, paths, note_lost
+        self._show, self._environ, self._paths, self._blame = show, environ, paths, blame
         self._tasks: dict[str, RemoteTask] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
@@ -164,7 +164,7 @@ class RemoteTasks:
 
     def _give_up(self, host: str, reason: str) -> None:
         """Ends the tasks of a host that others cannot reach."""
-        self._note_lost(host)
+        self._blame(host)
         with self._lock:
             for task in self._tasks.values():
                 if task.host == host and task.exit is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,6 +37,7 @@ class SignalPipe:
             os.set_blocking(fd, False)
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
+        self._main_thread = 0
 
     def read(self) -> list[signal.Signals]:
         """The signals since the last call, in order; never waits."""
@@ -51,6 +53,7 @@ class SignalPipe:
             self._put(number)
 
     def __enter__(self) -> SignalPipe:
+        self._main_thread = threading.get_ident()
         # before the handlers: no signal may come between and be lost
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in _TAKEN:
@@ -58,7 +61,7 @@ class SignalPipe:
             if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, _nothing)
         if self._control_path is not None:
-            self._control = ControlChannel(self._control_path, self._put)
+            self._control = ControlChannel(self._control_path, self._request)
         return self
 
     @contextlib.contextmanager
@@ -75,6 +78,14 @@ class SignalPipe:
         finally:
             for number in taken:
                 signal.signal(number, _nothing)
+
+    def _request(self, number: signal.Signals) -> None:
+        """Another process asks for what a signal stands for; called in a thread."""
+        if number in self._before:
+            # as the signal itself: it also ends what waits while `raising` is entered
+            signal.pthread_kill(self._main_thread, number)
+        else:
+            self._put(number)
 
     def _put(self, number: signal.Signals) -> None:
         with contextlib.suppress(OSError):  # it is over
