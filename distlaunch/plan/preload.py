@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from distlaunch.agent.messages import Preload
+from distlaunch.agent.threads import POOL_SIZES
 from distlaunch.cluster.devices import VISIBLE
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 
-READ_LATE = ("TF_CONFIG", VISIBLE, *REUSE_ENV)
-"""Variables of a task that frameworks read when they look for devices or open a port, and not when imported."""
+READ_LATE = ("TF_CONFIG", VISIBLE, *REUSE_ENV, *POOL_SIZES)
+"""Variables of a task that frameworks read when they look for devices, open a port or make threads, and not when they
+are imported. OpenBLAS, which does, is told again: see `tasks.blas_threads`."""
 
 
 USES = ("evaluate", "predict", "export")

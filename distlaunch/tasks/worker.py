@@ -31,6 +31,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
+from distlaunch.tasks.blas_threads import heed_num_threads
 from distlaunch.tasks.lifeline import hold_lifeline
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
@@ -67,6 +68,7 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(number, lambda *_: end_process(ExitCode.PREEMPTED))
     hold_lifeline()
     refuse_input()
+    heed_num_threads()
     # a crash of native code then leaves the Python stacks in the log
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)

@@ -1,0 +1,27 @@
+"""OpenBLAS reads how many threads it may have when it is loaded, so a forked task says it again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+
+_SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
+            "scipy_openblas_set_num_threads64_")  # fmt: skip
+"""Builds with 64-bit integers have a suffix, those of NumPy's and SciPy's wheels a prefix."""
+_NAMES = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+"""In the order in which OpenBLAS looks (its README, "Setting the number of threads at runtime")."""
+
+
+def heed_num_threads() -> None:
+    """Gives each OpenBLAS that is loaded as many threads as the environment says."""
+    number = next((int(text) for name in _NAMES if (text := os.environ.get(name, "")).isdecimal() and int(text)), None)
+    if number is None:
+        return
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        for path in set(re.findall(r"\s(/\S*openblas\S*\.so\S*)$", file.read(), re.MULTILINE)):
+            library = ctypes.CDLL(path)
+            for name in _SETTERS:
+                if (setter := getattr(library, name, None)) is not None:
+                    setter(number)
