@@ -12,7 +12,6 @@ import sys
 
 from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
-from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmProcess
 from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
@@ -37,11 +36,11 @@ def main() -> None:
     process.unfit, process.was_fit = "", True
     for use in ("", *USES):  # this process has made ready what training needs, and so all of it
         what = Preload("distlaunch.tasks.preload", (*backend.split(), *use.split()), READ_LATE)
-        for tasks in range(1, 5):  # what sizes pools is not looked at before a task computes
-            WARM_STARTS.add(sys.executable, what, {**pool_sizes(tasks), **os.environ, **UNBUFFERED}, process)
+        WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
     helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]
-    runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
+    with WARM_STARTS.kept():  # else a command that asks more than once would lose the process after the first time
+        runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
