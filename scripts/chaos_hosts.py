@@ -5,7 +5,8 @@
 The hosts are those of `pytest -m cluster`: network namespaces with an sshd each, which needs root. Two of them train
 and one is a spare; none shares a disk with another. Each run is disturbed once. What did not end well is resumed when
 the fault is over. Then its weights must be those of a run that nothing happened to, bit by bit, the host at fault must
-have been named, and no process may be left on any host. Trial N of `--seed S` is `--seed S+N --faults 1`.
+have been named, and no process may be left on any host. Half of the faults that strike one job happen beside a second
+job on the same hosts, which must end as if it were alone. Trial N of `--seed S` is `--seed S+N --faults 1`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Trial:
 
     Attributes:
         host: where; of two hosts that no longer reach each other, the first.
+        beside: whether there is another job on the same hosts, which is not to be disturbed.
         violations: what should not be; empty if all is well.
     """
 
@@ -51,14 +53,21 @@ class Trial:
     host: int
     step: int
     restarts: int
+    beside: bool = False
     outcome: str = ""
     violations: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Of its run."""
+        return f"trial-{self.seed}-"
 
     @staticmethod
     def draw(seed: int, faults: list[str]) -> Trial:
         rng = random.Random(seed)
         step = rng.randrange(1, round(EPOCHS * STEPS_PER_EPOCH * 0.7))
-        return Trial(seed, rng.choice(faults), rng.choice((1, 2)), step, rng.randrange(2))
+        fault, host, restarts = rng.choice(faults), rng.choice((1, 2)), rng.randrange(2)
+        return Trial(seed, fault, host, step, restarts, fault in OF_ONE_JOB and rng.random() < 0.5)
 
 
 class Disturber:
@@ -68,11 +77,13 @@ class Disturber:
         self._lab, self._disk = lab, disk
 
     def kill_task(self, trial: Trial, job: Job) -> None:
-        self._of(trial.host, TASK)[0].kill()
+        self._task(trial).kill()
 
     def kill_agent(self, trial: Trial, job: Job) -> None:
-        for process in self._of(trial.host, AGENT):
-            process.kill()
+        agent = self._task(trial).parent()
+        assert agent is not None, "the task has no parent"
+        assert AGENT in agent.cmdline(), agent.cmdline()
+        agent.kill()
 
     def kill_controller(self, trial: Trial, job: Job) -> None:
         self._lab.launcher(job).kill()
@@ -84,7 +95,7 @@ class Disturber:
         self._lab.kill(trial.host)
 
     def stop_task(self, trial: Trial, job: Job) -> None:
-        self._of(trial.host, TASK)[0].suspend()
+        self._task(trial).suspend()
 
     def pause_host(self, trial: Trial, job: Job) -> None:
         """Shorter than it takes to give a host up."""
@@ -116,8 +127,9 @@ class Disturber:
         used = int(told.split()[-1])
         self._inside(trial.host, "mount", "-o", f"remount,size={used + 4}k", str(self._disk))
 
-    def _of(self, host: int, module: str) -> list[psutil.Process]:
-        return [each for each in self._lab.processes(host) if module in each.cmdline()]
+    def _task(self, trial: Trial) -> psutil.Process:
+        found = ((each, each.cmdline()) for each in self._lab.processes(trial.host))
+        return next(each for each, words in found if TASK in words and any(trial.name in word for word in words))
 
     def _inside(self, host: int, *words: str) -> str:
         job = self._lab.run(host, words)
@@ -126,6 +138,7 @@ class Disturber:
 
 
 FAULTS = [name for name in vars(Disturber) if not name.startswith("_")]
+OF_ONE_JOB = ("kill_task", "kill_agent", "kill_controller", "term_controller", "stop_task")
 HARMLESS = ("pause_host", "lose_packets")
 EXACT = {**dict.fromkeys(HARMLESS, (0,)), "kill_controller": (137, -9), "term_controller": (4,), "full_disk": (0, 3)}
 """Exit codes where they are not 3, or 0 after a restart."""
@@ -169,9 +182,10 @@ class Runs:
 
     def execute(self, trial: Trial) -> None:
         """Carries a trial out, and adds what should not be to it."""
-        name = f"trial-{trial.seed}"
-        run = RunDir(self.disk / name)
-        job = self.lab.start("train", str(self._config), "--name", name, "--set", f"restarts.max={trial.restarts}")
+        run = RunDir(self.disk / trial.name)
+        restarts = f"restarts.max={trial.restarts}"
+        job = self.lab.start("train", str(self._config), "--name", trial.name, "--set", restarts)
+        other = self.lab.start("train", str(self._config), "--name", f"beside-{trial.seed}") if trial.beside else None
         try:
             if not self._reaches(run, trial.step, job):
                 trial.violations.append(f"ended before it was disturbed: {job.output[-800:]}")
@@ -180,6 +194,8 @@ class Runs:
             code = job.end(LIMIT_S)
             trial.outcome = str(code)
             self._check(trial, job, code)
+            if other is not None and (ended := other.end(LIMIT_S)) != 0:
+                trial.violations.append(f"the job beside it ended with {ended}: {other.output[-8000:]}")
             # an agent that is cut off needs twice the time after which it is given up
             if left := self.lab.left(2 * TIMEOUT_S + 20):
                 trial.violations.append(f"left: {left}")
@@ -190,8 +206,9 @@ class Runs:
             self._grow_disks()
         if trial.outcome != "0":
             self._resume(trial, run)
-        if not trial.violations:
-            trial.violations += differences(self.expected, final_state(run))
+        for each in (run, RunDir(self.disk / f"beside-{trial.seed}")) if trial.beside else (run,):
+            if not trial.violations:
+                trial.violations += differences(self.expected, final_state(each))
 
     def _check(self, trial: Trial, job: Job, code: int) -> None:
         allowed = EXACT.get(trial.fault, (0,) if trial.restarts else (3,))
@@ -223,7 +240,7 @@ class Runs:
         for number in (1, 2, 3):
             self.lab.run(number, ["mount", "-o", "remount,size=50%", str(self.disk)]).end(30)
             # what a run that ended badly has left there
-            self.lab.run(number, ["sh", "-c", f"rm -rf {self.disk}/trial-*"]).end(30)
+            self.lab.run(number, ["sh", "-c", f"rm -rf {self.disk}/trial-* {self.disk}/beside-*"]).end(30)
 
 
 def main() -> None:
@@ -246,6 +263,7 @@ def main() -> None:
             runs.execute(trial)
             verdict = "VIOLATION" if trial.violations else "ok"
             what = f"{trial.fault:<15} host{trial.host}  step {trial.step:<3} restarts {trial.restarts}"
+            what += "  beside another" if trial.beside else ""
             head = f"{verdict:<9} seed {trial.seed:<4} {what}  exit {trial.outcome}"
             print(head, *trial.violations, sep="\n    ", flush=True)
     print_table(trials)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab import Lab
 from slurm import Slurm, wait_until
-from test_training import losses, write_config
+from test_training import losses, planned_hosts, write_config
 
 from distlaunch.base.run_dir import RunDir
 
@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 AUTO = {"kind": "auto"}
 
 
+@pytest.mark.short
 def test_a_command_that_srun_starts_twice_trains_once(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     config = write_config(tmp_path, tmp_path / "runs", "once", engine=AUTO, cluster={"workers": 2})
     job = slurm.run("srun", "-N2", "-l", *slurm.train(config))
@@ -26,6 +27,19 @@ def test_a_command_that_srun_starts_twice_trains_once(lab: Lab, slurm: Slurm, tm
     assert len(run.tasks(0)) == 2
     local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
     assert local.end(180) == 0, local.output
+    assert losses(run) == pytest.approx(losses(RunDir(tmp_path / "runs" / "local")), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["jax", "dtensor"])
+def test_three_nodes_give_the_losses_of_one_machine(lab: Lab, slurm: Slurm, tmp_path: Path, kind: str) -> None:
+    strategy = {"kind": kind, "mesh": {"batch": 3}}
+    config = write_config(tmp_path, tmp_path / "runs", "mesh", engine=AUTO, strategy=strategy)
+    job = slurm.run("srun", "-N3", *slurm.train(config))
+    assert job.end(200) == 0, job.output
+    run = RunDir(tmp_path / "runs" / "mesh")
+    assert list(planned_hosts(run).values()) == ["host1", "host2", "host3"]
+    local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
+    assert local.end(200) == 0, local.output
     assert losses(run) == pytest.approx(losses(RunDir(tmp_path / "runs" / "local")), rel=1e-6)
 
 

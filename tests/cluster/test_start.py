@@ -44,6 +44,7 @@ def _refused(lab: Lab, tmp_path: Path, own_disk: Path, hosts: list[str], **engin
     return job.output
 
 
+@pytest.mark.short
 def test_all_hosts_that_cannot_be_used_are_named_at_once(lab: Lab, tmp_path: Path, own_disk: Path) -> None:
     other = _script(tmp_path, "other-python", _OTHER_VERSION)
     hosts = ["host1", "nobody.invalid", "host2:2222", "daemon@host3", f"10.77.0.12 python={other}"]
@@ -68,6 +69,7 @@ def test_what_is_wrong_with_python_is_said(lab: Lab, tmp_path: Path, own_disk: P
     assert f"host3: {old} is older than Python 3.11" in said
 
 
+@pytest.mark.short
 def test_another_version_and_other_code_are_refused(lab: Lab, tmp_path: Path, own_disk: Path) -> None:
     other = _script(tmp_path, "other-python", _OTHER_VERSION)
     project, copy = tmp_path / "project", tmp_path / "copy"
@@ -94,6 +96,7 @@ def test_an_unknown_host_key_is_never_accepted(lab: Lab, tmp_path: Path, own_dis
     assert "host2: ssh does not know its host key; connect once by hand (`ssh host2`)" in said
 
 
+@pytest.mark.short
 def test_hosts_that_cannot_reach_each_other_are_named(lab: Lab, tmp_path: Path, own_disk: Path) -> None:
     lab.cut(2, 3)
     said = _refused(lab, tmp_path, own_disk, HOSTS)

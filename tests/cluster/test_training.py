@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -41,14 +42,24 @@ def write_config(folder: Path, runs: Path, name: str, **changes: Any) -> str:
     return str(path)
 
 
+def logs(run: RunDir) -> list[dict[str, float]]:
+    """Of each epoch."""
+    return [event.logs for event in read_events(run.events) if isinstance(event, EpochEnded)]
+
+
+def planned_hosts(run: RunDir) -> dict[str, str]:
+    """Of each task."""
+    return {task["task"]: task["host"] for task in json.loads(run.plan.read_text())["tasks"]}
+
+
 def losses(run: RunDir) -> list[float]:
-    return [event.logs["loss"] for event in read_events(run.events) if isinstance(event, EpochEnded)]
+    return [each["loss"] for each in logs(run)]
 
 
 @pytest.mark.parametrize(
     "strategy",
     [
-        {"kind": "multi_worker_mirrored"},
+        pytest.param({"kind": "multi_worker_mirrored"}, marks=pytest.mark.short),
         {"kind": "jax", "mesh": {"batch": 3}},
         {"kind": "dtensor", "mesh": {"batch": 3}},
     ],
@@ -71,11 +82,45 @@ def test_three_hosts_give_the_losses_of_one_machine(
     # and nothing is left there
     for number in (1, 2, 3):
         assert not lab.files(number, own_disk)
-    local = lab.start("train", config, "--name", "local", "--set", "engine.kind=local")
+    local = lab.start("train", config, "--name", f"{strategy['kind']}-local", "--set", "engine.kind=local")
     assert local.end(180) == 0, local.output
-    assert losses(run) == pytest.approx(losses(RunDir(own_disk / "local")), rel=1e-6)
+    assert losses(run) == pytest.approx(losses(RunDir(own_disk / f"{strategy['kind']}-local")), rel=1e-6)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_parameter_servers_on_hosts(lab: Lab, own_disk: Path, tmp_path: Path, workers: int) -> None:
+    """One worker makes the steps of one device; several are as good as they are on one machine."""
+    name = f"servers-{workers}"
+    data = {"function": "distlaunch.workloads.images:fashion_mnist", "global_batch": 48, "train_examples": 4800}
+    config = write_config(
+        tmp_path,
+        own_disk,
+        name,
+        data=data,
+        train={"epochs": 4},
+        validation={},
+        compile={
+            "optimizer": {"name": "SGD", "args": {"learning_rate": 0.05}},
+            "loss": {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}},
+            "metrics": ["accuracy"],
+        },
+        strategy={"kind": "parameter_server"},
+        cluster={"workers": workers, "ps": 2},
+    )
+    job = lab.start("train", config)
+    assert job.end(250) == 0, job.output
+    hosts = planned_hosts(RunDir(own_disk / name))
+    assert [hosts[f"ps:{number}"] for number in range(2)] == ["host1", "host2"]
+    one = ("engine.kind=local", "strategy.kind=one_device", "cluster={}")
+    local = lab.start("train", config, "--name", f"{name}-local", *(word for each in one for word in ("--set", each)))
+    assert local.end(250) == 0, local.output
+    there, here = (logs(RunDir(own_disk / each)) for each in (name, f"{name}-local"))
+    if workers == 1:
+        assert [each["loss"] for each in there] == pytest.approx([each["loss"] for each in here], rel=1e-5)
+    assert there[-1]["val_accuracy"] > here[-1]["val_accuracy"] - 0.01
+
+
+@pytest.mark.short
 def test_a_script_runs_on_all_hosts_and_what_it_wrote_comes_back(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
@@ -91,6 +136,7 @@ def test_a_script_runs_on_all_hosts_and_what_it_wrote_comes_back(lab: Lab, own_d
         assert not lab.files(number, own_disk)
 
 
+@pytest.mark.short
 def test_a_killed_task_is_named_with_its_host(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, own_disk, "killed", train={"epochs": 500})
     job = lab.start("train", config)
@@ -114,6 +160,7 @@ def test_ctrl_c_leaves_a_checkpoint_here_and_nothing_there(lab: Lab, own_disk: P
     assert "restored" in resumed.said or "finished" in resumed.said, resumed.output
 
 
+@pytest.mark.short
 def test_a_host_without_power_is_replaced_by_a_spare(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 8}
     config = write_config(
@@ -153,6 +200,7 @@ def test_a_host_that_is_cut_off_is_named(lab: Lab, own_disk: Path, tmp_path: Pat
     assert "no sign of life for 4 s" in job.said
 
 
+@pytest.mark.short
 def test_a_cut_between_two_workers_is_found(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     """TensorFlow, whose heartbeats go to the first worker only, would wait for ever."""
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
@@ -181,6 +229,7 @@ def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, o
     assert "restored" in job.said
 
 
+@pytest.mark.short
 def test_a_killed_controller_leaves_nothing(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     config = write_config(tmp_path, own_disk, "orphaned", train={"epochs": 500})
     job = lab.start("train", config)
