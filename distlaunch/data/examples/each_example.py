@@ -81,7 +81,8 @@ def num_cores() -> int:
     return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
 
-def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor) -> Batch:
+def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,
+             skips: bool = False) -> Batch:  # fmt: skip
     """The batch of what `one` makes of each example, in their order; one without rows if there are none.
 
     A dataset within the input pipeline, where `tf.map_fn` would take one example after the other.
@@ -89,8 +90,11 @@ def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], thre
     Args:
         rows: the row source that `examples` come from, one for each of its rows.
         began: when the batch was begun, as `graph_clock.now` tells it.
+        skips: leave out the examples with which `one` fails; else one fails the batch.
     """
     made = examples.map(timed(one), num_parallel_calls=threads, deterministic=True)
+    if skips:
+        made = made.ignore_errors()
     batches = made.batch(tf.maximum(num_rows(rows), 1))
     none = tf.data.Dataset.from_tensors(tf.nest.map_structure(no_rows, batches.element_spec))
     batch, seconds = batches.concatenate(none).take(1).get_single_element()

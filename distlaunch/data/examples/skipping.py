@@ -8,7 +8,6 @@ So batches keep their size, and which examples they hold is the same for every n
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,7 @@ from distlaunch.base.events import ExampleSkipped
 from distlaunch.data.examples.news import tell
 from distlaunch.data.examples.read_failures import explained, reading
 from distlaunch.strategies.protocol import Batch
-from distlaunch.strategies.replica.input import pack
-
-_lock = threading.Lock()
+from distlaunch.strategies.replica.input import num_rows
 
 _NAMED = 8
 _TRIES = 16
@@ -56,40 +53,38 @@ class Skipping:
         self._number, self._one, self._name, self._limit = number, one, name, limit
         # eagerly an example takes some 50 ms, and a batch may have thousands
         self._compiled = tf.function(one, input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
-        self._left_out: set[int] = set()
+        # without a lock: what is allocated under one may collect another pass's iterator, which waits for its threads,
+        # and they may wait for the lock
+        self._left_out: dict[int, object] = {}
 
     def load(self, rows: tf.Tensor, load: Callable[[tf.Tensor], Batch]) -> Batch:
-        """What `load` makes of rows; if it fails, they are done one by one.
+        """What `load` makes of rows; if it makes fewer of them, they are done one by one.
 
         Args:
             rows: int64 [n], see `Indexed`.
+            load: leaves out what fails.
         """
         known = tf.numpy_function(self._instead, [rows], tf.int64)
         known.set_shape(rows.shape)
-        given = tf.data.Dataset.from_tensors(known)
-        at_once = given.map(load)
-        specs = tf.nest.flatten(at_once.element_spec, expand_composites=False)
-        if not all(isinstance(spec, tf.TensorSpec) for spec in specs):
+        made = load(known)
+        leaves = tf.nest.flatten(made, expand_composites=False)
+        if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
             message = "got 'skip', but the examples hold ragged or sparse tensors, which are not made one by one"
             raise ConfigError(Problem(("data", "on_error"), f"{message}; write 'stop'"))
 
-        @tf.autograph.experimental.do_not_convert
-        def one_by_one(rows: tf.Tensor) -> Batch:
-            leaves = tf.numpy_function(self._batch, [rows], [spec.dtype for spec in specs])
-            for leaf, spec in zip(leaves, specs, strict=True):
-                leaf.set_shape(spec.shape)
-            return tf.nest.pack_sequence_as(at_once.element_spec, leaves)
+        def one_by_one() -> Batch:
+            others = tf.numpy_function(self._batch, [known], [leaf.dtype for leaf in leaves])
+            for other, leaf in zip(others, leaves, strict=True):
+                other.set_shape(leaf.shape)
+            return tf.nest.pack_sequence_as(made, others)
 
-        # an error leaves the first dataset empty, and only then is the second asked
-        either = at_once.ignore_errors().concatenate(given.map(one_by_one)).take(1)
-        return pack((either.get_single_element(),))
+        return tf.cond(num_rows(made) == tf.size(known, tf.int64), lambda: made, one_by_one)
 
     def _instead(self, rows: np.ndarray) -> np.ndarray:
         """The same rows; of examples that are known to fail those that take their places."""
-        with _lock:
-            if self._left_out.isdisjoint((rows % self._number).tolist()):
-                return rows
-            return np.array([self._next_good(int(row)) for row in rows], np.int64)
+        if self._left_out.keys().isdisjoint((rows % self._number).tolist()):
+            return rows
+        return np.array([self._next_good(int(row)) for row in rows], np.int64)
 
     def _next_good(self, row: int) -> int:
         number_of_pass, index = divmod(row, self._number)
@@ -102,8 +97,7 @@ class Skipping:
 
     def _example(self, row: int) -> Any:
         while True:
-            with _lock:
-                row = self._next_good(row)
+            row = self._next_good(row)
             wanted = tf.constant(row, tf.int64)
             with tf.device("CPU:0"), contextlib.suppress(tf.errors.OpError):
                 return self._compiled(wanted)
@@ -115,15 +109,14 @@ class Skipping:
                 self._leave_out(index, explained(self._name(index), error))
 
     def _leave_out(self, index: int, failure: Exception) -> None:
-        with _lock:
-            if index in self._left_out:
-                return
-            self._left_out.add(index)
-            count = len(self._left_out)
-            if count <= self._limit and count < self._number:
-                tell(ExampleSkipped(example=self._name(index), reason=str(failure)))
-                return
-            names = [self._name(index) for index in sorted(self._left_out)]
+        own = object()
+        if self._left_out.setdefault(index, own) is not own:
+            return
+        names = [self._name(number) for number in sorted(self._left_out)]
+        count = len(names)
+        if count <= self._limit and count < self._number:
+            tell(ExampleSkipped(example=self._name(index), reason=str(failure)))
+            return
         all_of_them = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
         allowed = f"more than {self._limit:,} examples fail ({all_of_them}), which data.skip_limit allows"
         why = allowed if count > self._limit else "no example can be read"

@@ -130,7 +130,8 @@ class Indexed:
         numbers = noted(numbers, self._first_failure)
         began = now(numbers)
         given = tf.data.Dataset.from_tensor_slices(self._given(numbers))
-        return batch_of(numbers, given, self._one, num_threads(self._config), began)
+        threads, skips = num_threads(self._config), self._skipping is not None
+        return batch_of(numbers, given, self._one, threads, began, skips=skips)
 
     def _given(self, numbers: tf.Tensor) -> Any:
         indices = tf.math.floormod(numbers, self._number)
