@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distlaunch.base.events import Event, StepsTimed
+from distlaunch.base.events import Event, Notice, StepsTimed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import num_cores, num_threads
 from distlaunch.data.examples.example_times import ExampleTimes, measured
@@ -18,6 +18,7 @@ from distlaunch.strategies.step_times import StepTimes
 
 INTERVAL_S = 5.0  # seconds; each report is an event in a file
 _LATEST = 1_000  # steps, of which the median and the 99th percentile are told
+_MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # examples that batches may lack: the ends of streams that are nearly equal
 
 
 class StepTimer:
@@ -36,6 +37,7 @@ class StepTimer:
         self._calls, self._steps = 0, 0
         self._seconds, self._input_s, self._examples, self._cpu_s = 0.0, 0.0, 0.0, 0.0
         self._latest: deque[float] = deque(maxlen=_LATEST)
+        self._largest: float | None = 0.0 if config.gives_context else None
         self._cpu_before = time.process_time()
         self._made_before = ExampleTimes()
         self._due_at: float | None = None
@@ -64,9 +66,28 @@ class StepTimer:
         self._cpu_s += time.process_time() - self._cpu_before
         self._latest.extend(times.seconds)
         self._has_news = True
+        self._look_at_sizes(times.examples / len(times.seconds))
         self.begin()
         if self._due_at is not None and self._clock() >= self._due_at:
             self.report()
+
+    def _look_at_sizes(self, examples: float) -> None:
+        """Tells once if batches are smaller than they should be, as where parts of the data end before others.
+
+        Args:
+            examples: in each step of the latest call.
+        """
+        if self._largest is None:
+            return
+        self._largest = max(self._largest, examples)
+        whole = self._largest * self._steps
+        if whole - self._examples > self._largest * (_MISSING_STEPS + _MISSING_SHARE * self._steps):
+            self._largest = None
+            parts = "streams" if self._config.streams else "the data that workers have"
+            message = f"{self._examples:,.0f} examples were read in {self._steps:,} steps, and batches of the full size "
+            message += f"would have {whole:,.0f}: {parts} end before others, and batches without them are smaller; "
+            message += "to keep batches whole, give each about as many examples"
+            self._emit(Notice(level="warning", message=f"data: {message}"))
 
     def report(self) -> None:
         """Reports now, if there is anything new."""

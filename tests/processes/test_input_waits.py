@@ -27,7 +27,7 @@ def model():
 
 
 def data():
-    return np.ones((640, 16), "float32"), np.ones((640, 1), "float32")
+    return np.ones((320, 16), "float32"), np.ones((320, 1), "float32")
 
 
 def wait(x, y):
@@ -89,7 +89,7 @@ def test_a_map_that_waits_is_what_training_waits_for(job: tuple[str, str], tmp_p
 def test_the_summary_says_what_was_measured(tmp_path: Path) -> None:
     """A cheap map is fast enough on any machine that is not busy with other things: then it is not mentioned."""
     output, [timed] = trained(tmp_path, ONE, "double")
-    assert timed.steps == 3 * 20 - 4
+    assert timed.steps == 3 * 10 - 4
     assert timed.examples == timed.steps * 32
     assert timed.made > 0
     assert ("\ninput " in output) == (find_bottleneck({"worker:0": timed}) is not None)

@@ -11,7 +11,7 @@ from real import finish, run, start
 from supervised import wait_until
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import CheckpointSaved, DataResolved, EpochEnded, StepsDone
+from distlaunch.base.events import CheckpointSaved, DataResolved, EpochEnded, Notice, StepsDone
 from distlaunch.base.run_dir import RunDir
 
 MINE = """
@@ -108,11 +108,16 @@ def project(tmp_path: Path) -> Path:
 def one_device(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     folder = make_project(tmp_path_factory.mktemp("one"))
     assert run("train", "mine.yaml", cwd=folder)[0] == 0
+    assert said(folder).count("streams end before others") == 1, "152 examples in 13 steps of 16"
     return epochs(folder)
 
 
 def epochs(folder: Path) -> list[dict[str, float]]:
     return [e.logs for e in read_events(RunDir(folder / "runs" / "job").events) if isinstance(e, EpochEnded)]
+
+
+def said(folder: Path) -> str:
+    return "\n".join(e.message for e in read_events(RunDir(folder / "runs" / "job").events) if isinstance(e, Notice))
 
 
 def assert_equal(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -> None:
@@ -128,6 +133,7 @@ def test_streams_of_two_workers(kind: str, project: Path, one_device: list[dict[
     code, out, err = run("train", "mine.yaml", *overrides(TWO[kind]), cwd=project)
     assert code == 0, out + err
     assert_equal(epochs(project), one_device)
+    assert "streams end before others" in said(project)
     by_process = [Counter(map(int, path.read_text().split())) for path in project.glob("read-*")]
     total = sum(by_process, Counter())
     assert set(total) == set(range(152))

@@ -36,7 +36,7 @@ STRATEGIES = {
     "one device": [],
     "two workers": ["strategy.kind=multi_worker_mirrored", "cluster.workers=2"],
     "dtensor": ["strategy={kind: dtensor, mesh: {batch: 2}}"],
-    "jax": ["strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2"],
+    "jax": ["strategy={kind: jax, mesh: {batch: 2}}"],
 }
 
 
@@ -113,12 +113,13 @@ def test_autograph_has_nothing_of_ours_left_to_convert(project: Path) -> None:
     strategies = ["{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}"]
     ahead = {}
     for mode in ("train", "evaluate", "predict"):
-        words = [sys.executable, "-c", CONVERTED, mode, *strategies]
+        kinds = strategies if mode == "train" else strategies[:1]  # what it lacks then is what they use as well
+        words = [sys.executable, "-c", CONVERTED, mode, *kinds]
         env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
         done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         found = [line for line in done.stdout.splitlines() if line.startswith("{kind: ")]
-        assert found == [f"{strategy} []" for strategy in strategies], mode
+        assert found == [f"{strategy} []" for strategy in kinds], mode
         ahead[mode] = next(line for line in done.stdout.splitlines() if line.startswith("ahead "))
     # and nothing is converted that only training uses
     assert "'one_pass'" in ahead["train"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
+import select
 import shutil
 import socket
 import threading
@@ -64,6 +66,24 @@ def test_who_does_not_know_the_secret_gets_nothing_and_holds_nobody_up() -> None
         assert silent.recv(1) == b"", "after some seconds"
     with pytest.raises(OSError, match="refused"):
         fetch_state("127.0.0.1", server.port, server.secret)
+
+
+def test_many_strangers_are_told_once_and_have_few_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    before = threading.active_count()
+    with StateServer(STATE, "127.0.0.1") as server, contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", server.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
+        assert same(fetch_state(*address, server.secret), STATE)
+        silent[0].settimeout(DEADLINE_S)
+        assert silent[0].recv(1) == b"", "the first of too many"
+        assert threading.active_count() - before < 400
+        slow, sent = silent[-1], 0
+        with contextlib.suppress(OSError):
+            while not select.select([slow], [], [], 0.5)[0]:
+                slow.sendall(b"x")
+                sent += 1
+        assert sent < 32, "a byte now and then does not make the time longer"
+    assert capfd.readouterr().err.count("without its secret; further ones are refused without a word") == 1
 
 
 def test_what_is_changed_on_its_way_is_known() -> None:

@@ -11,7 +11,10 @@ import hmac
 import ipaddress
 import secrets
 import socket
+import sys
 import threading
+import time
+from collections import deque
 from types import TracebackType
 from typing import BinaryIO, Self, cast
 
@@ -22,6 +25,7 @@ _SECRET_BYTES = 32
 _GREETING_S = 5.0  # for whoever connects to show that he may
 _SILENCE_S = 60.0  # of a peer, in the middle of a state; a lost one is noticed elsewhere, and earlier
 _TURN_S = 0.1  # how soon the accepting thread sees that it is over
+_UNPROVEN = 256  # connections that may be about to show the secret; more than receivers that come at a time
 
 
 class StateServer:
@@ -42,6 +46,8 @@ class StateServer:
         self._listener.settimeout(_TURN_S)
         self.port: int = self._listener.getsockname()[1]
         self._over = threading.Event()
+        self._unproven: deque[socket.socket] = deque()
+        self._has_told = False
         self._thread = threading.Thread(target=self._accept, name="state")
 
     def __enter__(self) -> Self:
@@ -59,26 +65,53 @@ class StateServer:
     def _accept(self) -> None:
         while not self._over.is_set():
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except TimeoutError:
                 continue
             except OSError:  # such as too many open files: the receiver tells
                 self._over.wait(_TURN_S)
                 continue
+            self._unproven.append(connection)
+            if len(self._unproven) > _UNPROVEN:  # strangers cannot have any number of threads
+                with contextlib.suppress(OSError, IndexError):
+                    self._unproven.popleft().shutdown(socket.SHUT_RDWR)
             # one for each receiver: a slow one does not hold up the others
-            threading.Thread(target=self._serve, args=(connection,), name="state", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection, address[0]), name="state", daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, address: str) -> None:
         try:
-            with connection, connection.makefile("rwb") as file:
-                connection.settimeout(_GREETING_S)
-                # takes the same time wherever the first wrong byte is
-                if hmac.compare_digest(file.read(_SECRET_BYTES), self.secret):
-                    connection.settimeout(_SILENCE_S)
-                    # the checksum comes last: it is known once all has been sent
-                    file.write(bytes.fromhex(write_state(cast(BinaryIO, file), self._state)))
+            with connection, connection.makefile("wb") as file:
+                if not self._proves_itself(connection):
+                    self._tell(address)
+                    return
+                connection.settimeout(_SILENCE_S)
+                # the checksum comes last: it is known once all has been sent
+                file.write(bytes.fromhex(write_state(cast(BinaryIO, file), self._state)))
         except OSError:
             return  # the receiver tells
+
+    def _proves_itself(self, connection: socket.socket) -> bool:
+        until, shown = time.monotonic() + _GREETING_S, b""
+        try:
+            while len(shown) < _SECRET_BYTES and (left := until - time.monotonic()) > 0:
+                connection.settimeout(left)
+                part = connection.recv(_SECRET_BYTES - len(shown))
+                if not part:
+                    break
+                shown += part
+        except OSError:
+            return False
+        finally:
+            with contextlib.suppress(ValueError):  # there were too many
+                self._unproven.remove(connection)
+        # takes the same time wherever the first wrong byte is
+        return hmac.compare_digest(shown, self.secret)
+
+    def _tell(self, address: str) -> None:
+        if not self._has_told:  # once: a port scan must not fill a log
+            self._has_told = True
+            message = f"refused a connection from {address} that asks for the run's state without its secret"
+            print(f"distlaunch: {message}; further ones are refused without a word", file=sys.stderr)
 
 
 def fetch_state(host: str, port: int, secret: bytes) -> State:
