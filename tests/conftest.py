@@ -39,11 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 _COLD = "DISTLAUNCH_TESTS_COLD"
+# half of what a task on JAX costs here is the time that XLA takes to make its small programs fast
+_COMPILES_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--cold"):
         os.environ[_COLD] = "1"
+    elif "XLA_FLAGS" not in os.environ:
+        os.environ["XLA_FLAGS"] = _COMPILES_QUICKLY
 
 
 def is_cold() -> bool:
