@@ -84,7 +84,7 @@ class StepTimer:
         if whole - self._examples > self._largest * (_MISSING_STEPS + _MISSING_SHARE * self._steps):
             self._largest = None
             parts = "streams" if self._config.streams else "the data that workers have"
-            message = f"{self._examples:,.0f} examples were read in {self._steps:,} steps, and batches of the full size "
+            message = f"{self._examples:,.0f} examples were read in {self._steps:,} steps, and batches of full size "
             message += f"would have {whole:,.0f}: {parts} end before others, and batches without them are smaller; "
             message += "to keep batches whole, give each about as many examples"
             self._emit(Notice(level="warning", message=f"data: {message}"))

@@ -110,7 +110,10 @@ def _indented(failure: Failure) -> str:
 def _resume(result: AttemptResult) -> str:
     if result.plan.elsewhere:
         return "on every machine, its command again with --resume"
-    return f"distlaunch train {shown(result.plan.run_dir)} --resume"
+    run = RunDir(result.plan.run_dir)
+    if run.live_submission() is not None:  # of which this is a part; its script knows whether it will be queued again
+        return f"distlaunch submit {shown(run.path)} --resume, unless the job is queued again by itself"
+    return f"distlaunch train {shown(run.path)} --resume"
 
 
 def _facts(state: ProgressState) -> list[tuple[str, str]]:

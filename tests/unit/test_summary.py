@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from pathlib import Path
 
 from rich.console import Console
 
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import EpochEnded, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.submission import Submission
 from distlaunch.cluster.spec import Task
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan, TaskPlan
@@ -21,12 +23,12 @@ START = TrainingStarted(strategy="one_device", loop="fit", replicas=1, tasks=1, 
                         first_step=0, steps_per_epoch=10, parameters=1)  # fmt: skip
 
 
-def summary(state: ProgressState) -> str:
-    run = RunDir("/r")
+def summary(state: ProgressState, run: RunDir | None = None, status: str = "done") -> str:
+    run = run or RunDir("/r")
     task = TaskPlan(Task("worker", 0), ("x",), {}, run.task(0, "worker:0"))
     plan = LaunchPlan(run.path, 0, "train", (task,), 300, 30)
-    console = Console(file=io.StringIO(), width=80, no_color=True)
-    print_summary(console, state, AttemptResult(plan, Outcome("done", ExitCode.DONE)))
+    console = Console(file=io.StringIO(), width=300, no_color=True)
+    print_summary(console, state, AttemptResult(plan, Outcome(status, ExitCode.DONE)))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -44,3 +46,13 @@ def test_steps_and_time_are_those_of_the_last_attempt() -> None:
     assert "20 steps in 7.0 s, 3 of 4 epochs, from step 10" in summary(state)
     state.add(RunEnded(attempt=1, status="done", step=30, epochs_done=3, seconds=8.5))
     assert "20 steps in 8.5 s, 3 of 4 epochs, from step 10" in summary(state)
+
+
+def test_how_a_run_goes_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert f"distlaunch train {tmp_path} --resume (" in summary(ProgressState(), run, "stopped")
+    run.write_submission(Submission("slurm", "17", 0.0))
+    again = f"distlaunch submit {tmp_path} --resume, unless the job is queued again by itself ("
+    assert again in summary(ProgressState(), run, "stopped")
+    run.batch_exit.write_text("3")
+    assert f"distlaunch train {tmp_path} --resume (" in summary(ProgressState(), run, "stopped")

@@ -89,7 +89,10 @@ class Skipping:
     def _next_good(self, row: int) -> int:
         number_of_pass, index = divmod(row, self._number)
         others = ((index + further) % self._number for further in range(self._number))
-        return number_of_pass * self._number + next(other for other in others if other not in self._left_out)
+        good = next((other for other in others if other not in self._left_out), None)
+        if good is None:  # another thread has told why
+            raise DataError("data: no example can be read")
+        return number_of_pass * self._number + good
 
     def _batch(self, rows: np.ndarray) -> list[np.ndarray]:
         examples = [tf.nest.flatten(self._example(int(row))) for row in rows]
