@@ -13,6 +13,7 @@ import yaml
 
 from distlaunch.config.strategies import MODELS
 from distlaunch.config.strategies import MODELS as KINDS
+from tests.once import once
 from tests.parity.conftest import Reference
 from tests.parity.grid import OF_PROCESSES, config_of, full, full_mixed, name_of, selected, selected_mixed, strategy_of
 from tests.parity.pairwise import Point
@@ -73,7 +74,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     @functools.cache
     def job(key: tuple[str, int]) -> dict[str, dict[str, Any]]:
-        return train_elsewhere([at for at in points if job_of(at) == key], tmp_path_factory.mktemp(key[0]))
+        own = [at for at in points if job_of(at) == key]
+        name = f"grid-{key[0]}-{key[1]}-{len(own)}"
+        return once(tmp_path_factory, name, lambda folder: train_elsewhere(own, folder))
 
     return lambda at: job(job_of(at))[name_of(at)] if at["strategy"] in ELSEWHERE else train_here(at)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.jax_cases import FEATURES, REFERENCE_STEP
@@ -72,12 +73,13 @@ def train(jobs: list[tuple[str, str]], folder: Path, meshes: dict[str, dict] = M
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory) -> dict[str, dict]:
-    return train([*FAST, OWN_STEP, (OWN_TRAIN_STEP, "1"), (OWN_TRAIN_STEP, "4x2")], tmp_path_factory.mktemp("jax"))
+    jobs = [*FAST, OWN_STEP, (OWN_TRAIN_STEP, "1"), (OWN_TRAIN_STEP, "4x2")]
+    return once(tmp_path_factory, "jax", lambda folder: train(jobs, folder))
 
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory) -> dict[str, dict]:
-    return train(ALL, tmp_path_factory.mktemp("jax_all"))
+    return once(tmp_path_factory, "jax_all", lambda folder: train(ALL, folder))
 
 
 @pytest.fixture(autouse=True)

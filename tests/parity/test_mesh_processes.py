@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.config.strategies import MODELS
+from tests.once import once
 from tests.parity.test_jax import MESHES
 from tests.parity.test_replicas import check
 from tests.parity.workers import run_workers
@@ -46,12 +47,14 @@ def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> 
 
 @pytest.fixture(scope="module", params=KINDS)
 def fast(request, tmp_path_factory) -> dict[str, dict]:
-    return train_in_processes(request.param, FAST, tmp_path_factory.mktemp("pair"))
+    kind = request.param
+    return once(tmp_path_factory, f"pair-{kind}", lambda folder: train_in_processes(kind, FAST, folder))
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def slow(request, tmp_path_factory) -> dict[str, dict]:
-    return train_in_processes(request.param, SLOW, tmp_path_factory.mktemp("pair"))
+    kind = request.param
+    return once(tmp_path_factory, f"pair-{kind}-slow", lambda folder: train_in_processes(kind, SLOW, folder))
 
 
 @pytest.mark.parametrize(("name", "mesh"), FAST)

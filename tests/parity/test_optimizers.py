@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.jax_cases import EVERY_OPTIMIZER
@@ -32,7 +33,8 @@ def test_dtensor(name: str, one_device) -> None:
 
 @pytest.fixture(scope="module")
 def on_jax(tmp_path_factory) -> dict[str, dict]:
-    return train([(name, MESH) for name in EVERY_OPTIMIZER], tmp_path_factory.mktemp("optimizers"))
+    jobs = [(name, MESH) for name in EVERY_OPTIMIZER]
+    return once(tmp_path_factory, "optimizers", lambda folder: train(jobs, folder))
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import zlib
+from pathlib import Path
 
 import pytest
 
+from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.test_replicas import check
 from tests.warm import run_module
@@ -46,9 +49,13 @@ def trained(tmp_path_factory):
                 "strategy": {"kind": "parameter_server", "partitioner": partitioner},
                 "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"},
             }
-            results = tmp_path_factory.mktemp("servers") / "results.json"
-            run_module("tests.parity.train_case", [str(results), *names], late={"STRATEGY": json.dumps(job)})
-            made[kind, names] = json.loads(results.read_text())
+
+            def make(folder: Path) -> dict:
+                results = folder / "results.json"
+                run_module("tests.parity.train_case", [str(results), *names], late={"STRATEGY": json.dumps(job)})
+                return json.loads(results.read_text())
+
+            made[kind, names] = once(tmp_path_factory, f"servers-{kind}-{zlib.crc32(repr(names).encode())}", make)
         return made[kind, names]
 
     return train

@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.workloads.images import mlp
+from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.mesh_cases import FAST, LARGER, MESHES, MODELS, REFUSED, SLOW, SLOW_ON_JAX, STYLES
 from tests.parity.test_replicas import check
@@ -25,7 +26,7 @@ def on_jax(tmp_path_factory) -> dict[str, dict]:
     pytest.importorskip("jax")
     from tests.parity.test_jax import train
 
-    return train(FAST, tmp_path_factory.mktemp("jax"), MESHES)
+    return once(tmp_path_factory, "reference-jax", lambda folder: train(FAST, folder, MESHES))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def slow_on_jax(tmp_path_factory) -> dict[str, dict]:
     pytest.importorskip("jax")
     from tests.parity.test_jax import train
 
-    return train(SLOW_ON_JAX, tmp_path_factory.mktemp("jax_slow"), MESHES)
+    return once(tmp_path_factory, "reference-jax-slow", lambda folder: train(SLOW_ON_JAX, folder, MESHES))
 
 
 def test_styles_are_one_model(one_device) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.once import once
 from tests.parity.cases import CASES
 from tests.parity.compare import TOLERANCE, deviations, weight_deviation
 from tests.parity.conftest import Reference
@@ -138,9 +140,11 @@ def multi_worker(tmp_path_factory):
 
     @functools.cache
     def train(names: tuple[str, ...]) -> dict:
-        folder = tmp_path_factory.mktemp("multi_worker")
-        run_workers(folder, "tests.parity.train_case", [str(folder / "results.json"), *names])
-        return json.loads((folder / "results.json").read_text())
+        def make(folder: Path) -> dict:
+            run_workers(folder, "tests.parity.train_case", [str(folder / "results.json"), *names])
+            return json.loads((folder / "results.json").read_text())
+
+        return once(tmp_path_factory, f"multi_worker-{len(names)}", make)
 
     return train
 

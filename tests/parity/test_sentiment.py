@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.once import once
 from tests.parity.compare import TOLERANCE, deviations
 from tests.parity.run_session import run_session
 
@@ -29,9 +30,8 @@ def read(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(virtual_devices, tmp_path_factory) -> list[dict[str, float]]:
-    return run_session(
-        str(tmp_path_factory.mktemp("alone")), {**read(MESHES[0]), "strategy": {"kind": "one_device"}}, STEPS * 2
-    )
+    config = {**read(MESHES[0]), "strategy": {"kind": "one_device"}}
+    return once(tmp_path_factory, "sentiment", lambda folder: run_session(str(folder), config, STEPS * 2))
 
 
 @pytest.mark.parametrize("name", MESHES)
