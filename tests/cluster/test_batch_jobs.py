@@ -69,7 +69,6 @@ def test_a_submitted_job_is_followed_to_its_end(lab: Lab, slurm: Slurm, tmp_path
     assert losses(run) == pytest.approx(losses(RunDir(tmp_path / "my runs" / "local")), rel=1e-6)
 
 
-@pytest.mark.short
 def test_a_preempted_job_resumes_to_the_same_bits(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     """Once by the signal of a time limit, once by a job that is more urgent."""
     settings: dict[str, Any] = {"train": {"epochs": 120}, "determinism": True}
