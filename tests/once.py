@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from distlaunch.base.run_dir import write_atomically
+
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]) -> Any:
     """What `make` gives, which JSON holds; it gets an empty folder.
@@ -24,6 +26,5 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], Any]
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait; of one that is killed the system takes it back
         if not made.exists():
-            text = json.dumps(make(factory.mktemp("once")))
-            made.write_text(text)
+            write_atomically(made, json.dumps(make(factory.mktemp("once"))))
     return json.loads(made.read_text())

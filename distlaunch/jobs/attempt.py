@@ -87,12 +87,13 @@ def allocate_fitting(
     Args:
         least: how few workers are enough.
     """
-    num_gpus, spares_failed = len(find_gpus(environ)), True
+    spares_failed = True
     while True:
         try:
             return config, allocate(config, environ, dry=dry, spares_failed=spares_failed)
         except TooFewSlotsError as error:
-            number = fitting_workers(config, range(error.slots, least - 1, -1), num_gpus)
+            fewer = range(error.slots, least - 1, -1)
+            number = fitting_workers(config, fewer, len(find_gpus(environ)))
             if number is not None:
                 config = config.with_workers(number)
             elif spares_failed:

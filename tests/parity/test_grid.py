@@ -75,8 +75,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     @functools.cache
     def job(key: tuple[str, int]) -> dict[str, dict[str, Any]]:
         own = [at for at in points if job_of(at) == key]
-        name = f"grid-{key[0]}-{key[1]}-{len(own)}"
-        return once(tmp_path_factory, name, lambda folder: train_elsewhere(own, folder))
+        return once(tmp_path_factory, f"grid-{key[0]}-{key[1]}", lambda folder: train_elsewhere(own, folder))
 
     return lambda at: job(job_of(at))[name_of(at)] if at["strategy"] in ELSEWHERE else train_here(at)
 

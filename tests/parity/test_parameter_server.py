@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import zlib
 from pathlib import Path
@@ -39,24 +40,22 @@ REST = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Records of cases under one partitioner, from a process that hosts a worker and two servers."""
-    made: dict[tuple, dict] = {}
 
+    @functools.cache
     def train(kind: str, names: tuple[str, ...]) -> dict:
-        if (kind, names) not in made:
-            arguments = ARGUMENTS[kind]
-            partitioner = None if arguments is None else {"kind": kind, **arguments}
-            job = {
-                "strategy": {"kind": "parameter_server", "partitioner": partitioner},
-                "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"},
-            }
+        arguments = ARGUMENTS[kind]
+        partitioner = None if arguments is None else {"kind": kind, **arguments}
+        job = {
+            "strategy": {"kind": "parameter_server", "partitioner": partitioner},
+            "cluster": {"workers": 1, "ps": 2, "hosting": "in_process"},
+        }
 
-            def make(folder: Path) -> dict:
-                results = folder / "results.json"
-                run_module("tests.parity.train_case", [str(results), *names], late={"STRATEGY": json.dumps(job)})
-                return json.loads(results.read_text())
+        def make(folder: Path) -> dict:
+            results = folder / "results.json"
+            run_module("tests.parity.train_case", [str(results), *names], late={"STRATEGY": json.dumps(job)})
+            return json.loads(results.read_text())
 
-            made[kind, names] = once(tmp_path_factory, f"servers-{kind}-{zlib.crc32(repr(names).encode())}", make)
-        return made[kind, names]
+        return once(tmp_path_factory, f"servers-{kind}-{zlib.crc32(repr(names).encode())}", make)
 
     return train
 

@@ -115,11 +115,11 @@ class Skipping:
         own = object()
         if self._left_out.setdefault(index, own) is not own:
             return
-        names = [self._name(number) for number in sorted(self._left_out)]
-        count = len(names)
+        count = len(self._left_out)
         if count <= self._limit and count < self._number:
             tell(ExampleSkipped(example=self._name(index), reason=str(failure)))
             return
+        names = [self._name(number) for number in sorted(self._left_out)]
         all_of_them = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])
         allowed = f"more than {self._limit:,} examples fail ({all_of_them}), which data.skip_limit allows"
         why = allowed if count > self._limit else "no example can be read"
