@@ -12,10 +12,10 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.source import open_splits
 from distlaunch.data.sources.numbered_batches import first_worker
 from distlaunch.data.split import Split
-from distlaunch.strategies.replica.input import first_row
+from distlaunch.strategies.replica.input import first_row, own_rows
+from distlaunch.strategies.replica.read_ahead import batches_ahead
 
 _BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many of them
-_AHEAD = 2  # batches that each process reads before they are wanted
 
 
 def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, Any]:
@@ -53,7 +53,11 @@ def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
 def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:
     batch = config.data.global_batch
     examples, num_bytes = split.buffer()
-    share = max((reader["number"] / reader["of"] for reader in readers), default=1.0)
+    first = [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers]
+    most = max((entry["stop"] - entry["start"] for entry in first), default=batch)
+    rows = split.global_batch or batch if split.own else most
+    whole = own_rows(split.evaluation_source(), first=0, number=1, of=1)
+    ahead = batches_ahead(whole.element_spec[0], rows)
     loaded = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split.first_rows(1), expand_composites=True))
     return {
         "examples": split.num_examples,
@@ -61,10 +65,11 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
         "shuffled": split.name == "train" and config.data.shuffle is not False and not config.data.batched,
         "by_number": split.pick is not None,
         "work": split.work,
-        "first": [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers],
+        "first": first,
         "buffer_examples": examples,
         "buffer_bytes": num_bytes,
-        "ahead_bytes": round(_AHEAD * batch * share * loaded),
+        "ahead_batches": ahead,
+        "ahead_bytes": ahead * rows * loaded,
     }
 
 

@@ -49,6 +49,7 @@ class Split:
         running: where it is compared.
         own: other processes have other examples, and their parts of each batch; see `Source.own`.
         forever: pass after pass without ends, where that is not one whole pass after the other.
+        global_batch: rows of a batch, but for the last one of a pass.
     """
 
     num_examples: int | None
@@ -71,6 +72,7 @@ class Split:
     running: RunningFingerprint | None = None
     own: bool = False
     forever: Callable[[], tf.data.Dataset] | None = None
+    global_batch: int | None = None
 
     def training_source(
         self, first_pass: int, offset: int, *, ends_visible: bool, skip: int = 0, batches: int | None = None,
@@ -127,8 +129,9 @@ class Split:
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
-            elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own
-        )
+            elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own,
+            self.global_batch,
+        )  # fmt: skip
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:
         """To the end of the longest pass of all processes: known, or with `ends` found out as it goes."""

@@ -43,6 +43,7 @@ class Source:
         own: an element is `(row source, rows)`, this process's part of the global batch; how many rows the others have,
             only they know. Of an element with 0 rows the first row is a stand-in, which must not count; only where all
             processes have 0 it is an end.
+        global_batch: its rows, but for the last one of a pass; None if not known.
     """
 
     elements: Any
@@ -54,6 +55,7 @@ class Source:
     in_parallel: bool = False
     describe: Callable[[], str] = lambda: "{}"
     own: bool = False
+    global_batch: int | None = None
 
 
 @dataclass(frozen=True)

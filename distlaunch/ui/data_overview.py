@@ -33,7 +33,8 @@ def _split_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -
     if split["work"]:
         lines.append(f"          {split['work']} of each example: in {_readers(told)} that needs its row")
     if told["readers"]:
-        lines.append(f"          read ahead: 2 batches, {words.size(split['ahead_bytes'])} in each process")
+        amount = f"{words.count(split['ahead_batches'], 'batch')}, {words.size(split['ahead_bytes'])}"
+        lines.append(f"          read ahead: {amount} in each process")
     return lines
 
 

@@ -279,7 +279,7 @@ def test_the_plan_shows_who_reads_what(project: Path) -> None:
     data = json.loads(told)["data"]
     assert data["splits"]["train"] | {"first": []} == {
         "examples": 203, "batches": 9, "shuffled": True, "by_number": False, "work": "map", "first": [],
-        "buffer_examples": 203, "buffer_bytes": 203 * 8, "ahead_bytes": 2 * 25 * 28 / 2,
+        "buffer_examples": 203, "buffer_bytes": 203 * 8, "ahead_batches": 2, "ahead_bytes": 2 * 25 * 28,
     }  # fmt: skip
     assert {(entry["start"], entry["stop"]) for entry in data["splits"]["train"]["first"]} == {(0, 25)}, "odd: whole"
     code, _, err = run("plan", "mine.yaml", "--data", "--set", "data.map=mine.py:model", cwd=project)

@@ -96,6 +96,7 @@ class Indexed:
             describe=functools.cache(self._examples.describe),
             in_parallel=not self._examples.whole or self._map is not None,
             work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
+            global_batch=self._size,
             in_python=self._examples.in_python,
         )
 

@@ -23,6 +23,7 @@ from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
+from distlaunch.strategies.replica.read_ahead import batches_ahead
 
 _ZERO = np.int64(0)
 _SEED_STEP = 7_919  # between the orders of two workers
@@ -87,7 +88,9 @@ class Reader:
         # in a graph, as in training_source: shuffling takes its seed another way there
         position = tf.data.Dataset.from_tensors((np.int64(number_of_pass), np.int64(start)))
         batches = position.flat_map(self._split.batches)
-        return iter(batches.map(lambda *parts: pack(parts)).prefetch(2))
+        batches = batches.map(lambda *parts: pack(parts))
+        ahead = batches_ahead(batches.element_spec, self._split.global_batch)
+        return iter(batches.prefetch(ahead))
 
 
 class OwnReader:

@@ -81,6 +81,7 @@ class Pipeline:
             in_parallel=self._map is not None,
             work="" if self._map is None else "map",
             buffer=self._buffer_size,
+            global_batch=config.global_batch,
             glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
         )
 

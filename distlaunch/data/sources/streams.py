@@ -87,6 +87,7 @@ class Streams:
             in_parallel=parts[0].in_parallel,
             work=parts[0].work,
             buffer=self._buffer,
+            global_batch=sum(part.global_batch or 0 for part in parts) or None,
             forever=self._forever,
         )
 

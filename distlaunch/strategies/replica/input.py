@@ -6,11 +6,13 @@ examples whatever the number of replicas, and all replicas come to the end of th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tensorflow as tf
 
 from distlaunch.strategies.protocol import Source
+from distlaunch.strategies.replica.read_ahead import batches_ahead, within_bytes
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
@@ -43,8 +45,10 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         # one dataset for all local replicas, so that the source is read once and not once for each
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
-    # two steps: an element is one replica's part of a step
-    return _loaded(parts, source).prefetch(2 * num_local).with_options(_options())
+    # an element is one replica's part of a step
+    loaded = _loaded(parts, source)
+    steps = _steps_ahead(loaded, source, num_local / num_replicas)
+    return loaded.prefetch(steps * num_local).with_options(_options())
 
 
 def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
@@ -78,7 +82,8 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
         return (element if number == of else slice_rows(element, start, stop)), start, total
 
     parts = source.elements.map(lambda *element: part(pack(element)))
-    return _loaded(parts, source).prefetch(2).with_options(_options())
+    loaded = _loaded(parts, source)
+    return loaded.prefetch(_steps_ahead(loaded, source, number / of)).with_options(_options())
 
 
 def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
@@ -92,6 +97,12 @@ def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
     # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
     # many workers still have data; the ends that matter are marked in the data itself.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
+
+def _steps_ahead(loaded: tf.data.Dataset, source: Source, share: float) -> int:
+    """Steps whose part of the batch, `share` of it, is made before it is wanted."""
+    rows = None if source.global_batch is None else math.ceil(source.global_batch * share)
+    return batches_ahead(loaded.element_spec[0], rows)
 
 
 def pack(components: tuple[Any, ...]) -> Any:
@@ -129,4 +140,4 @@ def _options() -> tf.data.Options:
     options.deterministic = True
     # the rows are chosen already; TensorFlow's own sharding would deal out whole elements
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return options
+    return within_bytes(options)

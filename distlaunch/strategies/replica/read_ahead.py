@@ -1,0 +1,37 @@
+"""How many batches are made before a step wants them: bounded in number and in bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+MOST_BATCHES, MOST_BYTES = 2, 256_000_000
+
+
+def batches_ahead(spec: Any, rows: int | None) -> int:
+    """At least one, so that reading and training go on side by side.
+
+    Args:
+        spec: of a batch; its first dimension is not looked at.
+        rows: of the batch; None: not known, and so the bytes are not either.
+    """
+    num_bytes = None if rows is None else _row_bytes(spec)
+    return MOST_BATCHES if not num_bytes else max(1, min(MOST_BATCHES, MOST_BYTES // (num_bytes * max(rows or 1, 1))))
+
+
+def _row_bytes(spec: Any) -> int | None:
+    """Of one row; None if its type does not tell."""
+    total = 0
+    for leaf in tf.nest.flatten(spec, expand_composites=False):
+        is_dense = isinstance(leaf, tf.TensorSpec) and leaf.dtype not in (tf.string, tf.variant)
+        if not is_dense or not leaf.shape[1:].is_fully_defined():
+            return None
+        total += leaf.shape[1:].num_elements() * leaf.dtype.size
+    return total
+
+
+def within_bytes(options: tf.data.Options) -> tf.data.Options:
+    """Bounds what tf.data decides by itself, too, such as how many batches are mapped at the same time."""
+    options.autotune.ram_budget = MOST_BYTES
+    return options

@@ -1,0 +1,74 @@
+"""Batches made before they are wanted: at most two, and not more than fit into some bytes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+import tensorflow as tf
+
+from distlaunch.strategies.protocol import Source
+from distlaunch.strategies.replica import read_ahead
+from distlaunch.strategies.replica.input import own_rows, split_rows
+from distlaunch.strategies.replica.read_ahead import batches_ahead
+
+PIXELS = tf.TensorSpec([None, 224, 224, 3], tf.float32)  # 602,112 bytes
+LABEL = tf.TensorSpec([None], tf.int64)
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "batches"),
+    [
+        ((PIXELS, LABEL), 64, 2),
+        ((PIXELS, LABEL), 212, 2),
+        ((PIXELS, LABEL), 213, 1),
+        ((PIXELS, LABEL), 100_000, 1),
+        (PIXELS, None, 2),
+        (LABEL, 0, 2),
+        ({"a": PIXELS, "b": tf.TensorSpec([None], tf.string)}, 100_000, 2),
+        ({"a": tf.TensorSpec([None, None], tf.float32)}, 100_000, 2),
+        (tf.RaggedTensorSpec([None, None], tf.float32), 100_000, 2),
+        (tf.SparseTensorSpec([None, 9], tf.float32), 100_000, 2),
+        ((tf.TensorSpec(None, tf.float32),), 100_000, 2),
+    ],
+)
+def test_large_batches_are_read_ahead_one_at_a_time(spec: object, rows: int | None, batches: int) -> None:
+    assert batches_ahead(spec, rows) == batches
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("part_of_most", "ahead"), [(0.1, 2), (0.4, 2), (0.6, 1), (1.2, 1)])
+def test_pipelines_hold_no_more(
+    monkeypatch: pytest.MonkeyPatch, part_of_most: float, ahead: int, replicas: int
+) -> None:
+    """What is loaded before the next step asks, of replicas and of a process of a mesh."""
+    monkeypatch.setattr(read_ahead, "MOST_BYTES", 80_000)
+    batch, width = 8, round(part_of_most * 80_000 / 4 / 8)
+    begun, grown = [0], threading.Condition()
+
+    def count(place: tf.Tensor) -> tf.Tensor:
+        with grown:
+            begun[0] += 1
+            grown.notify_all()
+        return place
+
+    def load(rows: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.py_function(count, [rows[0]], tf.int64)]):
+            return tf.zeros([tf.shape(rows)[0], width])
+
+    elements = tf.data.Dataset.range(batch).batch(batch).repeat()
+    source = Source(elements, load, in_parallel=True, global_batch=batch)
+    for parts, each in (
+        (split_rows(source, first_replica=0, num_local=replicas, num_replicas=replicas), replicas),
+        (own_rows(source, first=0, number=1, of=1), 1),
+    ):
+        begun[0] = 0
+        iterator = iter(parts)
+        for step in range(1, 5):
+            for _ in range(each):
+                next(iterator)
+            with grown:
+                all_of_it = functools.partial(lambda most: begun[0] >= most, (step + ahead) * each)
+                assert grown.wait_for(all_of_it, 20), begun
+                assert begun[0] == (step + ahead) * each
