@@ -57,7 +57,8 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
     most = max((entry["stop"] - entry["start"] for entry in first), default=batch)
     rows = split.global_batch or batch if split.own else most
     whole = own_rows(split.evaluation_source(), first=0, number=1, of=1)
-    ahead = batches_ahead(whole.element_spec[0], rows)
+    spec: Any = whole.element_spec
+    ahead = batches_ahead(spec[0], rows)
     loaded = sum(np.asarray(leaf).nbytes for leaf in tf.nest.flatten(split.first_rows(1), expand_composites=True))
     return {
         "examples": split.num_examples,

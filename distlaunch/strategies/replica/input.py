@@ -102,7 +102,8 @@ def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
 def _steps_ahead(loaded: tf.data.Dataset, source: Source, share: float) -> int:
     """Steps whose part of the batch, `share` of it, is made before it is wanted."""
     rows = None if source.global_batch is None else math.ceil(source.global_batch * share)
-    return batches_ahead(loaded.element_spec[0], rows)
+    spec: Any = loaded.element_spec
+    return batches_ahead(spec[0], rows)
 
 
 def pack(components: tuple[Any, ...]) -> Any:
