@@ -45,7 +45,8 @@ def train_in_processes(kind: str, jobs: list[tuple[str, str]], folder: Path) -> 
     return json.loads((folder / "records.json").read_text())
 
 
-@pytest.fixture(scope="module", params=KINDS)
+# in CI processes/test_parts.py compares two processes of jax with one device
+@pytest.fixture(scope="module", params=[pytest.param("jax", marks=pytest.mark.slow), "dtensor"])
 def fast(request, tmp_path_factory) -> dict[str, dict]:
     kind = request.param
     return once(tmp_path_factory, f"pair-{kind}", lambda folder: train_in_processes(kind, FAST, folder))

@@ -26,6 +26,7 @@ def test_quick_run_prints_the_ratios():
     assert all(row.count("x (") == 3 for row in rows), done.stdout
 
 
+@pytest.mark.slow
 def test_quick_run_on_a_mesh():
     command = [sys.executable, "scripts/benchmark_meshes.py", "--quick", "--rows", "sentiment_spatial_parallel"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

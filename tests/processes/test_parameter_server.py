@@ -83,7 +83,7 @@ def test_killed_workers_cost_no_step(tmp_path: Path, kills: int, epochs: int) ->
 
 @pytest.mark.parametrize("task", ["ps:0", pytest.param("chief:0", marks=pytest.mark.slow)])
 def test_a_lost_server_or_coordinator_restarts_the_job_once(tmp_path: Path, task: str) -> None:
-    options = set_("train.epochs=4", "data.train_examples=3200", "checkpoint.every_steps=20")
+    options = set_("train.epochs=4", "data.train_examples=3200", "checkpoint.every_steps=20", "cluster.workers=1")
     job = start("train", FASHION, *NO_EXPORT, *options, cwd=tmp_path)
     lost = RunDir(tmp_path / "runs" / "fashion-mnist-servers")
     wait_for(lost, at_step(70))
@@ -112,6 +112,7 @@ np.savez("variables.npz", **{f"{name}_{i}": v.numpy() for name, part in parts.it
 """What a callback of the split model has written, as any Keras loads it."""
 
 
+@pytest.mark.slow  # in CI the chain of tests/parity/test_any_to_any.py goes through split variables
 def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
     """SIGTERM: exit 4 with a checkpoint; resumed, the weights are those of the uninterrupted run, bit by bit."""
     options = (*NO_EXPORT, *NO_EVALUATOR)

@@ -126,8 +126,8 @@ def assert_equal(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -
         assert one == pytest.approx(other, rel=2e-5)
 
 
-# the first is covered by the test below
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "jax")) for kind in TWO])
+# the first is covered by the test below, jax shares the code of meshes
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "dtensor")) for kind in TWO])
 def test_streams_of_two_workers(kind: str, project: Path, one_device: list[dict[str, float]]) -> None:
     """Streams of different lengths, dropout, augmentation: the numbers of one device, and each example is read once."""
     code, out, err = run("train", "mine.yaml", *overrides(TWO[kind]), cwd=project)
@@ -141,8 +141,9 @@ def test_streams_of_two_workers(kind: str, project: Path, one_device: list[dict[
     assert total.total() <= 2 * (152 + 36) + 2 * 16 + 20
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_streams_are_gone_on_with_by_another_number_of_workers(
-    project: Path, one_device: list[dict[str, float]]
+    workers: int, project: Path, one_device: list[dict[str, float]]
 ) -> None:
     words = (*TWO["multi_worker_mirrored"], "checkpoint={every_steps: 3, every_epochs: null}")
     process = start("train", "mine.yaml", *overrides((*words, "train.epochs=2000")), cwd=project)
@@ -158,8 +159,8 @@ def test_streams_are_gone_on_with_by_another_number_of_workers(
     assert code == 4, out + err
     stopped = max(event.step for event in read_events(job.events) if isinstance(event, CheckpointSaved))
     more = stopped // 13 + 1  # epochs, one of which is under way
-    code, out, err = run("train", "runs/job", "--resume", *overrides((f"train.epochs={more}", "cluster.workers=4")),
-                         cwd=project)  # fmt: skip
+    words = (f"train.epochs={more}", f"cluster.workers={workers}")
+    code, out, err = run("train", "runs/job", "--resume", *overrides(words), cwd=project)
     assert code == 0, out + err
     if more == 2:
         assert_equal(epochs(project), one_device)

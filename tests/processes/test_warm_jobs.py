@@ -108,21 +108,31 @@ for number, strategy in enumerate(strategies):
 """
 
 
-def test_autograph_has_nothing_of_ours_left_to_convert(project: Path) -> None:
+ON = ("{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}")
+ONLY_TRAINING, NO_PREDICTION = "'one_pass'", "'totals'"
+"""Functions of ours, one that only training uses and one that predicting does not."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "strategies", "has", "lacks"),
+    [
+        ("train", ON, [ONLY_TRAINING, NO_PREDICTION], []),
+        # what one device lacks then is what the others use as well
+        pytest.param("evaluate", ON[:1], [NO_PREDICTION], [ONLY_TRAINING], marks=pytest.mark.slow),
+        pytest.param("predict", ON[:1], [], [ONLY_TRAINING, NO_PREDICTION], marks=pytest.mark.slow),
+    ],
+    ids=["train", "evaluate", "predict"],
+)
+def test_autograph_has_nothing_of_ours_left_to_convert(
+    project: Path, mode: str, strategies: tuple[str, ...], has: list[str], lacks: list[str]
+) -> None:
     """The list of what is converted ahead is whole: a change of these functions must not make starts slow again."""
-    strategies = ["{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}"]
-    ahead = {}
-    for mode in ("train", "evaluate", "predict"):
-        kinds = strategies if mode == "train" else strategies[:1]  # what it lacks then is what they use as well
-        words = [sys.executable, "-c", CONVERTED, mode, *kinds]
-        env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
-        done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        found = [line for line in done.stdout.splitlines() if line.startswith("{kind: ")]
-        assert found == [f"{strategy} []" for strategy in kinds], mode
-        ahead[mode] = next(line for line in done.stdout.splitlines() if line.startswith("ahead "))
-    # and nothing is converted that only training uses
-    assert "'one_pass'" in ahead["train"]
-    assert "'one_pass'" not in ahead["evaluate"]
-    assert "'totals'" in ahead["evaluate"]
-    assert "'totals'" not in ahead["predict"]
+    words = [sys.executable, "-c", CONVERTED, mode, *strategies]
+    env = {"PYTHONPATH": REPOSITORY, "PATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(words, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("{kind: ")]
+    assert found == [f"{strategy} []" for strategy in strategies]
+    ahead = next(line for line in done.stdout.splitlines() if line.startswith("ahead "))
+    assert all(function in ahead for function in has)
+    assert not any(function in ahead for function in lacks)
