@@ -5,7 +5,7 @@
 The hosts are those of `pytest -m cluster`: network namespaces with an sshd each, which needs root. Two of them train
 and one is a spare; none shares a disk with another. Each run is disturbed once. What did not end well is resumed when
 the fault is over. Then its weights must be those of a run that nothing happened to, bit by bit, the host at fault must
-have been named, and no process may be left on any host. Half of the faults that strike one job happen beside a second
+have been named, and no process may be left on any host. What cannot start is started again without the fault. Half of the faults that strike one job happen beside a second
 job on the same hosts, which must end as if it were alone. Trial N of `--seed S` is `--seed S+N --faults 1`.
 """
 
@@ -127,6 +127,12 @@ class Disturber:
         used = int(told.split()[-1])
         self._inside(trial.host, "mount", "-o", f"remount,size={used + 4}k", str(self._disk))
 
+    def release(self, trial: Trial) -> None:
+        """Ends what holds a port."""
+        for process in self._lab.processes(trial.host):
+            if HOLDS_PORT in process.cmdline():
+                process.kill()
+
     def _task(self, trial: Trial) -> psutil.Process:
         found = ((each, each.cmdline()) for each in self._lab.processes(trial.host))
         return next(each for each, words in found if TASK in words and any(trial.name in word for word in words))
@@ -137,10 +143,32 @@ class Disturber:
         return job.output
 
 
-FAULTS = [name for name in vars(Disturber) if not name.startswith("_")]
+    def wrong_python(self, trial: Trial) -> list[str]:
+        """Before the start: a host is to use a Python that has no distlaunch."""
+        wrong = [f"{name} python=/usr/bin/false" if at == trial.host else name for at, name in enumerate(HOSTS, 1)]
+        return [f"engine.hosts={wrong}"]
+
+    def taken_port(self, trial: Trial) -> list[str]:
+        """Before the start: another program has one of the ports that the config names."""
+        port = 21000 + trial.seed % 1000
+        ports = [port if at == trial.host else port + 2000 for at in (1, 2)]
+        self._lab.run(trial.host, [sys.executable, "-c", HOLDS_PORT, str(port)]).wait_for("held", 30)
+        return [f"cluster.ports={ports}"]
+
+
+HOLDS_PORT = """
+import signal, socket, sys
+server = socket.create_server(("", int(sys.argv[1])))
+print("held", flush=True)
+signal.pause()
+"""
+HOSTS = ["host1", "host2", "host3"]
+AT_START = ("wrong_python", "taken_port")
+"""Faults that are there when a job is started."""
+FAULTS = [name for name in vars(Disturber) if not name.startswith("_") and name != "release"]
 OF_ONE_JOB = ("kill_task", "kill_agent", "kill_controller", "term_controller", "stop_task")
 HARMLESS = ("pause_host", "lose_packets")
-EXACT = {**dict.fromkeys(HARMLESS, (0,)), "kill_controller": (137, -9), "term_controller": (4,), "full_disk": (0, 3)}
+EXACT = {**dict.fromkeys(HARMLESS, (0,)), **dict.fromkeys(AT_START, (2,)), "kill_controller": (137, -9), "term_controller": (4,), "full_disk": (0, 3)}
 """Exit codes where they are not 3, or 0 after a restart."""
 
 
@@ -164,7 +192,7 @@ class Runs:
             "checkpoint": {"every_steps": 15},
             "strategy": {"kind": "multi_worker_mirrored"},
             "cluster": {"workers": 2, "stall_timeout_s": STALL_S, "stop_timeout_s": 20},
-            "engine": {"kind": "ssh", "hosts": ["host1", "host2", "host3"], "host_timeout_s": TIMEOUT_S},
+            "engine": {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": TIMEOUT_S},
         }
         self._config = work / "job.yaml"
         self._config.write_text(yaml.safe_dump(config))
@@ -184,18 +212,22 @@ class Runs:
         """Carries a trial out, and adds what should not be to it."""
         run = RunDir(self.disk / trial.name)
         restarts = f"restarts.max={trial.restarts}"
-        job = self.lab.start("train", str(self._config), "--name", trial.name, "--set", restarts)
-        other = self.lab.start("train", str(self._config), "--name", f"beside-{trial.seed}") if trial.beside else None
+        fault = getattr(self._disturber, trial.fault)
+        settings = [restarts, *(fault(trial) if trial.fault in AT_START else ())]
+        job = self._start(trial.name, *settings)
+        other = self._start(f"beside-{trial.seed}") if trial.beside else None
         try:
-            if not self._reaches(run, trial.step, job):
-                trial.violations.append(f"ended before it was disturbed: {job.output[-800:]}")
-                return
-            getattr(self._disturber, trial.fault)(trial, job)
+            if trial.fault not in AT_START:
+                if not self._reaches(run, trial.step, job):
+                    trial.violations.append(f"ended before it was disturbed: {job.output[-800:]}")
+                    return
+                fault(trial, job)
             code = job.end(LIMIT_S)
             trial.outcome = str(code)
             self._check(trial, job, code)
             if other is not None and (ended := other.end(LIMIT_S)) != 0:
                 trial.violations.append(f"the job beside it ended with {ended}: {other.output[-8000:]}")
+            self._disturber.release(trial)
             # an agent that is cut off needs twice the time after which it is given up
             if left := self.lab.left(2 * TIMEOUT_S + 20):
                 trial.violations.append(f"left: {left}")
@@ -216,13 +248,17 @@ class Runs:
             trial.violations.append(f"exit {code}, expected one of {allowed}: {job.output[-8000:]}")
         # of two that do not reach each other, either may be named
         names = ["host1", "host2"] if trial.fault in ("cut_pair", "cut_one_way") else [f"host{trial.host}"]
-        is_diagnosed = trial.fault not in (*EXACT,)
-        after = job.said.partition("training")[2]
+        is_diagnosed = trial.fault not in EXACT or trial.fault in AT_START
+        after = job.said if trial.fault in AT_START else job.said.partition("training")[2]
         if is_diagnosed and not any(name in after for name in names):
             trial.violations.append(f"no word of {' or '.join(names)}: {job.output[-8000:]}")
 
+    def _start(self, name: str, *settings: str) -> Job:
+        words = [word for setting in settings for word in ("--set", setting)]
+        return self.lab.start("train", str(self._config), "--name", name, *words)
+
     def _resume(self, trial: Trial, run: RunDir) -> None:
-        job = self.lab.start("train", str(run.path), "--resume")
+        job = self.lab.start("train", str(run.path), "--resume") if run.path.exists() else self._start(trial.name)
         code = job.end(LIMIT_S)
         trial.outcome += f", resumed {code}"
         if code != 0:

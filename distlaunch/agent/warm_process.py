@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """Forks until the other end of the socket is closed; in a forked task, runs it and returns at its end."""
+    """Forks until the other end of the socket is closed, and ends; in a forked task, runs it and returns at its end."""
     # what is there now is what was imported
     stamps = _stamps()
     # what is here stays for good; a collection in a task must not touch, and so copy, its pages
@@ -59,7 +59,7 @@ def serve(connection: socket.socket) -> None:
         asked, fds = request
         if _stamps() != stamps:
             _answer(connection, {"unfit": "packages were changed since they were imported"})
-            return
+            break
         task = _fork()
         if task is None:
             # else the launcher would see no end of file when this process ends
@@ -70,6 +70,8 @@ def serve(connection: socket.socket) -> None:
         for fd in fds:
             os.close(fd)
         _answer(connection, {"pid": task})
+    # Python's own end takes apart what was imported: 0.2 s, which nobody needs
+    os._exit(0)
 
 
 def _answer(connection: socket.socket, told: dict[str, Any]) -> None:

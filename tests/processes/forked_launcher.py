@@ -9,6 +9,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 
 from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
@@ -17,6 +18,7 @@ from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
 from distlaunch.engines.local import WARM_STARTS
 from distlaunch.plan.preload import READ_LATE, USES
+from distlaunch.tasks.process_end import end_process
 from tests.processes.forked_helpers import ForkedHelpers
 from tests.processes.warm_launcher import Forked
 
@@ -30,7 +32,7 @@ def main() -> None:
         ours.close()
         os.setsid()
         warm_process.serve(theirs)
-        sys.exit()
+        sys.exit()  # in a task
     theirs.close()
     process = WarmProcess(ours, Forked(pid))
     process.unfit, process.was_fit = "", True
@@ -39,8 +41,23 @@ def main() -> None:
         WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
     helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]
+    end_process.skip_earlier_hooks()
     with WARM_STARTS.kept():  # else a command that asks more than once would lose the process after the first time
-        runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
+        except SystemExit as error:
+            code = error.code
+    _end(code)
+
+
+def _end(code: str | int | None) -> None:
+    """As Python does, but without taking apart the frameworks: 0.2 s of CPU, of the copies of their pages above all."""
+    if isinstance(code, str):
+        sys.exit(code)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    end_process(code or 0)
 
 
 if __name__ == "__main__":
