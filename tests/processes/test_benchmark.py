@@ -37,6 +37,7 @@ def test_quick_run_on_a_mesh():
     assert row.split()[0] == "sentiment_spatial_parallel"
 
 
+@pytest.mark.slow
 def test_a_quick_checkpoint() -> None:
     command = [
         sys.executable,

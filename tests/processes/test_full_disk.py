@@ -21,6 +21,7 @@ MOUNT = ["unshare", "--map-root-user", "--mount"]
 WHY = "needs unshare and user namespaces, to mount a small disk"
 MINE = '''
 import os
+import time
 
 import keras
 import numpy as np
@@ -46,6 +47,8 @@ class Fill(keras.callbacks.Callback):
         self.step += 1
         if self.step == self.first and not os.path.exists("filled"):
             open("filled", "w").close()
+            while not os.path.exists("runs/job/checkpoints/step-00000010"):  # it is written beside the steps
+                time.sleep(0.01)
             with open("runs/filler", "wb", buffering=0) as file:
                 for size in (1 << 16, 1):
                     self.fill(file, size)

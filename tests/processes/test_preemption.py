@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import portpicker
@@ -14,7 +15,7 @@ from real import finish, run, start
 from supervised import processes_of, wait_until
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import Event, Restored, StepsDone, TaskStarted
+from distlaunch.base.events import Event, Restored, RunEnded, StepsDone, TaskStarted
 from distlaunch.base.run_dir import RunDir
 
 MINE = """
@@ -75,17 +76,31 @@ def test_one_task_is_told_and_all_stop_at_one_step(project: Path) -> None:
 def test_each_launcher_of_a_cluster_by_hand_says_that_it_was_stopped(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    addresses = [f"localhost:{portpicker.pick_unused_port()}" for _ in range(2)]
-    launchers = []
-    for index in range(2):
-        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        monkeypatch.setenv("TF_CONFIG", json.dumps(task))
-        launchers.append(start("train", "mine.yaml", "--set", "train.epochs=4000", cwd=project))
+    """And with its command again and --resume, each goes on."""
+
+    def start_all(*words: str) -> list[subprocess.Popen[str]]:
+        addresses = [f"localhost:{portpicker.pick_unused_port()}" for _ in range(2)]
+        launchers = []
+        for index in range(2):
+            task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+            launchers.append(start("train", "mine.yaml", *words, cwd=project))
+        return launchers
+
+    launchers = start_all("--set", "train.epochs=4000")
     jobs = [RunDir(project / "runs" / name) for name in ("job", "job-worker-1")]
     wait_until(lambda: any(isinstance(event, StepsDone) for event in events_of(jobs[0], "worker:0")), timeout_s=120)
     launchers[0].send_signal(signal.SIGTERM)  # the other hears of it from its task alone
     ends = [finish(process) for process in launchers]
     assert [code for code, _, _ in ends] == [4, 4], ends
+    steps = [event.step for event in events_of(jobs[0], "worker:0") if isinstance(event, StepsDone)]
+
+    again = [finish(each) for each in start_all("--resume", "--set", f"train.epochs={steps[-1] // 30 + 2}")]
+    assert [code for code, _, _ in again] == [0, 0], again
+    assert [event.step for event in read_events(jobs[0].events) if isinstance(event, Restored)] == [steps[-1]]
+    assert sorted(path.name for path in (project / "runs").iterdir()) == ["job", "job-worker-1"]
+    ends = [read_events(job.events)[-1] for job in jobs]
+    assert [event.status for event in ends if isinstance(event, RunEnded)] == ["done", "done"]
 
 
 HELPED = """

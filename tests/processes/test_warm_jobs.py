@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
 
 
 # one of each backend in CI: what is imported ahead depends on nothing else
-IN_CI = ("two workers", "jax")
+IN_CI = ("one device", "jax")
 PARAMS = [
     pytest.param(words, marks=() if name in IN_CI else pytest.mark.slow, id=name) for name, words in STRATEGIES.items()
 ]
