@@ -5,8 +5,9 @@
 The hosts are those of `pytest -m cluster`: network namespaces with an sshd each, which needs root. Two of them train
 and one is a spare; none shares a disk with another. Each run is disturbed once. What did not end well is resumed when
 the fault is over. Then its weights must be those of a run that nothing happened to, bit by bit, the host at fault must
-have been named, and no process may be left on any host. What cannot start is started again without the fault. Half of the faults that strike one job happen beside a second
-job on the same hosts, which must end as if it were alone. Trial N of `--seed S` is `--seed S+N --faults 1`.
+have been named, and no process may be left on any host. What cannot start is started again without the fault. Half of
+the faults that strike one job happen beside a second job on the same hosts, which must end as if it were alone. Trial N
+of `--seed S` is `--seed S+N --faults 1`.
 """
 
 from __future__ import annotations
@@ -168,7 +169,13 @@ AT_START = ("wrong_python", "taken_port")
 FAULTS = [name for name in vars(Disturber) if not name.startswith("_") and name != "release"]
 OF_ONE_JOB = ("kill_task", "kill_agent", "kill_controller", "term_controller", "stop_task")
 HARMLESS = ("pause_host", "lose_packets")
-EXACT = {**dict.fromkeys(HARMLESS, (0,)), **dict.fromkeys(AT_START, (2,)), "kill_controller": (137, -9), "term_controller": (4,), "full_disk": (0, 3)}
+EXACT = {
+    **dict.fromkeys(HARMLESS, (0,)),
+    **dict.fromkeys(AT_START, (2,)),
+    "kill_controller": (137, -9),
+    "term_controller": (4,),
+    "full_disk": (0, 3),
+}
 """Exit codes where they are not 3, or 0 after a restart."""
 
 
