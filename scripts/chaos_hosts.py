@@ -143,7 +143,6 @@ class Disturber:
         assert job.end(30) == 0, job.output
         return job.output
 
-
     def wrong_python(self, trial: Trial) -> list[str]:
         """Before the start: a host is to use a Python that has no distlaunch."""
         wrong = [f"{name} python=/usr/bin/false" if at == trial.host else name for at, name in enumerate(HOSTS, 1)]
