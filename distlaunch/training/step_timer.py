@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from distlaunch.base.events import Event, Notice, StepsTimed
+from distlaunch.cluster.cores import num_cores
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.examples.each_example import num_cores, num_threads
+from distlaunch.data.examples.each_example import num_threads
 from distlaunch.data.examples.example_times import ExampleTimes, measured
 from distlaunch.data.examples.news import news
 from distlaunch.data.split import Split

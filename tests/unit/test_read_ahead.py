@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from distlaunch.strategies.patches import tensorflow_iterators
+from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica import read_ahead
 from distlaunch.strategies.replica.input import own_rows, split_rows
 from distlaunch.strategies.replica.read_ahead import batches_ahead
 
+pytestmark = pytest.mark.usefixtures("virtual_devices")
 PIXELS = tf.TensorSpec([None, 224, 224, 3], tf.float32)  # 602,112 bytes
 LABEL = tf.TensorSpec([None], tf.int64)
 
@@ -72,3 +77,29 @@ def test_pipelines_hold_no_more(
                 all_of_it = functools.partial(lambda most: begun[0] >= most, (step + ahead) * each)
                 assert grown.wait_for(all_of_it, 20), begun
                 assert begun[0] == (step + ahead) * each
+
+
+@pytest.mark.parametrize("share", ["of replicas", "of a process"])
+def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+    """Who frees one would wait for the thread that tunes it: up to a minute, now and then."""
+    tuned: list[bool | None] = []
+    make = tf.data.Dataset.__iter__
+
+    def noted(dataset: tf.data.Dataset) -> Iterator[Any]:
+        tuned.append(dataset.options().autotune.enabled)
+        return make(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", noted)
+    source = Source(tf.data.Dataset.range(8).batch(4).repeat(), lambda rows: rows, global_batch=4)
+    if share == "of a process":
+        assert int(next(iter(own_rows(source, first=0, number=1, of=2)))[2]) == 4
+    else:
+        tensorflow_iterators.install()
+        parts = split_rows(source, first_replica=0, num_local=2, num_replicas=2)
+        tuned.append(parts.options().autotune.enabled)
+        strategy = mirrored_strategy(["CPU:0", "CPU:1"])
+        batch = next(iter(strategy.distribute_datasets_from_function(lambda _: parts)))[0]
+        assert [int(rows[0]) for rows in strategy.experimental_local_results(batch)] == [0, 2]
+        assert len(tuned) == 3, "the iterators of both devices"
+    assert tuned
+    assert not any(each is not False for each in tuned)

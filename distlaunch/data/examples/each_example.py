@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.cluster.cores import num_visible_cores
+from distlaunch.cluster.cores import num_cores
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
@@ -73,12 +72,6 @@ def num_threads(config: DataConfig) -> int:
         return config.threads
     # a thread for each process that reads waits for it
     return config.processes or num_cores()
-
-
-def num_cores() -> int:
-    """The share of this process, where tasks share the cores of a machine."""
-    share = os.environ.get("TF_NUM_INTRAOP_THREADS", "")
-    return int(share) if share.isdigit() and int(share) else num_visible_cores()
 
 
 def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], threads: int, began: tf.Tensor, *,

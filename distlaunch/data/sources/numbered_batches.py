@@ -21,6 +21,7 @@ from distlaunch.data.examples.read_failures import failures_told
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
+from distlaunch.strategies.patches.tensorflow_iterators import untuned
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
 from distlaunch.strategies.replica.read_ahead import batches_ahead
@@ -90,7 +91,7 @@ class Reader:
         batches = position.flat_map(self._split.batches)
         batches = batches.map(lambda *parts: pack(parts))
         ahead = batches_ahead(batches.element_spec, self._split.global_batch)
-        return iter(batches.prefetch(ahead))
+        return iter(batches.prefetch(ahead).with_options(untuned()))
 
 
 class OwnReader:

@@ -11,8 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.cluster.cores import num_cores
+from distlaunch.strategies.patches.tensorflow_iterators import untuned
 from distlaunch.strategies.protocol import Source
-from distlaunch.strategies.replica.read_ahead import batches_ahead, within_bytes
+from distlaunch.strategies.replica.read_ahead import at_once, batches_ahead
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
@@ -46,8 +48,9 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
         replicas = tf.data.Dataset.range(first_replica, first_replica + num_local)
         parts = source.elements.flat_map(lambda *element: replicas.map(lambda index: part(pack(element), index)))
     # an element is one replica's part of a step
-    loaded = _loaded(parts, source)
-    steps = _steps_ahead(loaded, source, num_local / num_replicas)
+    of_replica, of_process = 1 / num_replicas, num_local / num_replicas
+    loaded = _loaded(parts, source, of_replica)
+    steps = batches_ahead(*_batch(loaded, source, of_process))
     return loaded.prefetch(steps * num_local).with_options(_options())
 
 
@@ -82,28 +85,35 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
         return (element if number == of else slice_rows(element, start, stop)), start, total
 
     parts = source.elements.map(lambda *element: part(pack(element)))
-    loaded = _loaded(parts, source)
-    return loaded.prefetch(_steps_ahead(loaded, source, number / of)).with_options(_options())
+    loaded = _loaded(parts, source, number / of)
+    return loaded.prefetch(batches_ahead(*_batch(loaded, source, number / of))).with_options(_options())
 
 
-def _loaded(parts: tf.data.Dataset, source: Source) -> tf.data.Dataset:
-    """Turns the row sources in `(row source, scalars)` into batches."""
+def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
+    """Turns the row sources in `(row source, scalars)` into batches, `share` of the global ones."""
 
     def load(element: Any, *counts: tf.Tensor) -> Any:
         return source.load(element), *counts
 
-    threads = None if source.in_parallel else tf.data.AUTOTUNE
-    loaded = parts.map(load, num_parallel_calls=threads, deterministic=None if threads is None else True)
+    calls = 1 if source.in_parallel else num_cores()
+    loaded = _mapped(parts, load, calls)
+    # what a batch is, the traced function tells; seldom is it so large that fewer must be made at the same time
+    if (fewer := at_once(calls, *_batch(loaded, source, share))) < calls:
+        loaded = _mapped(parts, load, fewer)
     # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
     # many workers still have data; the ends that matter are marked in the data itself.
     return loaded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _steps_ahead(loaded: tf.data.Dataset, source: Source, share: float) -> int:
-    """Steps whose part of the batch, `share` of it, is made before it is wanted."""
+def _mapped(parts: tf.data.Dataset, load: Any, calls: int) -> tf.data.Dataset:
+    return parts.map(load) if calls == 1 else parts.map(load, num_parallel_calls=calls, deterministic=True)
+
+
+def _batch(loaded: tf.data.Dataset, source: Source, share: float) -> tuple[Any, int | None]:
+    """What is loaded for a step: its specification, and its rows if they are known."""
     rows = None if source.global_batch is None else math.ceil(source.global_batch * share)
     spec: Any = loaded.element_spec
-    return batches_ahead(spec[0], rows)
+    return spec[0], rows
 
 
 def pack(components: tuple[Any, ...]) -> Any:
@@ -137,8 +147,8 @@ def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
 
 
 def _options() -> tf.data.Options:
-    options = tf.data.Options()
+    options = untuned()
     options.deterministic = True
     # the rows are chosen already; TensorFlow's own sharding would deal out whole elements
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return within_bytes(options)
+    return options

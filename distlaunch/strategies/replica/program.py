@@ -17,7 +17,7 @@ import tensorflow as tf
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.strategies.patches import keras_losses
+from distlaunch.strategies.patches import keras_losses, tensorflow_iterators
 from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.predictions import concatenated, make_predict_call
@@ -56,6 +56,7 @@ class ReplicaProgram:
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._optimizers = optimizers_of(self._model)
+        tensorflow_iterators.install()
         # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
         # an uneven last batch has not. Whether there are any is known when the first step is traced.
         self._one_by_one = replicas.total > 1

@@ -16,8 +16,13 @@ def batches_ahead(spec: Any, rows: int | None) -> int:
         spec: of a batch; its first dimension is not looked at.
         rows: of the batch; None: not known, and so the bytes are not either.
     """
+    return at_once(MOST_BATCHES, spec, rows)
+
+
+def at_once(most: int, spec: Any, rows: int | None) -> int:
+    """How many of at most so many batches fit into `MOST_BYTES`, at least one; the other arguments as above."""
     num_bytes = None if rows is None else _row_bytes(spec)
-    return MOST_BATCHES if not num_bytes else max(1, min(MOST_BATCHES, MOST_BYTES // (num_bytes * max(rows or 1, 1))))
+    return most if not num_bytes else max(1, min(most, MOST_BYTES // (num_bytes * max(rows or 1, 1))))
 
 
 def _row_bytes(spec: Any) -> int | None:
@@ -29,9 +34,3 @@ def _row_bytes(spec: Any) -> int | None:
             return None
         total += leaf.shape[1:].num_elements() * leaf.dtype.size
     return total
-
-
-def within_bytes(options: tf.data.Options) -> tf.data.Options:
-    """Bounds what tf.data decides by itself, too, such as how many batches are mapped at the same time."""
-    options.autotune.ram_budget = MOST_BYTES
-    return options

@@ -1,0 +1,46 @@
+"""Ends iterators at once, which tf.data's own tuning would hold up."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+
+_MODULE = "tensorflow.python.data.ops.multi_device_iterator_ops"
+
+PATCH = Patch(
+    symbols=(
+        Symbol(
+            f"{_MODULE}._create_device_dataset",
+            "(prototype_ds, incarnation_id, prefetch_buffer_size, experimental_slack)",
+        ),
+    ),
+    why="A distribution strategy gives each device an iterator of its own, with a thread that tunes it. The thread "
+    "sleeps for longer and longer, up to a minute. Cancelled, it is woken before it can see why, and sometimes goes "
+    "back to sleep; who frees the iterator, as after each validation, waits for it: one in eight times in TensorFlow "
+    "2.21, about as long as the iterator was used.",
+    until="TensorFlow's CancellationManager is cancelled before it calls back, or device iterators are not tuned.",
+)
+
+
+def untuned() -> tf.data.Options:
+    """Without that thread. `AUTOTUNE` then means as many calls as tf.data's pool has threads, at most 16."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return options
+
+
+@functools.cache
+def install() -> None:
+    """For the iterators of devices; does nothing the second time."""
+    PATCH.check()
+    module = internal(_MODULE)
+    create = module._create_device_dataset
+
+    def create_untuned(*arguments: Any) -> tf.data.Dataset:
+        return create(*arguments).with_options(untuned())
+
+    module._create_device_dataset = create_untuned
