@@ -25,7 +25,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import event_line, restarts
+from distlaunch.ui.progress.lines import event_line, restarts, task_line
 from distlaunch.ui.progress.live import LiveView, progress_line
 from distlaunch.ui.progress.plain import PlainView
 from distlaunch.ui.progress.state import ProgressState
@@ -177,3 +177,22 @@ def test_the_terminal_is_left_clean() -> None:
     output = console.file.getvalue()
     assert "hello [red]" in output
     assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
+
+
+@pytest.mark.parametrize(
+    ("task", "alone", "line"),
+    [
+        ("worker:1", False, "[worker:1] a text"),
+        ("worker:1", True, "a text"),
+        ("chief:0", False, "[chief:0] a text"),
+        ("host1", False, "[host1] a text"),  # of an agent, such as of a full disk
+        ("host1", True, "[host1] a text"),
+        ("me@second:22", False, "[me@second:22] a text"),
+        ("fe80::1", False, "[fe80::1] a text"),
+        ("fe80::a", False, "[fe80::a] a text"),
+        ("", False, "a text"),
+        ("", True, "a text"),
+    ],
+)
+def test_who_says_it(task: str, alone: bool, line: str) -> None:
+    assert task_line(task, "a text", alone=alone).plain == line

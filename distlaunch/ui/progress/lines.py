@@ -63,14 +63,19 @@ def event_line(event: Event, epochs: int) -> Text | None:
 
 
 def task_line(task: str, text: str, *, alone: bool) -> Text:
-    """A line that a task printed, after its name if there are several tasks."""
-    if alone:
-        # colours of the user's program are kept
-        return Text.from_ansi(text) if "\x1b" in text else Text(text)
+    """A line that a task printed, after its name if there are several tasks; of an agent, after the name of its host.
+
+    Args:
+        task: `worker:1`, or a host; "": the launcher itself.
+    """
+    # colours of the user's program are kept
+    line = Text.from_ansi(text) if "\x1b" in text else Text(text)
+    kind, _, index = task.rpartition(":")
+    if not task or (kind and alone):
+        return line
     # the same colour for a task in each attempt
-    index = int(task.rpartition(":")[2] or 0)
-    head = Text(f"[{task}] ", style=_TASK_STYLES[index % len(_TASK_STYLES)])
-    return head + (Text.from_ansi(text) if "\x1b" in text else Text(text))
+    style = _TASK_STYLES[int(index) % len(_TASK_STYLES)] if kind and index.isdecimal() else ""
+    return Text(f"[{task}] ", style=style) + line
 
 
 def note_line(text: str) -> Text:
