@@ -8,6 +8,7 @@ import pytest
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.cluster.hosts import TooFewSlotsError, place_tasks
+from distlaunch.config.checks.config import cross_check, fitting_workers
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import LocalEngine
 from distlaunch.engines.base import Needs
@@ -54,6 +55,24 @@ def test_streams_decide_too() -> None:
     data = {"function": "a:c", "global_batch": 12, "streams": 6}
     config = _config(MULTI, data=data, **_hosts("a slots=5"))
     assert count_workers(config, {}, dry=True).cluster.workers == 3
+
+
+@pytest.mark.parametrize(("slots", "ports", "expected"), [(3, 4, 3), (3, 3, 3), (3, 2, 2), (1, 2, 1)])
+@pytest.mark.parametrize("strategy", [MULTI, {"kind": "jax", "mesh": {"batch": 12}}])
+def test_no_more_than_there_are_ports_for(slots: int, ports: int, expected: int, strategy: dict[str, Any]) -> None:
+    cluster = {"workers": "auto", "ports": list(range(5000, 5000 + ports))}
+    config = _config(strategy, cluster=cluster, **_hosts(f"a slots={slots}"))
+    assert cross_check(config, None) == []
+    assert count_workers(config, {}, dry=True).cluster.workers == expected
+
+
+def test_a_span_with_ports_goes_on_with_fewer() -> None:
+    cluster = {"workers": {"min": 1, "max": 3}, "ports": [5000, 5001, 5002]}
+    config = _config(MULTI, cluster=cluster, **_hosts("a slots=2"))
+    assert cross_check(config, None) == []
+    assert fitting_workers(config, (2, 1), None) == 2
+    short = _config(MULTI, cluster=cluster | {"ports": [5000]})
+    assert [problem.key for problem in cross_check(short, None)] == [("cluster", "ports")]
 
 
 def test_what_fits_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,19 @@ def cross_check(
 
 
 def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | None) -> int | None:
-    """The first of these numbers of workers that can share the batch, the mesh, the streams; None: none can."""
-    return next((number for number in numbers if not cross_check(config.with_workers(number), num_gpus)), None)
+    """The first of these numbers of workers that can share the batch, the mesh, the streams, and for which there are
+    ports if the config names them; None: none can."""
+    return next((number for number in numbers if not cross_check(_with_workers(config, number), num_gpus)), None)
+
+
+def _with_workers(config: RunConfig, number: int) -> RunConfig:
+    """Without the ports of workers that it has not."""
+    config = config.with_workers(number)
+    cluster = config.cluster
+    if cluster.ports == "auto":
+        return config
+    ports = cluster.ports[: sum(config.strategy.processes(cluster).values())]
+    return config.model_copy(update={"cluster": cluster.model_copy(update={"ports": ports or "auto"})})
 
 
 def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:

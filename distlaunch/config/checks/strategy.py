@@ -93,11 +93,12 @@ def _ports(strategy: Strategy, cluster: Cluster) -> Iterator[Problem]:
     if ports == "auto":
         return
     processes = strategy.processes(cluster)
-    if not processes:
+    if not processes and cluster.workers != "auto":
         yield Problem(key, f"got {len(ports)}, but {strategy.kind} runs in one process and needs none; remove it")
         return
     tasks = sum(processes.values())
-    if len(ports) != tasks:
+    # how many an open number of workers needs is known when hosts are
+    if len(ports) != tasks and cluster.workers != "auto":
         what = all_of(_tasks(job, number) for job, number in processes.items())
         yield Problem(key, f"got {len(ports)}; expected {tasks}, one for each of {what}; or write `ports: auto`")
     for port, times in Counter(ports).items():
