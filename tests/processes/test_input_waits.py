@@ -32,7 +32,7 @@ def data():
 
 def wait(x, y):
     def sleep(value):
-        time.sleep(0.02)
+        time.sleep(0.01)
         return value
 
     waited = tf.numpy_function(sleep, [x], tf.float32)
@@ -79,7 +79,7 @@ def test_a_map_that_waits_is_what_training_waits_for(job: tuple[str, str], tmp_p
     slowest = max(timed, key=lambda each: each.input_s / each.seconds)
     # in lockstep now one waits for its input, then the other
     assert sum(each.input_s for each in timed) / slowest.seconds > 0.5
-    assert slowest.made_s / slowest.made >= 0.02
+    assert slowest.made_s / slowest.made >= 0.01
     text = " ".join(output.split())
     assert re.search(
         r"input (at least )?\d+ % of the time.*, map [\d.]+ ms an example on \d threads?; .*data\.threads: \d", text
