@@ -237,11 +237,12 @@ class Lab:
             job.close()
         self._jobs.clear()
         for number in range(len(self.names)):
-            if number not in self._hosts:
+            if number in self._hosts:
+                for process in self.processes(number):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+            else:  # and nothing is killed there: its sshd has no name yet by which it is known
                 self.up(number)
-            for process in self.processes(number):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
             tables = ["ip", "netns", "exec", f"{self._prefix}{number}", _program("nft") or "", "flush", "ruleset"]
             subprocess.run(tables, check=True)
 
