@@ -40,9 +40,8 @@ class Source:
         ends: it has elements without rows, and only reading tells where: processes must agree on each.
         in_parallel: `load` handles several rows at the same time by itself.
         describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
-        own: an element is `(row source, rows)`, this process's part of the global batch; how many rows the others have,
-            only they know. Of an element with 0 rows the first row is a stand-in, which must not count; only where all
-            processes have 0 it is an end.
+        own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
+            one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
         global_batch: its rows, but for the last one of a pass; None if not known.
     """
 
