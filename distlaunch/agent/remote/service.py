@@ -59,6 +59,8 @@ class Agent:
         self._code: CodeCopy | None = None
         self._receiving: Path | None = None
         """Where files that come are written."""
+        self._unwritten: dict[str, str] = {}
+        """Files of the open run that could not be written, and why."""
         self._unwanted: set[str] = set()
         self._lease_s, self._heard_at, self._beat_at = LEASE_S, clock(), clock()
         self._greeted = self._over = self._writes = False
@@ -217,6 +219,7 @@ class Agent:
         """Whether the run directory is shared with the controller; if not, makes a copy."""
         root = Path(frame.text("root"))
         self._root, self._copy, self._receiving = root, None, None
+        self._unwritten.clear()
         if is_shared(root, frame.text("nonce")):
             self._reply(frame, shared=True)
             return
@@ -228,10 +231,15 @@ class Agent:
     def _receive(self, frame: Frame) -> None:
         if self._receiving is None:
             raise FrameError(f"{frame.kind}: no folder is open")
+        path = frame.text("path")
+        # half of a file must not take its place
+        if frame.kind == file_transfer.MOVE and any(f"{each}/".startswith(f"{path}/") for each in self._unwritten):
+            return
         try:
             file_transfer.receive(self._receiving, frame)
         except OSError as error:
-            self._show("", f"{frame.text('path')} cannot be written: {error.strerror}")
+            self._unwritten.setdefault(path, str(error.strerror))
+            self._show("", f"{path} cannot be written: {error.strerror}")
 
     def _on_begin(self, frame: Frame) -> None:
         if self._root is None:
@@ -244,7 +252,12 @@ class Agent:
     def _on_start(self, frame: Frame) -> None:
         if self._attempt is None or self._tasks is None or frame.number("attempt") != self._attempt.number:
             raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the one that goes on")
-        if frame.text("task") not in self._unwanted:
+        name = frame.text("task")
+        if self._unwritten:
+            why = next(iter(self._unwritten.values()))
+            told = f"what it reads cannot be written there: {why}"
+            self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=told))
+        elif name not in self._unwanted:
             self._attempt.start(frame, self._tasks)
 
     def _on_order(self, frame: Frame) -> None:
