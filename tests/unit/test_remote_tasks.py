@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import Frame
-from distlaunch.base.run_dir import RunDir
 from distlaunch.engines.remote.link import LinkError
-from distlaunch.engines.remote.run_files import Incoming
 from distlaunch.engines.remote.tasks import RemoteTasks
 
 
@@ -40,7 +39,7 @@ def _tasks(tmp_path: Path, shown: list[str], *links: _Link) -> RemoteTasks:
     watch: Any = SimpleNamespace(look=lambda progress: None)
     plan: Any = None
     return RemoteTasks(
-        plan, given, Incoming(RunDir(tmp_path)), lambda task, line: shown.append(line), {}, watch, lambda name: None
+        plan, given, Incoming(tmp_path), lambda task, line: shown.append(line), {}, watch, lambda name: None
     )
 
 

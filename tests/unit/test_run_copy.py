@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.remote import file_transfer
-from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, receive, send_folder
+from distlaunch.agent.remote.file_transfer import MOVE, REMOVE, Incoming, receive, send_folder
 from distlaunch.agent.remote.frames import Frame, FrameReader
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.base.errors import UsageError
-from distlaunch.base.run_dir import RunDir
-from distlaunch.engines.remote.run_files import Incoming
 
 
 @pytest.fixture
@@ -136,7 +134,7 @@ def test_half_of_a_checkpoint_is_never_put_in_place(
 ) -> None:
     """The disk of the controller is full for one of its parts."""
     folder = checkpoint(copy, "step-00000001", "x" * 300_000)
-    incoming, received = Incoming(RunDir(target)), list[str]()
+    incoming, received = Incoming(target), list[str]()
 
     def full_once(root: Path, frame: Frame) -> None:
         received.append(frame.kind)

@@ -76,8 +76,11 @@ class HostAttempt:
         try:
             self._tasks[name] = tasks.start(spec)
         except OSError as error:
-            told = f"{error.strerror} ({argv[0]})"
-            self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=told))
+            self.refuse(name, f"{error.strerror} ({argv[0]})")
+
+    def refuse(self, name: str, why: str) -> None:
+        """Tells that a task cannot be started."""
+        self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=why))
 
     def order(self, frame: Frame) -> bool:
         """Passes an order on; False if there is no such task yet."""

@@ -22,6 +22,36 @@ def below(root: Path, name: str) -> Path:
     return root.joinpath(*parts)
 
 
+class Incoming:
+    """Writes what another host sends into a folder.
+
+    Attributes:
+        problem: why something could not be written; empty if all was.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.problem = ""
+        self._torn: set[str] = set()
+        """What is not complete, and never will be."""
+
+    def take(self, frame: Frame) -> None:
+        """A disk that is full stops no job. Raises FrameError."""
+        path = frame.text("path")
+        part = part_of(path)
+        if path == part and (frame.kind == REMOVE or frame.fields.get("fresh")):
+            self._torn.discard(part)
+        # half a file, or half a checkpoint, must not look like a whole one
+        if part in self._torn:
+            return
+        try:
+            receive(self._root, frame)
+        except OSError as error:
+            self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
+            if part:
+                self._torn.add(part)
+
+
 def receive(root: Path, frame: Frame) -> None:
     """Does what a message asks for. Raises OSError, or FrameError if the message is wrong."""
     path = below(root, frame.text("path"))

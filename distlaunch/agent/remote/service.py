@@ -17,6 +17,7 @@ from distlaunch.agent.messages import Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.attempt import HostAttempt
 from distlaunch.agent.remote.code_copy import CodeCopy, digest_of
+from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import GREETING, PROTOCOL, Frame, FrameError, FrameReader, encode
 from distlaunch.agent.remote.host_facts import host_facts
 from distlaunch.agent.remote.outbox import Outbox
@@ -57,10 +58,8 @@ class Agent:
         self._copies: dict[Path, RunCopy] = {}
         self._copy: RunCopy | None = None
         self._code: CodeCopy | None = None
-        self._receiving: Path | None = None
-        """Where files that come are written."""
-        self._unwritten: dict[str, str] = {}
-        """Files of the open run that could not be written, and why."""
+        self._incoming: Incoming | None = None
+        """Writes the files that come."""
         self._unwanted: set[str] = set()
         self._lease_s, self._heard_at, self._beat_at = LEASE_S, clock(), clock()
         self._greeted = self._over = self._writes = False
@@ -152,11 +151,11 @@ class Agent:
         """Whether the code is here; if not, what comes next is written where it is to be."""
         folder = Path(frame.text("folder"))
         self._code = CodeCopy(folder, json.loads(frame.payload))
-        self._receiving = folder if not self._code.is_same else None
+        self._incoming = Incoming(folder) if not self._code.is_same else None
         self._reply(frame, same=self._code.is_same)
 
     def _on_code_sent(self, frame: Frame) -> None:
-        self._receiving = None
+        self._incoming = None
         if self._code is not None:
             self._code.commit()
         self._reply(frame)
@@ -218,28 +217,22 @@ class Agent:
     def _on_open(self, frame: Frame) -> None:
         """Whether the run directory is shared with the controller; if not, makes a copy."""
         root = Path(frame.text("root"))
-        self._root, self._copy, self._receiving = root, None, None
-        self._unwritten.clear()
+        self._root, self._copy, self._incoming = root, None, None
         if is_shared(root, frame.text("nonce")):
             self._reply(frame, shared=True)
             return
         self._copy = RunCopy(root, is_first=root not in self._copies)
-        self._copies[root], self._receiving = self._copy, root
+        self._copies[root], self._incoming = self._copy, Incoming(root)
         checkpoints = RunDir(root).checkpoint_steps()
         self._reply(frame, shared=False, checkpoints=checkpoints)
 
     def _receive(self, frame: Frame) -> None:
-        if self._receiving is None:
+        if self._incoming is None:
             raise FrameError(f"{frame.kind}: no folder is open")
-        path = frame.text("path")
-        # half of a file must not take its place
-        if frame.kind == file_transfer.MOVE and any(f"{each}/".startswith(f"{path}/") for each in self._unwritten):
-            return
-        try:
-            file_transfer.receive(self._receiving, frame)
-        except OSError as error:
-            self._unwritten.setdefault(path, str(error.strerror))
-            self._show("", f"{path} cannot be written: {error.strerror}")
+        before = self._incoming.problem
+        self._incoming.take(frame)
+        if self._incoming.problem != before:
+            self._show("", self._incoming.problem)
 
     def _on_begin(self, frame: Frame) -> None:
         if self._root is None:
@@ -253,11 +246,11 @@ class Agent:
         if self._attempt is None or self._tasks is None or frame.number("attempt") != self._attempt.number:
             raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the one that goes on")
         name = frame.text("task")
-        if self._unwritten:
-            why = next(iter(self._unwritten.values()))
-            told = f"what it reads cannot be written there: {why}"
-            self._outbox.put(encode("exit", task=name, code=127, oom=False, unstartable=told))
-        elif name not in self._unwanted:
+        if name in self._unwanted:
+            return
+        if self._incoming is not None and self._incoming.problem:
+            self._attempt.refuse(name, self._incoming.problem)
+        else:
             self._attempt.start(frame, self._tasks)
 
     def _on_order(self, frame: Frame) -> None:

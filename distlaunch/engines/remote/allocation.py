@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import encode
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
-from distlaunch.engines.remote.run_files import Incoming, open_run, what_tasks_read
+from distlaunch.engines.remote.run_files import open_run, what_tasks_read
 from distlaunch.engines.remote.tasks import RemoteTasks
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan
 from distlaunch.supervise.allocation import Starter
@@ -62,7 +63,7 @@ class RemoteAllocation:
     ) -> Iterator[Starter]:
         run = RunDir(plan.run_dir)
         copies = open_run(run, list(self.links.values()))
-        incoming = Incoming(run)
+        incoming = Incoming(run.path)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
         tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.blame)

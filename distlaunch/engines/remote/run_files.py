@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.agent.remote import file_transfer
-from distlaunch.agent.remote.frames import Frame
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
@@ -55,36 +54,6 @@ def what_tasks_read(run: RunDir, attempt: int, *, checkpoints_there: Sequence[in
                 continue
             send = file_transfer.send_folder if path.is_dir() else file_transfer.send_file
             yield from send(path, _name(run, path))
-
-
-class Incoming:
-    """Writes what comes from copies into the controller's run directory.
-
-    Attributes:
-        problem: why something could not be written; empty if all was.
-    """
-
-    def __init__(self, run: RunDir) -> None:
-        self._root = run.path
-        self.problem = ""
-        self._torn: set[str] = set()
-        """What is not complete, and never will be."""
-
-    def take(self, frame: Frame) -> None:
-        """A disk that is full stops no job. Raises FrameError."""
-        path = frame.text("path")
-        part = file_transfer.part_of(path)
-        if path == part and (frame.kind == file_transfer.REMOVE or frame.fields.get("fresh")):
-            self._torn.discard(part)
-        # half a checkpoint must not look like a whole one
-        if part in self._torn:
-            return
-        try:
-            file_transfer.receive(self._root, frame)
-        except OSError as error:
-            self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
-            if part:
-                self._torn.add(part)
 
 
 def _name(run: RunDir, path: Path) -> str:
