@@ -108,7 +108,7 @@ def _check_process(config: RunConfig) -> None:
     wanted = strategy.backend
     # once imported, Keras keeps its backend
     if "keras" not in sys.modules:
-        choose_backend(wanted, quiet=strategy.has_coordinator)
+        choose_backend(wanted)
     import keras
 
     if keras.backend.backend() != wanted:

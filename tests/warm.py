@@ -28,9 +28,9 @@ _OF_TESTS = ("PYTEST_CURRENT_TEST", "STRATEGY", "HOOKS", "BAD_KIND", "PYTHONBREA
 _LATE = (*READ_LATE, LIFELINE_FD, "KERAS_BACKEND", *_OF_TESTS)
 
 
-def preload(*backend: str) -> Preload:
+def preload(backend: str) -> Preload:
     """What a process of the tests imports; those with the same backend are forked from the same process."""
-    return Preload("tests.processes.warm_launcher", backend, _LATE)
+    return Preload("tests.processes.warm_launcher", (backend,), _LATE)
 
 
 def environment(**own: str) -> dict[str, str]:

@@ -14,11 +14,12 @@ _INSTALL = {"jax": "JAX is not installed: pip install 'distlaunch[jax]', or 'jax
 """Backends that are extras."""
 
 
-def choose_backend(backend: Backend, *, quiet: bool = False) -> None:
+def choose_backend(backend: Backend) -> None:
     """Lets Keras run on a backend, once it is imported.
 
-    Args:
-        quiet: leave out TensorFlow's lines on settings, of which parameter servers print pages.
+    TensorFlow's lines on settings, of which parameter servers print pages, are left out unless the user has set
+    TF_CPP_MIN_LOG_LEVEL. It is read at the import, so it is the same for all: one warm process then serves all
+    strategies of a backend.
 
     Raises:
         ConfigError: it is not installed.
@@ -28,8 +29,7 @@ def choose_backend(backend: Backend, *, quiet: bool = False) -> None:
     else:
         # not `setdefault`: this strategy works on no other
         os.environ["KERAS_BACKEND"] = backend
-    if quiet:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if missing := missing_backend(backend):
         raise ConfigError(Problem(("strategy", "kind"), f"got '{backend}', but {missing}"))
 

@@ -49,9 +49,7 @@ class LocalAllocation:
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
-            inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
-            # the user's own OMP_NUM_THREADS and the like win
-            yield _Starter(tasks, {**pool_sizes(self.num_computing), **inherited})
+            yield _Starter(tasks, self.spec_of)
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
@@ -59,6 +57,19 @@ class LocalAllocation:
 
     def blame(self, host: str) -> None:
         """There is no other."""
+
+    def import_ahead(self, plan: LaunchPlan) -> None:
+        for task in plan.tasks:
+            WARM_STARTS.process_for(self.spec_of(task))
+
+    def spec_of(self, task: TaskPlan) -> TaskSpec:
+        """What this host must know to start a task."""
+        inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
+        # the user's own OMP_NUM_THREADS and the like win
+        env = {**pool_sizes(self.num_computing), **inherited, **task.env}
+        files = task.files
+        logs = files.stdout_log, files.stderr_log
+        return TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
 
     def release_ports(self) -> None:
         self.held.release()
@@ -68,16 +79,12 @@ class LocalAllocation:
 
 
 class _Starter:
-    def __init__(self, tasks: HostTasks, environ: Mapping[str, str]) -> None:
-        self._tasks, self._environ = tasks, environ
+    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec]) -> None:
+        self._tasks, self._spec_of = tasks, spec_of
         self.watch, self.wait = tasks.watch, tasks.wait
 
     def start(self, task: TaskPlan) -> TaskHandle:
-        files = task.files
-        env = {**self._environ, **task.env}
-        logs = files.stdout_log, files.stderr_log
-        spec = TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
-        return self._tasks.start(spec)
+        return self._tasks.start(self._spec_of(task))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """They wrote it here."""

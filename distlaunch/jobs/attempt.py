@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.errors import ConfigError
+from distlaunch.base.errors import ConfigError, DistlaunchError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
@@ -75,6 +75,13 @@ def _plan(
     places, engine = allocation.places, allocation.engine
     plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
     return config, plan
+
+
+def import_ahead(config: RunConfig, run: RunDir, mode: Mode, environ: Mapping[str, str]) -> None:
+    """Begins to import what an attempt will need. A config that cannot be started is left to its start."""
+    with contextlib.suppress(DistlaunchError):
+        allocation = allocate(config, environ, dry=True)
+        allocation.import_ahead(_plan(config, run, 0, mode, allocation)[1])
 
 
 def allocate_fitting(

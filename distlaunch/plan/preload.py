@@ -20,6 +20,5 @@ USES = ("evaluate", "predict", "export")
 
 def preload_for(config: RunConfig, task: Task, mode: str) -> Preload:
     """What a task of a run imports in any case."""
-    quiet = ["quiet"] if config.strategy.has_coordinator else []
     use = [mode] if mode in USES else []
-    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *quiet, *use), READ_LATE)
+    return Preload("distlaunch.tasks.preload", (config.backend_of(task.job), *use), READ_LATE)

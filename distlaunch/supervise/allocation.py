@@ -96,6 +96,9 @@ class Allocation(Protocol):
         """
         ...
 
+    def import_ahead(self, plan: LaunchPlan) -> None:
+        """Begins to import what the tasks of a plan would wait for at their start, where it can; waits for nothing."""
+
     def listening(self, addresses: Collection[str]) -> set[str]:
         """Those of the addresses that somebody listens on."""
         ...

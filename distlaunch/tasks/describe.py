@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import tempfile
 import traceback
@@ -39,8 +38,6 @@ def main() -> None:
 
 
 def _describe(tell: Callable[[RunConfig, RunDir], dict[str, Any]], path: str) -> tuple[ExitCode, dict[str, Any] | None]:
-    # before TensorFlow is imported, which reads it then
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         config = load_resolved(path)
         choose_backend(config.strategy.backend)

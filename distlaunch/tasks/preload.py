@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> str:
     """Imports for tasks of a backend.
 
     Args:
-        arguments: the backend; perhaps `quiet`; what the tasks do, if they do not train.
+        arguments: the backend; what the tasks do, if they do not train.
 
     Returns:
         Why this process must not be forked; empty if it may.
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> str:
             importlib.import_module(name)
     threads = num_threads()
     try:
-        choose_backend(backend, quiet="quiet" in words)  # pyright: ignore[reportArgumentType]
+        choose_backend(backend)  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
         return str(error)
     for name in frameworks(backend):

@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _prepare_process(config: RunConfig, task: Task) -> None:
-    choose_backend(config.backend_of(task.job), quiet=config.strategy.has_coordinator)
+    choose_backend(config.backend_of(task.job))
     from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     end_process.skip_earlier_hooks()

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.run_dir import RunDir
 from distlaunch.base.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
-from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.jobs.attempt import AttemptResult, import_ahead
 from distlaunch.jobs.job import JobRequest, choose, isolate_if_asked
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
@@ -119,6 +120,9 @@ def verify(
             order, bench = TrialOrder(request.steps), None
             if not all(each.verdict for each in planned):  # else it would be trained for nothing
                 note(f"one device, {request.steps} steps: the reference and its rounding noise")
+                for each in planned:  # JAX is imported while others still train on TensorFlow
+                    if not each.verdict:
+                        import_ahead(each.config, RunDir(folder), "verify", environ)
                 bench = Bench(choice, order, environ, folder, signals)
                 result.reference = bench.reference
             for each in planned:

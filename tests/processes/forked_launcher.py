@@ -37,7 +37,7 @@ def main() -> None:
     process = WarmProcess(ours, Forked(pid))
     process.unfit, process.was_fit = "", True
     for use in ("", *USES):  # this process has made ready what training needs, and so all of it
-        what = Preload("distlaunch.tasks.preload", (*backend.split(), *use.split()), READ_LATE)
+        what = Preload("distlaunch.tasks.preload", (backend, *use.split()), READ_LATE)
         WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
     helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]

@@ -37,13 +37,13 @@ def launchers() -> Launchers:
     return made
 
 
-def _backend(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+def _backend(words: Sequence[str], cwd: Path) -> str:
     """What the tasks will import, a guess by command, config or run; a wrong one costs the time of an import."""
     targets = [cwd / word for word in words[1:2]]
     files = [path if path.is_file() else RunDir(path).config for path in targets if path.exists()]
     text = " ".join([*words, *(file.read_text() for file in files if file.suffix == ".yaml" and file.is_file())])
     kind = next(filter(MODELS.get, re.findall(r'kind"?[:=] ?"?(\w+)', text)), "one_device")
-    return (MODELS[kind].backend, "quiet") if MODELS[kind].has_coordinator else (MODELS[kind].backend,)
+    return MODELS[kind].backend
 
 
 def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen[str]:
@@ -55,7 +55,7 @@ def start(*words: str, cwd: Path, path: Sequence[Path] = ()) -> subprocess.Popen
     if is_cold():
         words = (*words, *(("--set", "engine.warm_start=false") if words[0] in _TAKES_OVERRIDES else ()))
     elif not path:
-        forked = launchers().start(warm.preload(*_backend(words, cwd)), words, cwd, warm.environment())
+        forked = launchers().start(warm.preload(_backend(words, cwd)), words, cwd, warm.environment())
         if forked is not None:
             return forked
     return subprocess.Popen(

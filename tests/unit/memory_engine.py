@@ -164,6 +164,8 @@ class MemoryAllocation:
         self.clock.advance(timeout_s)
         return bool(self.signals.waiting)
 
+    def import_ahead(self, plan: LaunchPlan) -> None: ...
+
     def listening(self, addresses: Collection[str]) -> set[str]:
         return set()
 

@@ -91,6 +91,9 @@ class RemoteAllocation:
     def _begin(self, plan: LaunchPlan, name: str) -> bytes:
         return encode("begin", attempt=plan.attempt, computing=self.num_computing[name], without=list(REMOVED_ENV))
 
+    def import_ahead(self, plan: LaunchPlan) -> None:
+        """Agents do so when they start tasks."""
+
     def listening(self, addresses: Collection[str]) -> set[str]:
         asked = {name: link.ask("listening") for name, link in self.links.items()}
         until = time.monotonic() + _LISTENING_S
