@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distlaunch.base.events import FORMAT, Event, StepsDone
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.events import Event, StepsDone
+from distlaunch.base.line_files import LineWriter
+from distlaunch.base.protocol import EVENT_FORMAT
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -18,58 +18,28 @@ _TAIL_BYTES = 32 * 1024
 
 
 class EventWriter:
-    """Appends events to one file, each with a single `write`, so that readers never see half of an earlier line.
-
-    Threads may share it. A disk that is full stops nobody: events wait in memory, and are written with the first that
-    can be.
-    """
+    """Appends events to one file, as `LineWriter` does."""
 
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self.path, self._attempt, self._task = path, attempt, task
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # appending: each write goes to the end, whatever other processes have written
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._mask = SecretMask(os.environ)
-        self._waiting: list[bytes] = []
-        self._lock = threading.Lock()
-        # another may have left half a line, on a disk that was full
-        size = os.fstat(self._fd).st_size
-        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        self._lines = LineWriter(path)
 
     def write(self, event: Event) -> Event:
         """Stamps the event with time, attempt and task, and appends it."""
-        with self._lock:
-            stamped = dataclasses.replace(
-                event, time=time.time(), attempt=self._attempt, task=self._task, format_version=FORMAT
-            )
-            if not isinstance(event, StepsDone) or len(self._waiting) < _MOST_WAITING:
-                self._waiting.append((self._mask.whole(stamped.to_json()) + "\n").encode())
-            self._flush()
+        stamped = dataclasses.replace(
+            event, time=time.time(), attempt=self._attempt, task=self._task, format_version=EVENT_FORMAT
+        )
+        self._lines.write(stamped.to_json(), most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None)
         return stamped
 
     @property
     def behind(self) -> bool:
         """Whether events wait for room."""
-        return bool(self._waiting)
-
-    def _flush(self) -> None:
-        while self._waiting:
-            line = (b"\n" if self._torn else b"") + self._waiting[0]
-            try:
-                written = os.write(self._fd, line)
-            except OSError:
-                # the disk is full: what waits is tried with the next event
-                return
-            # the rest of a line does not follow: others may have written meanwhile
-            self._torn = written < len(line)
-            if written < len(line):
-                return
-            # only what is in the file whole is forgotten
-            del self._waiting[0]
+        return self._lines.behind
 
     def close(self) -> None:
         """What could not be written by now is lost."""
-        os.close(self._fd)
+        self._lines.close()
 
 
 class EventReader:

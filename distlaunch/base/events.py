@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 from distlaunch.base import strict_json
 
 Logs = dict[str, float]
-FORMAT = 2
 
 _OLDER_NAMES = {"RunEnded": {"epoch": "epochs_done"}}
 """What fields are called in files that older versions wrote."""

@@ -12,16 +12,15 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 BEAT_S = 0.25  # several in the time after which a task counts as frozen (`heartbeats.py`)
 _FORMAT = struct.Struct("<QQq??")  # beats, turns, step, saving, writing; the same bytes on every machine
 _NO_STEP = -1
 
 
-@dataclass(frozen=True)
-class Signs:
+class Signs(NamedTuple):
     """What a task last told.
 
     Attributes:

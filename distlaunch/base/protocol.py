@@ -23,5 +23,8 @@ JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADD
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """JAX reads the first two by itself; all, where `distlaunch.strategies.patches.jax_clusters` is installed."""
 
+EVENT_FORMAT = 2
+"""Of the lines of event files; see `distlaunch.base.events`."""
+
 RUN_MODES = ("train", "run")
 """What a run directory is there for; all other modes do something with a run."""

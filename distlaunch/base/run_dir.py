@@ -14,6 +14,7 @@ from distlaunch.base.event_files import read_events
 from distlaunch.base.run_facts import RunFacts
 from distlaunch.base.run_lock import Owner, hold, owner_of
 from distlaunch.base.submission import Submission
+from distlaunch.base.task_dir import TaskDir
 
 EXPORTS = {
     "saved_model": "saved_model",
@@ -57,24 +58,6 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-class TaskDir:
-    """The files of one task in one attempt."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.stdout_log = path / "stdout.log"
-        self.stderr_log = path / "stderr.log"
-        self.error_json = path / "error.json"
-        self.events = path / "events.jsonl"
-        self.heartbeat = path / "heartbeat"
-
-    def archive_error(self) -> None:
-        """Renames error.json to error-N.json: what the task's next process writes is about that process."""
-        if self.error_json.exists():
-            number = len(list(self.path.glob("error-*.json"))) + 1
-            self.error_json.replace(self.path / f"error-{number}.json")
 
 
 class RunDir:

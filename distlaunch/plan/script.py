@@ -18,7 +18,8 @@ from distlaunch.base.protocol import (
     TASK,
     UNBUFFERED,
 )
-from distlaunch.base.run_dir import RunDir, TaskDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
@@ -125,8 +126,8 @@ def plan_script(
 def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str, ...]:
     if job.kind == "program":
         return (job.program, *job.arguments)
-    own = ["--task-dir", str(files.path), "--attempt", str(attempt), "--task", str(task)]
-    own += ["--jax"] * job.jax + ["--module"] * (job.kind == "module")
+    own = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
+    own += ["--jax=yes"] * job.jax
     # `--`: the script's own options are not ours
     return (sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
 

@@ -13,7 +13,8 @@ from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
-from distlaunch.base.run_dir import RunDir, TaskDir
+from distlaunch.base.run_dir import RunDir
+from distlaunch.base.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of

@@ -49,7 +49,10 @@ class Starter(Protocol):
         """`wait` also returns when this descriptor can be read; the caller reads it."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until tasks have something to tell; returns whether the watched descriptor can be read."""
+        """Waits until tasks have something to tell; returns whether to look at once.
+
+        That is so if the watched descriptor can be read, or a task of another host has ended.
+        """
         ...
 
     def collect(self, gives_up: Callable[[], bool]) -> None:

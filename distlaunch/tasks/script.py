@@ -2,24 +2,28 @@
 
 Adds what the launcher lives on: the lifeline, signs of life, stacks on request, and `error.json`. The script sees its
 own argv, path and `__main__`, gets signals as without it, and decides the exit code.
+
+Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing
+that takes long (measured: with argparse, dataclasses and the classes of events it was four times Python's own start).
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
-import importlib.util
 import io
+import json
 import os
 import sys
+import time
 import types
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, TracebackType
 
 from distlaunch.base.heartbeat import Heartbeat
-from distlaunch.base.protocol import DUMP_SIGNAL
-from distlaunch.base.run_dir import TaskDir
+from distlaunch.base.line_files import LineWriter
+from distlaunch.base.protocol import DUMP_SIGNAL, EVENT_FORMAT
+from distlaunch.base.task_dir import TaskDir
 from distlaunch.tasks.lifeline import hold_lifeline
 
 _Program = tuple[CodeType, types.ModuleType]
@@ -28,15 +32,16 @@ _Program = tuple[CodeType, types.ModuleType]
 def main() -> None:
     """Runs the script; returns or raises SystemExit as the script does, so that Python ends as it would."""
     split = sys.argv.index("--")
-    arguments, program = _parse(sys.argv[1:split]), sys.argv[split + 1]
-    files = TaskDir(arguments.task_dir)
+    # the launcher's own words are `--NAME=VALUE`
+    own = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:split])
+    files, program = TaskDir(Path(own["task-dir"])), sys.argv[split + 1]
     # first of all: whatever hangs below ends with the launcher
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     Heartbeat(files.heartbeat)
-    _tell_start(files, arguments.attempt, arguments.task)
-    if arguments.jax:
+    _tell_start(files, int(own["attempt"]), own["task"])
+    if "jax" in own:
         from distlaunch.strategies.patches import jax_clusters
 
         jax_clusters.install()
@@ -44,7 +49,7 @@ def main() -> None:
     sys.argv = sys.argv[split + 1 :]
     error = None
     try:
-        code, module = _load_module(program) if arguments.module else _load_script(program)
+        code, module = _load_module(program) if own["kind"] == "module" else _load_script(program)
         _KEPT.append(sys.modules["__main__"])
         # pickle and multiprocessing look the script's names up there
         sys.modules["__main__"] = module
@@ -61,25 +66,13 @@ _KEPT: list[types.ModuleType] = []
 """The module `__main__` of this file, which is still running while the script has that name."""
 
 
-def _parse(own: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m distlaunch.tasks.script", description=__doc__)
-    parser.add_argument("--task-dir", type=Path, required=True)
-    parser.add_argument("--attempt", type=int, required=True)
-    parser.add_argument("--task", required=True, help="JOB:INDEX")
-    parser.add_argument("--jax", action="store_true", help="jax.distributed.initialize() knows the processes")
-    parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a module, as for `python -m`")
-    return parser.parse_args(own)
-
-
 def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
-    import socket
-
-    from distlaunch.base.event_files import EventWriter
-    from distlaunch.base.events import TaskStarted
-
+    """A `TaskStarted`, written without its class."""
+    stamp = {"event": "TaskStarted", "time": time.time(), "attempt": attempt, "task": task}
+    event = {**stamp, "format_version": EVENT_FORMAT, "host": os.uname().nodename, "pid": os.getpid()}
     try:
-        writer = EventWriter(files.events, attempt=attempt, task=task)
-        writer.write(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+        writer = LineWriter(files.events)
+        writer.write(json.dumps(event, separators=(",", ":")))
         told = not writer.behind
         writer.close()
     except OSError:
@@ -101,6 +94,8 @@ def _load_script(path: str) -> _Program:
 
 def _load_module(name: str) -> _Program:
     """As `python -m NAME`, whose sys.path begins with the current directory, as ours does."""
+    import importlib.util
+
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")

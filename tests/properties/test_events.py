@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import FORMAT, Event, Logs
+from distlaunch.base.events import Event, Logs
+from distlaunch.base.protocol import EVENT_FORMAT
 from tests.properties.drawn import texts
 
 _finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -58,4 +59,4 @@ def test_events_are_read_as_they_were_written(
     for line, event in zip(path.read_text().splitlines(), told, strict=True):
         plain = json.loads(line, parse_constant=pytest.fail)
         assert plain["event"] == type(event).__name__
-        assert (plain["attempt"], plain["task"], plain["format_version"]) == (attempt, task, FORMAT)
+        assert (plain["attempt"], plain["task"], plain["format_version"]) == (attempt, task, EVENT_FORMAT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_nobody_is_named_if_all_wait() -> None:
 def test_who_saves_while_all_wait_is_named() -> None:
     def signs(now: int) -> dict[str, Signs]:
         at = alive(now, min(now, 5))
-        return {A: dataclasses.replace(at, saving=now >= 5), B: at}
+        return {A: at._replace(saving=now >= 5), B: at}
 
     assert Watch().follow(signs, 100) == [Stalled(15, A, frozen=False)]
 
@@ -59,7 +58,7 @@ def test_who_writes_beside_training_holds_nobody_up() -> None:
     """B is in a callback; A has looked once more, and a thread of it writes a checkpoint."""
 
     def signs(now: int) -> dict[str, Signs]:
-        return {A: dataclasses.replace(alive(now, min(now, 6)), writing=True), B: alive(now, min(now, 5))}
+        return {A: alive(now, min(now, 6))._replace(writing=True), B: alive(now, min(now, 5))}
 
     assert Watch().follow(signs, 100) == [Stalled(16, B, frozen=False)]
 

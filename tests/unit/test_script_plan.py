@@ -30,7 +30,8 @@ def variable(plan: LaunchPlan, name: str) -> dict[str, str | None]:
 
 def test_a_single_worker() -> None:
     (task,) = plan().tasks
-    wrapped = ("--task-dir", "/r/attempts/2/worker-0", "--attempt", "2", "--task", "worker:0", "--", "a.py", "--x")
+    own = ("--task-dir=/r/attempts/2/worker-0", "--attempt=2", "--task=worker:0", "--kind=script")
+    wrapped = (*own, "--", "a.py", "--x")
     assert task.argv == (sys.executable, "-m", "distlaunch.tasks.script", *wrapped)
     assert task.env == {
         "TF_CONFIG": '{"cluster": {"worker": ["127.0.0.1:1000"]}, "task": {"type": "worker", "index": 0}}',
@@ -69,7 +70,7 @@ def test_processes_of_jax() -> None:
         assert set(variable(made, name).values()) == {"127.0.0.1:1000"}
     assert set(variable(made, "JAX_NUM_PROCESSES").values()) == {"2"}
     assert set(variable(made, "TF_CONFIG").values()) == {None}
-    assert all("--jax" in task.argv for task in made.tasks)
+    assert all("--jax=yes" in task.argv for task in made.tasks)
 
 
 @pytest.mark.parametrize(

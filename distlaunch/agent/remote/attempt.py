@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -184,7 +183,7 @@ def _tolerant(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 def _plain(task: HostTask) -> list[Any]:
     """The signs of a task, ready for a message."""
-    return [*dataclasses.astuple(task.signs())]
+    return list(task.signs())
 
 
 def _preload(plain: Any) -> Preload | None:

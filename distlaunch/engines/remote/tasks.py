@@ -77,6 +77,7 @@ class RemoteTasks:
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._is_collected = False
+        self._has_ended = threading.Event()  # one of them has, and the supervisor has not been told to look
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # not `select`, which knows no descriptors above 1,023
         self._selector = selectors.DefaultSelector()
@@ -134,6 +135,9 @@ class RemoteTasks:
             self._show(*self._lines.popleft())
         if (given_up := self._paths.look(self._progress())) is not None:
             self._give_up(*given_up)
+        if self._has_ended.is_set():
+            self._has_ended.clear()
+            return True
         return bool(ready - {self._wake_read})
 
     def take(self, link: Link, frame: Frame) -> None:
@@ -198,3 +202,4 @@ class RemoteTasks:
         if isinstance(signs := frame.fields.get("signs"), list):
             task.shown = Signs(*signs)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
+        self._has_ended.set()

@@ -1,0 +1,23 @@
+"""The files of a task. Imports next to nothing: scripts wait for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TaskDir:
+    """The files of one task in one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.stdout_log = path / "stdout.log"
+        self.stderr_log = path / "stderr.log"
+        self.error_json = path / "error.json"
+        self.events = path / "events.jsonl"
+        self.heartbeat = path / "heartbeat"
+
+    def archive_error(self) -> None:
+        """Renames error.json to error-N.json: what the task's next process writes is about that process."""
+        if self.error_json.exists():
+            number = len(list(self.path.glob("error-*.json"))) + 1
+            self.error_json.replace(self.path / f"error-{number}.json")
