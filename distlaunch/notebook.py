@@ -19,7 +19,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.base.run_facts import AttemptFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend

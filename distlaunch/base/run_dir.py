@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.event_files import read_events
-from distlaunch.base.run_facts import RunFacts
-from distlaunch.base.run_lock import Owner, hold, owner_of
-from distlaunch.base.submission import Submission
-from distlaunch.base.task_dir import TaskDir
+from distlaunch.base.run_files.run_facts import RunFacts
+from distlaunch.base.run_files.run_lock import Owner, hold, owner_of
+from distlaunch.base.run_files.submission import Submission
+from distlaunch.base.run_files.task_dir import TaskDir
 
 EXPORTS = {
     "saved_model": "saved_model",

@@ -66,7 +66,7 @@ def cli() -> None:
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
     """Says how to override a config value, to those who try an option of its name."""
-    from distlaunch.config.keys import keys_called
+    from distlaunch.config.read.keys import keys_called
 
     takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
     keys = keys_called(error.option_name.lstrip("-")) if takes_values else []

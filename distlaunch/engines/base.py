@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.submission import JobState, Submission
+from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.config.run import RunConfig
 from distlaunch.supervise.allocation import Allocation
 

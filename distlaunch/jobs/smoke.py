@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt

@@ -8,8 +8,8 @@ import time
 from distlaunch.base.control import Connection, Request
 from distlaunch.base.errors import DistlaunchError, QueueBusyError, UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_lock import Owner
-from distlaunch.base.submission import JobState, Submission
+from distlaunch.base.run_files.run_lock import Owner
+from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.engines import QUEUES
 from distlaunch.jobs.batch.job_states import job_state, live_job
 from distlaunch.runs.paths import shown

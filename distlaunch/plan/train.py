@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.task_dir import TaskDir
+from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of

@@ -13,8 +13,8 @@ from distlaunch.base.event_files import parse_events, read_events
 from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
-from distlaunch.base.submission import JobState, Submission
+from distlaunch.base.run_files.run_facts import RunFacts
+from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
 from distlaunch.runs.queued import status_in_queue

@@ -18,7 +18,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, TaskFailed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.runs.paths import shown

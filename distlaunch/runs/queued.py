@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.submission import JobState
+from distlaunch.base.run_files.submission import JobState
 
 PENDING = "pending"
 """Its job waits in a queue."""

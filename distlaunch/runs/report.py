@@ -22,8 +22,8 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import AttemptFacts, RunFacts
-from distlaunch.base.submission import JobState
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.run_files.submission import JobState
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
 from distlaunch.runs.queued import status_in_queue

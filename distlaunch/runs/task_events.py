@@ -7,7 +7,7 @@ from pathlib import Path
 from distlaunch.base.event_files import read_events_of, read_tail
 from distlaunch.base.events import ExampleSkipped, StepsTimed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 
 
 def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:

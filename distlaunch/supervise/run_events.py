@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.events import Event, RunEnded, TaskFailed
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.event_facts import LAUNCHER

@@ -23,7 +23,7 @@ from types import CodeType, TracebackType
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import DUMP_SIGNAL, EVENT_FORMAT
-from distlaunch.base.task_dir import TaskDir
+from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.tasks.lifeline import hold_lifeline
 
 _Program = tuple[CodeType, types.ModuleType]
@@ -118,7 +118,7 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
 
 def _end_with(error: BaseException, files: TaskDir) -> None:
     """Tells the launcher and the log of an exception, and ends as Python does after one."""
-    from distlaunch.base.task_error import write_exception
+    from distlaunch.base.run_files.task_error import write_exception
 
     error.__traceback__ = _without_own_frames(error.__traceback__)
     write_exception(files, error)

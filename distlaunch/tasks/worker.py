@@ -25,8 +25,8 @@ from distlaunch.base.events import Event, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.run_dir import BEST, BestName, RunDir
-from distlaunch.base.task_error import write_exception, write_problems
-from distlaunch.base.trial_records import TrialOrder
+from distlaunch.base.run_files.task_error import write_exception, write_problems
+from distlaunch.base.run_files.trial_records import TrialOrder
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved

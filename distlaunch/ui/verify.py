@@ -8,7 +8,7 @@ import textwrap
 from typing import Any
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.trial_records import Record
+from distlaunch.base.run_files.trial_records import Record
 from distlaunch.ui.columns import columns
 from distlaunch.ui.words import duration
 from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult

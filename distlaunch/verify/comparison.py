@@ -13,7 +13,7 @@ from pathlib import Path
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.trial_records import Record, TrialOrder
+from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, import_ahead

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.trial_records import TrialOrder
+from distlaunch.base.run_files.trial_records import TrialOrder
 from distlaunch.verify.explain import explain, unexplained
 from distlaunch.verify.first_deviation import first_to_deviate
 from distlaunch.verify.run_trials import Bench, Compared

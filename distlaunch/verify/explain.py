@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distlaunch.base.trial_records import ModelFacts, Record, Series
+from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.judge import Judgement, is_loss
 from distlaunch.verify.trials import PlannedTrial
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from distlaunch.base.trial_records import Series
+from distlaunch.base.run_files.trial_records import Series
 from distlaunch.verify.judge import NOISE_FACTOR, TOLERANCE
 
 _SMALLEST_NORM = 1e-3

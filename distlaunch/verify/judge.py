@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.trial_records import Series
+from distlaunch.base.run_files.trial_records import Series
 
 TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
 SHARP = 1e-2

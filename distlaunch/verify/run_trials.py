@@ -10,7 +10,7 @@ from pathlib import Path
 
 from distlaunch.base.errors import ExitCode, StopAsked
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.trial_records import Record, TrialOrder
+from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import Choice, checked

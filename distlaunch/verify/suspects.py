@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distlaunch.base.trial_records import ModelFacts, TrialOrder
+from distlaunch.base.run_files.trial_records import ModelFacts, TrialOrder
 from distlaunch.verify.explain import named, on_replicas
 from distlaunch.verify.trials import PlannedTrial
 

@@ -14,7 +14,7 @@ from lab import Lab
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 HOSTS = ["host1", "host2", "host3"]

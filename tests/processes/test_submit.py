@@ -16,7 +16,7 @@ from supervised import wait_until
 from test_commands import CONFIG
 
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.submission import Submission
+from distlaunch.base.run_files.submission import Submission
 from distlaunch.cli.main import cli
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start

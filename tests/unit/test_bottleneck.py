@@ -8,7 +8,7 @@ import pytest
 
 from distlaunch.base.events import Event, StepsTimed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.runs.bottleneck import find_bottleneck, milliseconds, stragglers, summary
 from distlaunch.runs.task_events import step_times
 

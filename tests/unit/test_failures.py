@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.run_dir import TaskDir
-from distlaunch.base.task_error import write_signal
+from distlaunch.base.run_files.task_error import write_signal
 from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,

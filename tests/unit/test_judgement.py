@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from distlaunch.base.trial_records import ModelFacts, Record, Series
+from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.explain import explain
 from distlaunch.verify.judge import Judgement, first_not_a_number, judge
 from distlaunch.verify.trials import PlannedTrial

@@ -9,7 +9,7 @@ import pytest
 from distlaunch.agent.messages import Order
 from distlaunch.base.heartbeat import Heartbeat, read_signs
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.task_error import write_exception
+from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.facts import Came, ErrorReported, ErrorRole, Exited, Fact, GivenUp, Saving, Sent, Spawned

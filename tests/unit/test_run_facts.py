@@ -14,7 +14,7 @@ from distlaunch.base.events import (
     TaskStarted,
     TrainingStarted,
 )
-from distlaunch.base.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 
 
 def start(attempt: int, first_step: int = 0) -> TrainingStarted:

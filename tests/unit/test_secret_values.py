@@ -15,8 +15,8 @@ from distlaunch.agent.output import Pump
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.events import Notice
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.base.secret_values import SecretMask
-from distlaunch.base.task_error import write_exception
 
 SECRET = 'ab"c\\d é-12345'
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import EpochEnded, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.submission import Submission
+from distlaunch.base.run_files.submission import Submission
 from distlaunch.cluster.spec import Task
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan, TaskPlan

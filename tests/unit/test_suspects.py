@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from distlaunch.base.trial_records import ModelFacts, Series, TrialOrder
+from distlaunch.base.run_files.trial_records import ModelFacts, Series, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.verify.first_deviation import first_to_deviate
 from distlaunch.verify.suspects import leaving_out, suspects

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, QueueBusyError, UsageError
-from distlaunch.base.submission import JobState, Phase, Submission
+from distlaunch.base.run_files.submission import JobState, Phase, Submission
 from distlaunch.config.read.words import show
 from distlaunch.config.run import RunConfig
 from distlaunch.config.slurm import Slurm

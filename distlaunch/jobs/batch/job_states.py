@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from distlaunch.base.errors import DistlaunchError, ExitCode
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.submission import JobState, Submission
+from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.paths import shown
 
 _ASK_AGAIN_S = 5.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.base.submission import Submission
+from distlaunch.base.run_files.submission import Submission
 from distlaunch.engines import QUEUES
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job

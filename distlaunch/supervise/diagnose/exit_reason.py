@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import ExitCode, Problem
-from distlaunch.base.task_dir import TaskDir
+from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
 from distlaunch.supervise.facts import PREEMPTION_CODE, ErrorRole

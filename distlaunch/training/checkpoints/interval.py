@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from distlaunch.base.events import Event
-from distlaunch.base.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import RunFacts
 
 PRIOR_S = 24 * 3600.0
 """Between two failures, as long as the run has not failed."""

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.trial_records import ModelFacts
+from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.patches.keras_overrides import between

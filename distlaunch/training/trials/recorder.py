@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.events import Event, StepsDone
-from distlaunch.base.trial_records import ModelFacts, Record, Series, TrialOrder
+from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series, TrialOrder
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, Source, State, Vote
 from distlaunch.strategies.replica.input import num_rows, pack

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, StepsDone, TrainingStarted
-from distlaunch.base.run_facts import AttemptFacts, RunFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 
 _SMOOTHING = 0.3  # weight of the newest speed; the rest is that of the ones before
 

@@ -14,8 +14,8 @@ from typing import Any
 from distlaunch.base.code_origins import format_exception, translated
 from distlaunch.base.errors import Problem
 from distlaunch.base.run_dir import write_atomically
+from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.base.secret_values import SecretMask
-from distlaunch.base.task_dir import TaskDir
 
 
 def write_exception(files: TaskDir, error: BaseException, *, step: int | None = None, user_error: bool = False) -> None:
