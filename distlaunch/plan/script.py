@@ -127,7 +127,7 @@ def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str
     if job.kind == "program":
         return (job.program, *job.arguments)
     own = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
-    own += ["--jax=yes"] * job.jax
+    own += ["--jax-processes=yes"] * job.jax
     # `--`: the script's own options are not ours
     return (sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
 

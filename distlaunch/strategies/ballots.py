@@ -31,6 +31,7 @@ class Ballots:
         save, next_steps = (vote.save, vote.next_steps) if self._peers.is_chief else (False, 0)
         return tf.constant([vote.stop, vote.finish, save, next_steps] + [0.0] * (self.size - _VOTE), tf.float64)
 
+    @tf.autograph.experimental.do_not_convert
     def counted(self, ballot: Any, nonfinite: Any, ended: Any) -> Any:
         """In a graph: the ballot with what this process has seen in the call."""
         # the places of the other processes stay zero, so that the sum of all ballots keeps each number apart

@@ -28,28 +28,13 @@ _TASKS = (
     "training.evaluator",
     "training.trials.recorder",
 )
-_ENTRIES = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
-            "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
-            "strategies.replica.sums:Sums.__init__.<locals>.<lambda>")  # fmt: skip
-"""Functions that are given to TensorFlow themselves."""
-_ORDERS = ("data.split:Split.training_source.<locals>.one_pass", "data.sources.indexed:Indexed._batches",
-           "data.sources.indexed:Indexed._order")  # fmt: skip
-_READS = ("data.sources.indexed:Indexed._load", "data.examples.random_access:Arrays.rows",
-          "data.examples.random_access:Arrays.rows.<locals>.<lambda>", "strategies.replica.input:_loaded.<locals>.load",
-          "strategies.replica.input:first_row", "strategies.replica.input:num_rows", "strategies.replica.input:pack",
-          "strategies.replica.input:slice_rows", "strategies.replica.input:split_rows.<locals>.<lambda>",
-          "strategies.replica.input:split_rows.<locals>.part", "strategies.replica.input:own_rows.<locals>.<lambda>",
-          "strategies.replica.input:own_rows.<locals>.part")  # fmt: skip
 _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
-          "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call",
-          "strategies.replica.program:ReplicaProgram._make_call.<locals>.totals",
-          "strategies.ballots:Ballots.counted", "strategies.patches.keras_private:compiled_metrics",
-          "strategies.patches.symbols:private", "strategies.replica.sums:Sums.collect",
-          "strategies.replica.sums:Sums.split", "strategies.replica.sums:_tensor",
-          "strategies.variables:metric_results")  # fmt: skip
-_VOTES = ("strategies.replica.sums:Sums.__init__.<locals>.<lambda>", "strategies.replica.sums:Sums.sum")
-_TRACED = {"evaluate": (_READS, _STEPS, _VOTES), "predict": (_READS, _VOTES), "export": (_VOTES,)}
-_TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS, _VOTES)
+          "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
+"""Given to TensorFlow themselves; the others are called by what it converts."""
+_ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
+_READS = ("data.sources.indexed:Indexed._load", "strategies.replica.input:_loaded.<locals>.load")
+_TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}
+_TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS)
 """Functions that TensorFlow traces in most tasks, by what the task does, and that AutoGraph has to convert for that."""
 
 
@@ -98,7 +83,7 @@ def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:
     from distlaunch.strategies.patches.tensorflow_autograph import convert_ahead
 
     for place in itertools.chain.from_iterable(groups):
-        convert_ahead(f"distlaunch.{place}", entry=place in _ENTRIES)
+        convert_ahead(f"distlaunch.{place}", entry=place in _STEPS)
 
 
 def _new_random_numbers() -> None:

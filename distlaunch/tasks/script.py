@@ -41,7 +41,7 @@ def main() -> None:
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     Heartbeat(files.heartbeat)
     _tell_start(files, int(own["attempt"]), own["task"])
-    if "jax" in own:
+    if "jax-processes" in own:
         from distlaunch.strategies.patches import jax_clusters
 
         jax_clusters.install()

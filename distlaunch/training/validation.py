@@ -9,7 +9,7 @@ import keras
 from distlaunch.config.run import RunConfig
 from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
-from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Vote
+from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Source, Vote
 from distlaunch.training.callbacks.keras_callbacks import watch_test_batches
 
 
@@ -28,6 +28,7 @@ class Validation:
                  hook: Callable[..., None]) -> None:  # fmt: skip
         self._config, self._program, self._split = config, program, split
         self._callbacks, self._should_stop, self._hook = callbacks, should_stop, hook
+        self._source: Source | None = None
 
     @property
     def has_data(self) -> bool:
@@ -40,10 +41,10 @@ class Validation:
         if self._split is None or section is None or not ((epoch + 1) % section.every_epochs == 0 or last):
             return {}
         self._hook("test_begin")
-        source = self._split.evaluation_source()
+        self._source = self._source or self._split.evaluation_source()
         # reading the validation data must not count among the times of the training data's examples
         with left_out():
-            logs = self._program.evaluate(source, section.steps, self._should_stop, self._batch_hooks())
+            logs = self._program.evaluate(self._source, section.steps, self._should_stop, self._batch_hooks())
         if logs is not None:
             self._hook("test_end", logs)
         return logs

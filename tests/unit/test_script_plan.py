@@ -70,7 +70,7 @@ def test_processes_of_jax() -> None:
         assert set(variable(made, name).values()) == {"127.0.0.1:1000"}
     assert set(variable(made, "JAX_NUM_PROCESSES").values()) == {"2"}
     assert set(variable(made, "TF_CONFIG").values()) == {None}
-    assert all("--jax=yes" in task.argv for task in made.tasks)
+    assert all("--jax-processes=yes" in task.argv for task in made.tasks)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Arrays:
         tensors = self._tensors
         self.labels = tensors[1] if isinstance(tensors, tuple) and len(tensors) > 1 else None
 
+    @tf.autograph.experimental.do_not_convert
     def rows(self, indices: tf.Tensor) -> Any:
         return tf.nest.map_structure(lambda leaf: tf.gather(leaf, indices), self._tensors)
 

@@ -108,6 +108,7 @@ class Indexed:
             order = tf.random.experimental.stateless_shuffle(order, seed=seed)
         return order + number_of_pass * self._number
 
+    @tf.autograph.experimental.do_not_convert
     def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         order = self._order(number_of_pass)[start * self._size : self._used]
         return tf.data.Dataset.from_tensor_slices(order).batch(self._size)

@@ -23,7 +23,7 @@ from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradien
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
-from distlaunch.strategies.replica.input import split_rows
+from distlaunch.strategies.replica.input import distributed
 from distlaunch.strategies.replica.share import replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.step_times import StepTimes
@@ -53,6 +53,7 @@ class ReplicaProgram:
         self._sums = Sums(strategy, steps, replicas, self._ballots)
         self._iterator: Any = None
         self._ends = self._own = False
+        self._distributed: tuple[Source, Any] | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
         self._optimizers = optimizers_of(self._model)
@@ -79,10 +80,10 @@ class ReplicaProgram:
         return source.ends and self._replicas.peers.number > 1
 
     def _distribute(self, source: Source) -> Any:
-        replicas = self._replicas
-        parts = split_rows(source, first_replica=replicas.first, num_local=replicas.local, num_replicas=replicas.total)
-        # not `experimental_distribute_dataset`, which would split the batches by itself
-        return self._strategy.distribute_datasets_from_function(lambda _: parts)
+        if self._distributed is None or self._distributed[0] is not source:
+            # kept: each validation reads the same source again, and to trace its functions takes 0.03 s and more
+            self._distributed = source, distributed(source, self._strategy, self._replicas)
+        return self._distributed[1]
 
     # steps
 
@@ -191,6 +192,7 @@ class ReplicaProgram:
             finite = strategy.run(replica_step, args=element)
             return tf.reduce_all(tf.stack(strategy.experimental_local_results(finite)))
 
+        @tf.autograph.experimental.do_not_convert
         def totals(element: Any) -> Any:
             return strategy.experimental_local_results(element[2])
 

@@ -48,7 +48,7 @@ class Sums:
         self._metrics = metric_variables(self._model)
         self.extras: dict[str, tf.Variable] = {}
         self._extras_made = False
-        self._sum_call = tf.function(lambda ballot: self.sum(ballot, []))
+        self._sum_call = tf.function(lambda ballot: self.sum(ballot, []), autograph=False)
         # traced anew when the extras are there: a snapshot may come before the first step
         self._parts_call = tf.function(
             lambda num_extras: self._parts([*self._metrics, *self.extras.values()]), autograph=False
@@ -138,6 +138,7 @@ class Sums:
         values = [tf.reshape(tf.cast(p, v.dtype), v.shape) for p, v in zip(parts, variables, strict=True)]
         return [ballot, *values]
 
+    @tf.autograph.experimental.do_not_convert
     def collect(
         self, ballot: tf.Tensor, extras: list[tf.Variable]
     ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:

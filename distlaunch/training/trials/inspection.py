@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -82,10 +82,12 @@ def takes_shards(source: Source) -> bool:
 def _batches(source: Source) -> Any:
     """What a source loads, whole; of this process's own rows all."""
 
-    def rows(element: Any) -> Any:
-        return element[0] if source.own else element
+    return source.elements.map(lambda *element: _loaded(source, element))
 
-    return source.elements.map(lambda *element: source.load(rows(pack(element))))
+
+def _loaded(source: Source, element: tuple[Any, ...]) -> Any:
+    packed = pack(element)
+    return source.load(packed[0] if source.own else packed)
 
 
 def synchronize_batch_norm(model: keras.Model) -> None:
@@ -177,7 +179,19 @@ def _own_step(config: RunConfig, model: keras.Model) -> str:
 
 
 def _pipeline_ops(source: Source) -> set[str]:
-    """Names of the operations in the pipeline's graph."""
-    graph = pipeline_graph(_batches(source))
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    """Names of the operations in the pipeline's graph, and in that of what loads its batches."""
+    spec = source.elements.element_spec
+    # not the graph of both together, in which arrays that are loaded from would stand as constants
+    loading = tf.function(lambda *element: _loaded(source, element)).get_concrete_function(*_arguments(spec))
+    graphs = [pipeline_graph(source.elements), loading.graph.as_graph_def()]
+    nodes = [node for graph in graphs for part in (graph.node, *_bodies(graph)) for node in part]
     return {node.op for node in nodes}
+
+
+def _arguments(spec: Any) -> tuple[Any, ...]:
+    """What `tf.data` calls a function with."""
+    return spec if isinstance(spec, tuple) else (spec,)
+
+
+def _bodies(graph: Any) -> Iterator[Any]:
+    return (function.node_def for function in graph.library.function)
