@@ -76,7 +76,7 @@ class Agent:
         """Opens a run directory and begins its first attempt."""
         self.send(encode("open", id=2, root=str(run), nonce="nothing"))
         answer = self.next("reply")
-        self.send(encode("begin", attempt=0, computing=1, without=[]))
+        self.send(encode("begin", attempt=0, computing=1, without=[], beat_ms=500))
         return answer
 
     def start(self, code: str, task: str = "worker:0", attempt: int = 0) -> None:

@@ -16,7 +16,6 @@ from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.base.run_dir import RunDir
 
-_BEAT_S = 0.5
 _SCAN_S = 0.25
 _TAIL_S = 10.0
 """So long the end of a task waits for the last of its output; a network that is slower than that gets it later."""
@@ -29,6 +28,7 @@ class HostAttempt:
         copy: None: the disk is shared, and what tasks write is there already.
         num_computing: how many of this host's tasks share its cores.
         without: variables of this process that tasks do not get.
+        beat_s: how often the signs of life of all tasks are told.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class HostAttempt:
         clock: Callable[[], float],
         num_computing: int,
         without: list[str],
+        beat_s: float,
     ) -> None:
         self._run, self.number, self._copy, self._outbox, self._clock = run, number, copy, outbox, clock
+        self._beat_s = beat_s
         inherited = {name: value for name, value in os.environ.items() if name not in without}
         self._environ = {**pool_sizes(num_computing), **inherited}
         self._tasks: dict[str, HostTask] = {}
@@ -102,7 +104,7 @@ class HostAttempt:
                 if quiet or now - since >= _TAIL_S:
                     self._tell_end(name, end, signs)
             self._send_checkpoints()
-        if self._tasks and now - self._beat_at >= _BEAT_S:
+        if self._tasks and now - self._beat_at >= self._beat_s:
             self._beat_at = now
             self._outbox.put(encode("beat", signs=self._signs(), suspended=self._suspended(), pids=self._pids()))
 

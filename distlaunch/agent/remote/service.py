@@ -238,8 +238,9 @@ class Agent:
         if self._root is None:
             raise FrameError("begin: no run directory is open")
         number, computing, without = frame.number("attempt"), frame.number("computing"), frame.fields.get("without")
+        beat_s = frame.number("beat_ms") / 1000
         self._attempt = HostAttempt(
-            RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or [])
+            RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or []), beat_s
         )
 
     def _on_start(self, frame: Frame) -> None:

@@ -21,6 +21,8 @@ from distlaunch.supervise.allocation import Starter
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
 """How variables begin that change what a framework computes: tasks get them from the controller's environment."""
 _LISTENING_S = 10.0
+_BEAT_MS, _FEW_HOSTS = 500, 16
+"""How often a host tells the signs of life of its tasks; with more hosts half as often, which shows frozen ones too."""
 
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -89,7 +91,9 @@ class RemoteAllocation:
             tasks.close()
 
     def _begin(self, plan: LaunchPlan, name: str) -> bytes:
-        return encode("begin", attempt=plan.attempt, computing=self.num_computing[name], without=list(REMOVED_ENV))
+        beat_ms = _BEAT_MS if len(self.links) <= _FEW_HOSTS else 2 * _BEAT_MS
+        computing, without = self.num_computing[name], list(REMOVED_ENV)
+        return encode("begin", attempt=plan.attempt, computing=computing, without=without, beat_ms=beat_ms)
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         """Agents do so when they start tasks."""

@@ -86,6 +86,7 @@ class Fleet:
         if self._thread is None:
             self._lifeline = Lifeline()
             self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            self._is_woken = False
             self._ending.clear()
             self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
             self._thread.start()
@@ -138,9 +139,11 @@ class Fleet:
             os.close(fd)
 
     def _wake(self) -> None:
-        # a full pipe wakes as well
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"+")
+        if not self._is_woken:
+            self._is_woken = True
+            # a full pipe wakes as well
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_write, b"+")
 
     def _run(self) -> None:
         """The thread that does the I/O."""
@@ -156,17 +159,22 @@ class Fleet:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_read, selectors.EVENT_READ)
             watched: dict[int, Link] = {}
+            # with many hosts messages come all the time, and few of them change what is to be watched
+            has_changed = True
             while not self._ending.is_set():
-                self._watch_links(selector, watched)
+                if has_changed:
+                    self._watch_links(selector, watched)
                 ready = selector.select(_TURN_S)
-                now = time.monotonic()
+                has_changed, now = not ready, time.monotonic()
                 for key, _ in ready:
                     if key.fd == self._wake_read:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_read, 4096)
+                        self._is_woken, has_changed = False, True  # only now: who did not write has changed something
                     elif (link := watched.get(key.fd)) is not None:
                         _pump(link, key.fd, now, selector)
-                self._keep_alive(now)
+                        has_changed = has_changed or bool(link.lost) or key.fd != link.fds[1]
+                has_changed = self._keep_alive(now) or has_changed
 
     def _watch_links(self, selector: selectors.BaseSelector, watched: dict[int, Link]) -> None:
         """Registers what is to be read and written, and lets go of what was dropped or lost."""
@@ -187,11 +195,12 @@ class Fleet:
         for _, gone_event in dropped:
             gone_event.set()
 
-    def _keep_alive(self, now: float) -> None:
+    def _keep_alive(self, now: float) -> bool:
+        """Whether links may have been lost."""
         # whoever had stopped this process, or closed the lid of its machine, has stopped nobody's beats
         pause, self._turn_at = now - (self._turn_at or now), now
         if now - self._beat_at < _BEAT_S:
-            return
+            return False
         self._beat_at = now
         with self._lock:
             links = list(self.links.values())
@@ -204,6 +213,7 @@ class Fleet:
                 link.post("beat")
                 if now - link.heard_at > self._timeout_s:
                     link.lose(f"it has shown no sign of life for {self._timeout_s:g} s (engine.host_timeout_s)")
+        return True
 
 
 def _pump(link: Link, fd: int, now: float, selector: selectors.BaseSelector) -> None:

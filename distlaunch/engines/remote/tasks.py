@@ -79,6 +79,7 @@ class RemoteTasks:
         self._is_collected = False
         self._has_ended = threading.Event()  # one of them has, and the supervisor has not been told to look
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._is_woken = False
         # not `select`, which knows no descriptors above 1,023
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -131,6 +132,7 @@ class RemoteTasks:
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+            self._is_woken = False  # only now: who did not write has left what is taken below
         while self._lines:
             self._show(*self._lines.popleft())
         if (given_up := self._paths.look(self._progress())) is not None:
@@ -155,8 +157,10 @@ class RemoteTasks:
 
     def wake(self) -> None:
         """`wait` returns."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_write, b"+")
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._wake_write, b"+")
 
     def _progress(self) -> Any:
         """What changes with each step; None before the first, and while something else than a step takes its time."""
