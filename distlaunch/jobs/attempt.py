@@ -177,12 +177,7 @@ def run_attempt(
         write_atomically(run.attempt_config(attempt), dump_config(config))
         if mode == "train":
             # a run that is resumed may have all of its workers again
-            kept = dump_config(config if isinstance(whole.cluster.workers, int) else whole)
-            if attempt and run.config.exists() and (text := run.config.read_text()) != kept:
-                before = text
-            write_atomically(run.config, kept)
-            run.write_json(run.plan, plan.to_plain())
-            run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
+            before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
         for task in plan.tasks:
             task.files.path.mkdir(parents=True, exist_ok=True)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
@@ -195,6 +190,19 @@ def run_attempt(
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
+
+
+def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: Allocation) -> str | None:
+    """Writes what the run is now; returns the config that it had in earlier attempts, if that was another."""
+    from distlaunch.config.read.load import dump_config
+
+    text, before = dump_config(config), None
+    if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:
+        before = former
+    write_atomically(run.config, text)
+    run.write_json(run.plan, plan.to_plain())
+    run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
+    return before
 
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:

@@ -95,9 +95,7 @@ def repeat(
             if failure is None or not outcome.retryable or len(recent) >= limits.most:
                 return result
             if outcome.mark and outcome.mark == mark:
-                at_step = "" if result.plan.mode == "run" else " at the same step"
-                what = "exit code" if mark.startswith(EXIT_MARK) else "exception"
-                told.note(f"the same {what}{at_step} twice in a row: it would come again")
+                told.note(_would_come_again(mark, at_step=result.plan.mode != "run"))
                 return result
             mark = outcome.mark
             # a signal that came while the attempt ended
@@ -111,6 +109,11 @@ def repeat(
             if backoff_s and (asked := _asked_within(signals, backoff_s)):
                 return _stopped(result, asked, told)
             starts.append(time.monotonic())
+
+
+def _would_come_again(mark: str, *, at_step: bool) -> str:
+    what = "exit code" if mark.startswith(EXIT_MARK) else "exception"
+    return f"the same {what}{' at the same step' if at_step else ''} twice in a row: it would come again"
 
 
 def _recent(starts: Sequence[float], window_s: float | None) -> list[float]:

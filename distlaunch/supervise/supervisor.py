@@ -35,8 +35,7 @@ from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
-_LONG_TURN_S, _RESTS = 0.5, 100
-"""With many tasks a look costs more; it rests a hundred times as long, up to the first, unless a task ends."""
+_LONG_TURN_S, _RESTS = 0.5, 100  # with many tasks a look costs more, and it rests a hundred times as long
 
 
 class Supervisor:
@@ -170,9 +169,8 @@ class Supervisor:
             ended = self._clock()
             # with a thousand tasks a look takes its time, and output must not wait for one after the other
             rest_until = ended + min(_TURN_S, ended - now)
-            look_at = ended + min(max(_TURN_S, _RESTS * (ended - now)), _LONG_TURN_S)
-            if decision.wake_at is not None:
-                look_at = min(look_at, decision.wake_at)
+            turn = min(max(_TURN_S, _RESTS * (ended - now)), _LONG_TURN_S)
+            look_at = ended + turn if decision.wake_at is None else min(ended + turn, decision.wake_at)
 
     def _hear(self, numbers: list[signal.Signals], now: float) -> None:
         for number in numbers:

@@ -81,7 +81,7 @@ class ReplicaProgram:
 
     def _distribute(self, source: Source) -> Any:
         if self._distributed is None or self._distributed[0] is not source:
-            # kept: each validation reads the same source again, and to trace its functions takes 0.03 s and more
+            # kept: validations read the same source, and to trace its functions takes 0.03 s and more
             self._distributed = source, distributed(source, self._strategy, self._replicas)
         return self._distributed[1]
 
@@ -151,7 +151,9 @@ class ReplicaProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        agreed = tf.function(functools.partial(counted, strategy), autograph=False) if source.own else _same
+        agreed = (
+            tf.function(functools.partial(counted, strategy), autograph=False) if source.own else lambda given: given
+        )
         batches: list[Any] = []
         for element in map(agreed, self._distribute(source)):
             # every replica has the same total
@@ -174,6 +176,11 @@ class ReplicaProgram:
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)
 
+    def _by_xla(self, replica_step: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        # the step alone: the loop around it reads from the iterator, which XLA cannot
+        wanted = self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True
+        return tf.function(replica_step, jit_compile=True) if wanted else replica_step
+
     def _make_call(
         self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool
     ) -> Callable[..., Any]:
@@ -182,10 +189,7 @@ class ReplicaProgram:
             replica_step: returns whether its losses are finite.
             stops: the call ends with the first step of which they are not.
         """
-        strategy = self._strategy
-        if self._replicas.total == 1 and self._model.compiled and self._model.jit_compile is True:
-            # the step alone: the loop around it reads from the iterator, which XLA cannot
-            replica_step = tf.function(replica_step, jit_compile=True)
+        strategy, replica_step = self._strategy, self._by_xla(replica_step)
 
         @tf.autograph.experimental.do_not_convert
         def run(element: Any) -> tf.Tensor:
@@ -263,7 +267,7 @@ class ReplicaProgram:
         with replica_share(rows, total, start):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
-            # a stand-in row (see replica_input) must leave no trace; losses of single outputs count replicas, not rows
+            # a stand-in row (see input.py) must leave no trace; losses of single outputs count replicas, not rows
             variable.assign(tf.where(rows > 0, tf.convert_to_tensor(variable.value), value))
         return returned
 
@@ -294,7 +298,3 @@ class ReplicaProgram:
         for name, variable in partial.items():
             self._sums.assign(name, variable, checked_value(name, variable, sums), sums)
         self._steps_in_epoch = int(state["log/steps_in_epoch"])
-
-
-def _same(element: Any) -> Any:
-    return element
