@@ -109,7 +109,7 @@ for number, strategy in enumerate(strategies):
 
 
 ON = ("{kind: one_device}", "{kind: mirrored, replicas: 2}", "{kind: dtensor, mesh: {batch: 2}}")
-ONLY_TRAINING, NO_PREDICTION = "'one_pass'", "'totals'"
+ONLY_TRAINING, NO_PREDICTION = "'one_pass'", "'call'"
 """Functions of ours, one that only training uses and one that predicting does not."""
 
 

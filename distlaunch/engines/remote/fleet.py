@@ -8,6 +8,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from distlaunch.agent.process import Lifeline
 from distlaunch.cluster.hosts import Host
@@ -88,6 +89,7 @@ class Fleet:
             self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
             self._is_woken = False
             self._ending.clear()
+            self._starts = ThreadPoolExecutor(1, "starts")
             self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
             self._thread.start()
 
@@ -95,7 +97,11 @@ class Fleet:
         assert self._lifeline is not None
         if (old := self.links.get(host.label)) is not None:
             self._drop(old)
-        link = Link(host, self._command_of(host), self._lifeline, self._wake)
+        # not in this thread, in which a signal may raise at any moment: nobody would know the process, or end it
+        return self._starts.submit(self._make, host, self._lifeline).result()
+
+    def _make(self, host: Host, lifeline: Lifeline) -> Link:
+        link = Link(host, self._command_of(host), lifeline, self._wake)
         link.heard_at = time.monotonic()
         with self._lock:
             self.links[host.label] = link
@@ -116,6 +122,7 @@ class Fleet:
     def _close(self) -> None:
         if self._thread is None or self._lifeline is None:
             return
+        self._starts.shutdown()
         until = time.monotonic() + _BYE_S
         for link in self.links.values():
             if link.facts:
