@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import click
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.cli.options import JSON_EVENTS, QUIET, Seconds
+
+if TYPE_CHECKING:
+    from distlaunch.jobs.script import ScriptRequest
+    from distlaunch.ui.progress.view import View
 
 _COUNT = click.IntRange(min=1)
 _SECONDS = Seconds(min=0, min_open=True)
@@ -98,7 +103,7 @@ def command(
     from distlaunch.jobs import script
     from distlaunch.jobs.restarts import Limits
     from distlaunch.plan.script import ScriptJob
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     _check(workers, ps, jax=jax, others={"--ps": bool(ps), "--chief": chief, "--evaluator": evaluator})
     engine = load_engine(hosts, hostfile, overrides, os.environ)
@@ -108,9 +113,15 @@ def command(
         *(start_timeout, stop_timeout, stall_timeout),
     )
     most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
-    view = make_view(as_json=as_json, quiet=quiet)
     request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name, isolate)
-    result = script.run_script(request, view, os.environ)
+    return _run(request, make_view(as_json=as_json, quiet=quiet))
+
+
+def _run(request: ScriptRequest, view: View) -> int:
+    from distlaunch.jobs.script import run_script
+    from distlaunch.ui.progress.view import finish_output
+
+    result = run_script(request, view, os.environ)
     if result is not None:
         view.report(result)
     finish_output()
