@@ -154,8 +154,6 @@ def run_attempt(
     Args:
         workers: how many this attempt has, of a config that gives a span; None: as the config says.
     """
-    from distlaunch.config.read.load import dump_config
-
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole = config
@@ -172,14 +170,10 @@ def run_attempt(
             observer.note(f"there is room for {number} of {wanted} workers")
         attempt = run.next_attempt()
         config, plan = _plan(config, run, attempt, mode, allocation, extra)
-        # before anything starts: a launcher that is killed leaves what it was about to do
-        run.write_json(run.attempt_plan(attempt), plan.to_plain())
-        write_atomically(run.attempt_config(attempt), dump_config(config))
+        _write_attempt(run, config, plan)
         if mode == "train":
             # a run that is resumed may have all of its workers again
             before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
-        for task in plan.tasks:
-            task.files.path.mkdir(parents=True, exist_ok=True)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         if before is not None and _was_in_vain(run, attempt, outcome):
             # it would stand in the way of every later resume
@@ -190,6 +184,16 @@ def run_attempt(
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
+
+
+def _write_attempt(run: RunDir, config: RunConfig, plan: LaunchPlan) -> None:
+    """Before anything starts: a launcher that is killed leaves what it was about to do."""
+    from distlaunch.config.read.load import dump_config
+
+    run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
+    write_atomically(run.attempt_config(plan.attempt), dump_config(config))
+    for task in plan.tasks:
+        task.files.path.mkdir(parents=True, exist_ok=True)
 
 
 def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: Allocation) -> str | None:

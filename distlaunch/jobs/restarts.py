@@ -65,15 +65,14 @@ def repeat(
     control: Path,
     change: Callable[[Outcome], str] = lambda outcome: "",
 ) -> AttemptResult:
-    """Starts a job, and starts it again after failures that need not come again.
+    """Starts a job, and again after failures that need not come again.
 
     Args:
         start: runs an attempt.
         control: the run's socket for requests.
         change: decides what is different in the next attempt, and says it.
     """
-    starts: list[float] = []  # when it was started again
-    mark = ""
+    starts, mark = list[float](), ""  # when it was started again; what the last failure was
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
     with ThreadedObserver.of(observer) as told, SignalPipe(control) as signals:
@@ -104,8 +103,8 @@ def repeat(
             # doubled with each restart that still counts
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
-            who = f"{failure.task} " if failure.task else ""
-            told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {who}{failure.reason}")
+            why = f"{failure.task} {failure.reason}".lstrip()
+            told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
             if backoff_s and (asked := _asked_within(signals, backoff_s)):
                 return _stopped(result, asked, told)
             starts.append(time.monotonic())
