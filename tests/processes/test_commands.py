@@ -45,7 +45,6 @@ class Shell:
             },
             "PYTHONPATH": REPOSITORY,
             "MARKER": str(directory),
-            "COLUMNS": "80",
             "CUDA_VISIBLE_DEVICES": "",
         }
 

@@ -25,6 +25,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.ui import words
+from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import event_line, restarts, task_line
 from distlaunch.ui.progress.live import LiveView, progress_line
 from distlaunch.ui.progress.plain import PlainView
@@ -196,3 +197,17 @@ def test_the_terminal_is_left_clean() -> None:
 )
 def test_who_says_it(task: str, alone: bool, line: str) -> None:
     assert task_line(task, "a text", alone=alone).plain == line
+
+
+@pytest.mark.parametrize(("terminal", "columns", "num_lines"), [(False, None, 1), (False, "20", 3), (True, None, 2)])
+def test_only_a_terminal_breaks_lines(
+    terminal: bool, columns: str | None, num_lines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    console = JobConsole(file=io.StringIO(), force_terminal=terminal, width=40 if terminal else None)
+    console.print("the last checkpoint cannot be written: no room left")
+    text = console.file.getvalue()
+    assert len(text.splitlines()) == num_lines, text
