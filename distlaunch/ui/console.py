@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-
 _UNBROKEN = 100_000  # columns
 
 
