@@ -41,7 +41,7 @@ class Shell:
             **{
                 name: value
                 for name, value in os.environ.items()
-                if name not in ("TF_CONFIG", "NO_COLOR", "FORCE_COLOR")
+                if name not in ("TF_CONFIG", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
             },
             "PYTHONPATH": REPOSITORY,
             "MARKER": str(directory),
