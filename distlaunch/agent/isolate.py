@@ -58,8 +58,8 @@ def _unshare(flags: int) -> None:
 def _raise_loopback() -> None:
     """A new namespace has 127.0.0.1, but it is down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
-        name, flags = _REQUEST.unpack(asked)
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
+        name, flags = _REQUEST.unpack(answer)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _REQUEST.pack(name, flags | _IFF_UP))
 
 

@@ -113,8 +113,8 @@ class Heartbeat:
                 was.writing if writing is None else writing,
             )
             if self._memory is not None:
-                step_told = _NO_STEP if at.step is None else at.step
-                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step_told, at.saving, at.writing)
+                step = _NO_STEP if at.step is None else at.step
+                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step, at.saving, at.writing)
 
 
 def read_signs(path: Path) -> Signs:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode, StopAsked
+from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested
 
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -91,7 +91,7 @@ def main() -> None:
         code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except StopAsked as asked:
+    except StopRequested as asked:
         click.echo(str(asked), err=True)
         code = asked.exit_code
     except DistlaunchError as error:

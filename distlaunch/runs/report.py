@@ -185,8 +185,8 @@ def _best(run: RunDir, facts: RunFacts, saved: dict[int, CheckpointSaved]) -> Ch
     step, path = found
     if step in saved and saved[step].path == str(path):
         return saved[step]
-    told = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
-    return dataclasses.replace(told, path=str(path)) if told else None
+    latest = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
+    return dataclasses.replace(latest, path=str(path)) if latest else None
 
 
 def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:

@@ -203,7 +203,7 @@ class Parts(Protocol):
         """
         ...
 
-    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+    def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:
         """Which blocks of split variables this process needs to restore them."""
         ...
 

@@ -106,7 +106,7 @@ class Allocation(Protocol):
         """Those of the addresses that somebody listens on."""
         ...
 
-    def blame(self, host: str, /) -> None:
+    def note_host_failure(self, host: str, /) -> None:
         """A task on this host was the first to fail, and not by an exception of its own."""
 
     def release_ports(self) -> None:

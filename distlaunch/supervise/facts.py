@@ -33,14 +33,14 @@ class Spawned(Fact):
 
 
 @dataclass(frozen=True)
-class Came(Fact):
+class Ready(Fact):
     """The task has loaded its framework."""
 
     task: str
 
 
 @dataclass(frozen=True)
-class Heard(Fact):
+class Progressed(Fact):
     """The task has told a result."""
 
     task: str
@@ -118,7 +118,7 @@ class Absent(Fact):
 
 
 @dataclass(frozen=True)
-class Asked(Fact):
+class Signal(Fact):
     """The launcher was signalled."""
 
     number: signal.Signals

@@ -21,10 +21,10 @@ from distlaunch.training.checkpoints.files import CheckpointStore
 def main() -> None:
     folder, which, answer = sys.argv[1:]
     try:
-        told = _listed(CheckpointStore(Path(folder)), which)
+        result = _listed(CheckpointStore(Path(folder)), which)
     except CheckpointError as error:
-        told = {"message": str(error)}
-    Path(answer).write_text(strict_json.dumps(told), encoding="utf-8")
+        result = {"message": str(error)}
+    Path(answer).write_text(strict_json.dumps(result), encoding="utf-8")
 
 
 def _listed(store: CheckpointStore, which: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Outbox:
         return self._size < _LOW_BYTES
 
     @property
-    def wants_to_write(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._waiting or self._files)
 
     def put(self, message: bytes) -> None:

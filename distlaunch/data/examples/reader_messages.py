@@ -32,7 +32,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadRequest:
     """Read this example, in this pass."""
 
     number_of_pass: int

@@ -21,7 +21,7 @@ _MOST_BYTES = 500_000_000
 _PASSED_OVER = ("node_modules", "site-packages", "__pycache__", "runs")
 
 
-class Code:
+class CodeFiles:
     """The files of a folder. Where git knows the folder: those that it knows or would add. Else: all but hidden ones,
     environments, and runs.
 

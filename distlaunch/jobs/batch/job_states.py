@@ -11,9 +11,9 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.paths import shown
 
-_ASK_AGAIN_S = 5.0
+_QUERY_INTERVAL_S = 5.0
 """A scheduler is asked as rarely as a person at a terminal would mind."""
-_ASK_SOON_S = 1.0
+_SHORT_QUERY_INTERVAL_S = 1.0
 """The same for a job that has stopped, and will perhaps be queued again."""
 _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
 
@@ -64,20 +64,22 @@ class JobWatch:
 
     def __init__(self, run: RunDir, job: Submission, note: Callable[[str], None]) -> None:
         self._run, self._job, self._note = run, job, note
-        self._asked_at: float | None = None
-        self._told = ""
+        self._queried_at: float | None = None
+        self._last_note = ""
         self._state: JobState | None = None
 
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the job waits or runs. An answer may be some seconds old."""
         if not self._run.may_be_queued():
             return False
         now = time.monotonic()
         has_ended = self._run.job_exit_code() is not None
-        if self._asked_at is None or now - self._asked_at >= (_ASK_SOON_S if has_ended else _ASK_AGAIN_S):
+        if self._queried_at is None or now - self._queried_at >= (
+            _SHORT_QUERY_INTERVAL_S if has_ended else _QUERY_INTERVAL_S
+        ):
             self._state = job_state(self._job) or self._state
-            self._asked_at = now
-            self._tell()
+            self._queried_at = now
+            self._note_state()
         return self._state is None or self._state.phase != "ended"
 
     def exit_code(self) -> int:
@@ -94,13 +96,13 @@ class JobWatch:
         self._note(f"job {self._job.job} has ended{f' as {word}' if word else ''}, and has not told its end; {where}")
         return ExitCode.FAILED
 
-    def _tell(self) -> None:
+    def _note_state(self) -> None:
         state = self._state
         # that it runs is seen by what it shows, once it shows something
-        is_news = state is not None and (
+        is_shown = state is not None and (
             state.phase == "pending" or (state.phase == "running" and not self._run.attempts())
         )
-        told = f"job {self._job.job}: {state}" if is_news else ""
-        if told and told != self._told:
-            self._note(told)
-        self._told = told
+        note = f"job {self._job.job}: {state}" if is_shown else ""
+        if note and note != self._last_note:
+            self._note(note)
+        self._last_note = note
