@@ -1,4 +1,4 @@
-"""Training inside this process, for notebooks and tests. Everything else is as `distlaunch train` does it."""
+"""Training inside this process, for notebooks and tests. Everything else works as in `distlaunch train`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracebacks through generated code, told by the user's lines that it was generated from."""
+"""Tracebacks through generated code, shown with the user's lines that it was generated from."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Asks a process of its own for something: it gets its question in argv, and answers with JSON in a file.
+"""Runs a helper process: it gets its request in argv, and answers with JSON in a file.
 
-Such a process has a framework, or lacks it on purpose; whoever asks only waits, and says in one way how it went wrong.
+Such a process imports a framework, or deliberately does not; the caller waits, and all failures are reported alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER = "{answer}"
 
 @dataclass(frozen=True)
 class Answer:
-    """What has come of a question.
+    """The result of a helper process.
 
     Attributes:
         code: the exit code; -N for signal N.

@@ -91,7 +91,7 @@ def _check_started(run: RunDir) -> None:
 
 
 def wait_a_moment() -> bool:
-    """Passes a moment; at once False when the reader of a pipe has gone, as in `logs -f | head`."""
+    """Waits a moment; returns False at once when the reader of a pipe has closed it, as in `logs -f | head`."""
     poll = select.poll()
     # no events asked for: `poll` always tells of errors, as of a pipe whose reader has gone
     poll.register(sys.stdout.fileno(), 0)

@@ -65,7 +65,7 @@ def cli() -> None:
 
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
-    """Says how to override a config value, to those who try an option of its name."""
+    """Explains how to override a config value if somebody uses an option with its name."""
     from distlaunch.config.read.keys import keys_called
 
     takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
@@ -79,7 +79,7 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
 
 
 def main() -> None:
-    """Runs the command; errors of the user are told as one message, without a traceback."""
+    """Runs the command; an error of the user is shown as one message, without a traceback."""
     try:
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)

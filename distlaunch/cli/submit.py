@@ -98,7 +98,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
-    """Mistakes in an option are told with the option's name."""
+    """Reports mistakes in an option with the option's name."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""`distlaunch train`: runs a config, or goes on with a run."""
+"""`distlaunch train`: runs a config, or resumes a run."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 
 
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
-    """Begins the run here, and goes on with it in a process of its own."""
+    """Starts the run here, and continues it in a process of its own."""
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, print_detached
     from distlaunch.ui.progress.view import finish_output, make_view

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other about their data before the first step.
+"""The processes of a run compare their data before the first step.
 
-Processes that see different data would train on some examples twice and on others never, or come to their end at
-different steps, and wait for each other for ever.
+Processes that see different data would train on some examples twice and on others never, or run out of data at
+different steps, and wait for each other forever.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _lacking(name: str, seen: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def types_only(split: Split) -> Callable[[], str]:
-    """What is said of data that may differ from process to process."""
+    """The description of data that may differ from process to process."""
     return lambda: json.dumps({"types": json.loads(split.describe())["types"]})
 
 

@@ -1,4 +1,4 @@
-"""What each process sees of the data, in a form to compare: all must see the same."""
+"""The data that each process sees, in a form to compare: all must see the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
+"""Which task reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
 
 from __future__ import annotations
 

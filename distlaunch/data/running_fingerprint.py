@@ -1,4 +1,4 @@
-"""Of a pipeline only the first examples can be compared before training; the others are while they are read.
+"""Compares the examples of a pipeline while they are read; before training, only the first can be compared.
 
 A pipeline may leave the common order later: an unseeded draw, files that differ behind their beginning, threads.
 """

@@ -1,4 +1,4 @@
-"""Asks a process that has TensorFlow what a plan cannot know without; the launcher never loads it itself."""
+"""Gets the facts of a plan that need TensorFlow from a helper process; the launcher never imports it."""
 
 from __future__ import annotations
 

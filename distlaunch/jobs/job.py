@@ -1,4 +1,4 @@
-"""What the commands do: choose the run, hold it, run its attempts."""
+"""The work of the commands: choose the run, lock it, run its attempts."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def isolate_if_configured(config: RunConfig, environ: Mapping[str, str]) -> None
 
 
 def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
-    """Trains what is begun. Raises as `train` does."""
+    """Trains a claimed run. Raises as `train` does."""
     choice, run = claimed.choice, claimed.run
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, read by a process of its own: this one has no NumPy."""
+"""The contents of a checkpoint, read by a helper process: this process does not import NumPy."""
 
 from __future__ import annotations
 

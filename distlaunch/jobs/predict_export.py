@@ -1,4 +1,4 @@
-"""Has an exported model predict, in a process that has TensorFlow; the launcher never loads it itself."""
+"""Runs an exported model in a helper process with TensorFlow; the launcher never imports it."""
 
 from __future__ import annotations
 

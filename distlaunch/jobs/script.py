@@ -1,4 +1,4 @@
-"""`distlaunch run`: somebody's script as the tasks of a cluster, under the supervision that training has."""
+"""`distlaunch run`: any script as the tasks of a cluster, with the same supervision as training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the controller of a run, another process, for something: to stop, or for the stacks of its tasks."""
+"""Sends requests to the controller of a run, another process: to stop, or to write the stacks of its tasks."""
 
 from __future__ import annotations
 

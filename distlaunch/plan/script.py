@@ -1,4 +1,4 @@
-"""The plan of a script's tasks: what each is told about its cluster. Pure."""
+"""The plan of a script's tasks: the environment that describes the cluster to each. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training waits for when it waits for its input, as far as measurements prove it; see `StepsTimed`."""
+"""The cause of waits for input, as far as measurements prove it; see `StepsTimed`."""
 
 from __future__ import annotations
 

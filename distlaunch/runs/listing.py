@@ -1,4 +1,4 @@
-"""The runs below a directory, each in a few facts, read from the beginning and the end of what it has told."""
+"""The runs below a directory, each in a few facts, read from the beginning and the end of its events."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     Raises UsageError if there is no such directory.
 
     Args:
-        jobs_of: tells how submitted jobs stand.
+        jobs_of: returns the states of submitted jobs.
     """
     if not directory.is_dir():
         raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")

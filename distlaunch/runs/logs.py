@@ -1,4 +1,4 @@
-"""What a run's tasks have printed and what has happened in it, shown from its files, now or while it goes on."""
+"""Shows the output of a run's tasks and its events, from its files, once or while the run continues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LogSelection:
         attempt: None: the newest.
         task: lines of this one alone, without the run's events; None: of all, with them.
         lines: only so many of the last that are there already, of each file of each task, and of the run's events.
-        raw: also what TensorFlow says to itself.
+        raw: also TensorFlow's own messages.
     """
 
     attempt: int | None = None
@@ -113,7 +113,7 @@ class AttemptLogs:
                 self._observer.event(entry)
 
     def _new_entries(self) -> Iterator[Event | str]:
-        """New events, and what the launcher itself has to say of them."""
+        """New events, and the launcher's own messages about them."""
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
                 yield event
@@ -171,7 +171,7 @@ def follow_logs(
     """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
 
     Args:
-        wait: passes a moment; tells whether there is still a reader.
+        wait: waits a moment; returns whether there is still a reader.
         is_active: whether somebody will work on the run again, such as a job in a queue.
     """
     logs = AttemptLogs(run, _attempt(run, selection), selection, observer)

@@ -44,7 +44,7 @@ class AttemptReport:
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
-        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have told a result.
+        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have reported a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
     """

@@ -1,4 +1,4 @@
-"""What all tasks of a run have told: those beside the chief keep their events in files of their own."""
+"""The events of all tasks of a run. Tasks other than the chief keep their events in files of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts to TFLite, and loads and calls new exports, in a process that knows no distlaunch and no strategy.
+"""Converts to TFLite, and loads and calls new exports, in a process without distlaunch and without a strategy.
 
 Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The parcel is a pickled dict, see
 `distlaunch.training.export.check`; the findings are JSON: `{format: {signature, problem, notes}}`.

@@ -154,7 +154,7 @@ def open_tflite(path: Path) -> ExportedModel:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short; with the reason that Keras gives below."""
+    """The first line of an error; with the reason that Keras gives below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     text = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
     return text if len(text) <= _LINE else f"{text[:_LINE]} ..."

@@ -1,4 +1,4 @@
-"""Fits arrays to the inputs of an exported model, or says what is wrong with them."""
+"""Fits arrays to the inputs of an exported model, or reports what is wrong with them."""
 
 from __future__ import annotations
 

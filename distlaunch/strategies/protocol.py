@@ -89,7 +89,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Vote:
-    """What one task wishes; all tasks learn the sum, and so decide alike."""
+    """The vote of one task. All tasks learn the sum, and so decide alike."""
 
     stop: bool = False
     """Stop the run after this call (a signal came)."""

@@ -1,6 +1,6 @@
-"""What supervision needs of the hosts that an engine has found. Nothing here, nor above, knows how they are reached.
+"""The interface of supervision to the hosts that an engine has found. Supervision does not know how they are reached.
 
-What a task leaves behind is in the controller's run directory when its end is told: logs, error.json, events.
+When an allocation reports the end of a task, its logs, error.json and events are in the controller's run directory.
 """
 
 from __future__ import annotations

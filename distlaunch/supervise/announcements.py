@@ -1,4 +1,4 @@
-"""What the user is told of the controller's own doings, in words."""
+"""Messages to the user about the controller's own actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tasks show no sign of life, or hold the others up. Told the signs from time to time; pure but for that."""
+"""Finds tasks that show no sign of life, or block the others, from the heartbeats that the caller passes in. Pure."""
 
 from __future__ import annotations
 

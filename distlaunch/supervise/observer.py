@@ -1,4 +1,4 @@
-"""What the launcher tells while it works; `distlaunch.ui` shows it."""
+"""The interface through which the launcher reports its progress; `distlaunch.ui` shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to do about a run's processes, as pure functions of where they stand. How it ended: `verdict`."""
+"""Decides what to do about a run's processes, as pure functions of their state. How a run ended: `verdict`."""
 
 from __future__ import annotations
 

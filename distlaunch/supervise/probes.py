@@ -1,4 +1,4 @@
-"""What the launcher finds out about its tasks by looking at their files and ports, as facts."""
+"""Turns the files and ports of tasks into facts."""
 
 from __future__ import annotations
 

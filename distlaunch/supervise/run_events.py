@@ -1,4 +1,4 @@
-"""What the controller itself adds to the events of a run: its end above all."""
+"""The events that the controller itself adds to a run, above all its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distlaunch.supervise.event_facts import LAUNCHER
 
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
-    """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
+    """Appends another end to an attempt that has failed, because the next was cancelled. None: the disk is full."""
     path = RunDir(plan.run_dir).events
     attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
@@ -55,7 +55,7 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """What the tasks could not tell any more of the end of an attempt."""
+    """Events about the end of an attempt that the tasks could no longer write."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")

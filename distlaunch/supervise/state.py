@@ -1,4 +1,4 @@
-"""Where a run's processes stand, read out of the history, and what calls for a stop. Pure functions."""
+"""The state of a run's processes, computed from the history, and the reasons to stop them. Pure functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from distlaunch.supervise.facts import (
 
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
-"""A task that ends so many times in a row before it has come up is not started again."""
+"""A task that ends this many times in a row before it is ready is not restarted."""
 RAISED_S = 5.0
 """How long a script that has raised may take to end."""
 
@@ -50,7 +50,7 @@ class Cause(enum.Enum):
 
 
 TimedReason = tuple[float, Cause]
-"""What calls for a stop, and since when."""
+"""A reason to stop, and since when it holds."""
 
 
 @dataclass
@@ -61,9 +61,9 @@ class RunState:
         spawned: when each task was started first.
         failed_starts: how many times in a row each task has ended before it was ready.
         reported_at: when each task last reported something.
-        stalled: tasks that hold the others up, or one without a name.
-        saving: tasks that write something by themselves just now.
-        closed: when each task told the end of its part, planned or not; `finished`: those that were done.
+        stalled: tasks that block the others, or one without a name.
+        saving: tasks that are writing something by themselves.
+        closed: when each task reported the end of its part, planned or not; `finished`: those that were done.
         dumped_at: when tasks were asked for their stacks first.
         termed: when each task was asked to stop first; `killed`: when it was killed.
     """
@@ -171,7 +171,7 @@ def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
 
 
 def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Whether this end of a task, taken alone, is one that should not be."""
+    """Whether this end of a task, by itself, is a failure."""
     if end.task in rules.optional:
         return False
     # what others do after the run's end is no failure of the run
@@ -221,14 +221,14 @@ def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
 
 
 def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
-    """Whether a task has raised, without having ended, what makes the run fail."""
+    """Whether a task that is still running has reported a fatal exception."""
     if fact.task in state.exits or fact.task in rules.optional:
         return False
     return fact.task not in rules.replaceable or fact.role is not ErrorRole.CONSEQUENCE
 
 
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
-    """Whether tasks were told to end then. Without that, training may only have been noticed late."""
+    """Whether tasks were asked to stop in that time. If not, the start of training may only have been detected late."""
     stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
     return any(at is not None and begin <= at < end for at in stop_times)
 

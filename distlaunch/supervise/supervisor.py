@@ -1,4 +1,4 @@
-"""Starts the processes of a plan and follows them to their end. What to do is decided in `policy`."""
+"""Starts the processes of a plan and follows them until they end. `policy` decides what to do."""
 
 from __future__ import annotations
 

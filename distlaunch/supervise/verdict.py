@@ -20,10 +20,10 @@ class Verdict:
         culprit: the task that failed first.
         frozen: the culprit showed no sign of life.
         unready: the culprit has ended several times in a row before it had come up.
-        left: tasks that had ended with exit code 0 when the culprit's error says that a peer is gone.
-        silent: tasks that neither failed nor answered when the culprit's error says that a peer is gone.
+        left: tasks that had ended with exit code 0 before the culprit reported a lost peer.
+        silent: tasks that neither failed nor answered when the culprit reported a lost peer.
         late: tasks that had to be killed because they did not stop in time.
-        odd: tasks that failed beside a run that came to its end.
+        odd: tasks that failed although the run completed.
         unfinished: tasks beside the run that were ended because they took too long after its end.
     """
 

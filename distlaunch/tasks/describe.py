@@ -1,4 +1,4 @@
-"""Says what only TensorFlow can tell, for `distlaunch plan`.
+"""Finds the facts of `distlaunch plan` that need TensorFlow.
 
 `python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and tells
 where its variables go; or `data`: reads its data and tells who reads what. GPUS: how many a run would see. Writes one

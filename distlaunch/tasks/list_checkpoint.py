@@ -1,4 +1,4 @@
-"""`python -m distlaunch.tasks.list_checkpoint FOLDER WHICH ANSWER`: says what a checkpoint holds.
+"""`python -m distlaunch.tasks.list_checkpoint FOLDER WHICH ANSWER`: lists the contents of a checkpoint.
 
 For `distlaunch report --checkpoint`; needs no framework. WHICH is a step, `best` or `newest`. Writes one JSON object to
 the file ANSWER: `path`, `step`, `epoch` and `variables`, or `message`.

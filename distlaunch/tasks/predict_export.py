@@ -1,4 +1,4 @@
-"""`python -m distlaunch.tasks.predict_export`: what an exported model predicts for a file or a dataset.
+"""`python -m distlaunch.tasks.predict_export`: predictions of an exported model for a file or a dataset.
 
 For `distlaunch predict EXPORT`. Needs neither the run nor its config. Writes its result as JSON to the file `--answer`.
 """

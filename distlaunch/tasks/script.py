@@ -1,6 +1,6 @@
-"""`python -m distlaunch.tasks.script ... -- SCRIPT ARGS`: runs somebody's script as a task, as Python itself would.
+"""`python -m distlaunch.tasks.script ... -- SCRIPT ARGS`: runs a user's script as a task, as Python itself would.
 
-Adds what the launcher lives on: the lifeline, signs of life, stacks on request, and `error.json`. The script sees its
+Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `error.json`. The script sees its
 own argv, path and `__main__`, gets signals as without it, and decides the exit code.
 
 Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing

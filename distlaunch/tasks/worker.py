@@ -1,6 +1,6 @@
-"""`python -m distlaunch.tasks.worker`: what runs in each task.
+"""`python -m distlaunch.tasks.worker`: the program of each task.
 
-Gets its part from argv, TF_CONFIG and the run directory; tells what happens by events, `error.json` and its exit code.
+Its input is argv, TF_CONFIG and the run directory; it reports through events, `error.json` and its exit code.
 """
 
 from __future__ import annotations

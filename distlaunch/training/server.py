@@ -1,4 +1,4 @@
-"""A worker or parameter server: it holds what the coordinator needs, and does what the coordinator sends."""
+"""A worker or parameter server: it holds the coordinator's variables, and executes the functions that it sends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     Args:
         on_started: called when the server runs; TensorFlow has set its signal handlers by then.
-        emit: where it tells what it waits for, if it has a launcher of its own.
+        emit: reports what it waits for, if it has a launcher of its own.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
     # before the data function is called, which may draw

@@ -1,4 +1,4 @@
-"""Sums up how the time of a task's steps went, and reports it from time to time."""
+"""Sums up the times of a task's steps, and reports them from time to time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads what, as `distlaunch plan --data` prints it."""
+"""Which task reads which examples, as `distlaunch plan --data` prints it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks of this host in one attempt, and what the controller is told of them."""
+"""The tasks of this host in one attempt, and the messages to the controller about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostAttempt:
         copy: None: the disk is shared, and what tasks write is there already.
         num_computing: how many of this host's tasks share its cores.
         without: variables of this process that tasks do not get.
-        beat_s: how often the signs of life of all tasks are told.
+        beat_s: how often the heartbeats of all tasks are sent.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HostAttempt:
         return task is not None or name in self._started
 
     def poll(self) -> None:
-        """Tells what is new."""
+        """Reports what is new."""
         now = self._clock()
         for name, task in list(self._tasks.items()):
             if (end := task.poll()) is not None:

@@ -1,6 +1,6 @@
-"""The code of a job on this host: is it here, as it is on the controller's host; if not, it is put here.
+"""The code of a job on this host: compares it with the controller's, and receives it if it is missing.
 
-Files that nobody has sent are never changed or deleted.
+Files that were not sent are never changed or deleted.
 """
 
 from __future__ import annotations

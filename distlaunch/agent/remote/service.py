@@ -1,4 +1,4 @@
-"""The agent's loop: does what the controller asks, tells what happens, and ends everything when that is gone."""
+"""The agent's loop: executes requests, reports events, and ends everything when the controller is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lock of a run: who works on it holds it, and says in it where to find it."""
+"""The lock of a run. The process that works on the run holds it, and writes its own identity into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Owner:
     """Who holds a lock.
 
     Attributes:
-        pid: 0: it has not said so yet.
+        pid: 0: it has not written it yet.
         host: empty: not known.
         notebook: it is a process of the user's own, which does more than to launch.
     """

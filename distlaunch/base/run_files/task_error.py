@@ -1,4 +1,4 @@
-"""Writes error.json: why a task has failed, told by itself, or by the launcher in its place."""
+"""Writes error.json, the reason why a task has failed: by the task itself, or by the launcher in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arithmetic and tables can tell to be wrong about a config, without touching the machine."""
+"""Checks of a config that need only arithmetic and tables, not the machine."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
 
 
 def most_steps(config: RunConfig) -> int | None:
-    """Steps of the whole run, at most; None if the config does not tell."""
+    """The maximum number of steps of the whole run; None if the config does not determine it."""
     data, train = config.data, config.train
     if train.steps_per_epoch is not None:
         return train.epochs * train.steps_per_epoch

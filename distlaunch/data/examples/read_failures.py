@@ -1,4 +1,4 @@
-"""Why an example could not be read: TensorFlow hands on a text, in which the user's own lines are lost."""
+"""Why an example could not be read. TensorFlow passes on only a text, without the user's own lines."""
 
 from __future__ import annotations
 

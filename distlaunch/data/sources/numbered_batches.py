@@ -1,6 +1,6 @@
 """Global batches by number, for the workers of a parameter-server cluster.
 
-Number k of the training data is the batch that one device would train on in step k, whoever asks for it.
+Number k of the training data is the batch that one device would train on in step k, whichever worker requests it.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false

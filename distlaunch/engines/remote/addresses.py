@@ -1,4 +1,4 @@
-"""By which address each host is reached by all others: tried, before a task starts."""
+"""Finds the address at which all other hosts reach a host, by trying before a task starts."""
 
 from __future__ import annotations
 

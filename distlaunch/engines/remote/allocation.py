@@ -1,4 +1,4 @@
-"""Hosts with agents as an allocation: who runs where, at which address."""
+"""Hosts with agents as an allocation: which task runs on which host, at which address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of several hosts: waited for together, and everything that is wrong told at once."""
+"""Waits for the answers of several hosts together, and reports all errors at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether hosts have what a job needs: versions, the working directory, the code. All that is wrong, at once."""
+"""Checks that hosts have what a job needs: versions, the working directory, the code. Reports all errors at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of a job: which files it is, what they hold, and how they are sent."""
+"""The code of a job: its files, their digests, and the messages that send them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class CodeFiles:
         return data
 
     def messages(self) -> Iterator[bytes]:
-        """Puts all files there."""
+        """The messages that send all files."""
         for name in self._names:
             yield from send_file(self._folder / name, name)
 

@@ -1,4 +1,4 @@
-"""An engine whose hosts run agents, whoever starts these: connections, checks, places, addresses."""
+"""An engine whose hosts run agents, however these are started: connections, checks, places, addresses."""
 
 from __future__ import annotations
 

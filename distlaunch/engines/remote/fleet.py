@@ -1,4 +1,4 @@
-"""All agents of a job. One thread does the I/O of all connections, so that nothing that waits holds another up."""
+"""All agents of a job. One thread does the I/O of all connections, so that a slow connection never delays another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds two hosts that no longer reach each other, which TensorFlow and JAX never notice unless one of them leads.
+"""Finds two hosts that no longer reach each other; TensorFlow and JAX detect that only if one of them is the chief's.
 
-Asked while no task makes a step: who could connect to whom when training began, and cannot any more?
+It runs while no task makes a step, and compares the connections that work with those that worked when training began.
 """
 
 from __future__ import annotations

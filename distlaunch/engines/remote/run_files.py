@@ -1,4 +1,4 @@
-"""The run directory across hosts: what a host needs of it is sent there, and what its tasks write comes back."""
+"""The run directory across hosts: sends each host the files it needs, and gets back those that its tasks write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an agent did not start, read from what ssh and the host's shell have printed."""
+"""Explains why an agent did not start, from the output of ssh and the host's shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slurm's queue: submits jobs, tells how they stand, asks them to stop. Each call is one of Slurm's commands."""
+"""Slurm's queue: submits jobs, returns their states, stops them. Each call runs one of Slurm's commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How runs that were handed to a scheduler's queue stand there."""
+"""The states of runs that were submitted to a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.paths import shown
 
 _QUERY_INTERVAL_S = 5.0
-"""A scheduler is asked as rarely as a person at a terminal would mind."""
+"""A scheduler is queried as rarely as a person at a terminal accepts."""
 _SHORT_QUERY_INTERVAL_S = 1.0
 """The same for a job that has stopped, and will perhaps be queued again."""
 _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
 
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
-    """The submitted job of a run that waits or runs; None: there is none, or its queue does not answer here."""
+    """The submitted job of a run if it is pending or running; None: there is none, or its queue does not answer."""
     job = run.live_submission()
     if job is None:
         return None
@@ -28,18 +28,18 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
 
 
 def state_of(run: RunDir) -> JobState | None:
-    """How the submitted job of a run stands; None: it has none, has told its end, or its queue does not answer here."""
+    """The state of a run's submitted job; None: it has none, has reported its end, or its queue does not answer."""
     job = run.live_submission()
     return None if job is None else job_state(job)
 
 
 def job_state(job: Submission) -> JobState | None:
-    """How a job stands; None: its queue does not answer here."""
+    """The state of a job; None: its queue does not answer here."""
     return job_states([job]).get(job)
 
 
 def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
-    """How jobs stand, as far as their queues answer here."""
+    """The states of jobs, as far as their queues answer here."""
     found: dict[Submission, JobState] = {}
     of_engines: dict[str, list[Submission]] = {}
     for job in jobs:
@@ -59,7 +59,7 @@ class JobWatch:
     """Follows a submitted job from where its run directory is seen.
 
     Args:
-        note: takes what there is to be said about it.
+        note: shows a message about the job.
     """
 
     def __init__(self, run: RunDir, job: Submission, note: Callable[[str], None]) -> None:

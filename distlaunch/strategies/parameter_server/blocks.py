@@ -1,4 +1,4 @@
-"""What a worker gives back of the steps that it was given, and the wait for it."""
+"""The results of the steps that a worker was assigned, and the wait for them."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # pyright: reportFunctionMemberAccess=false

@@ -1,4 +1,4 @@
-"""Steps dealt out to the workers of a parameter-server cluster.
+"""Assigns steps to the workers of a parameter-server cluster.
 
 The unit of work is a block: a few consecutive global batches, which one worker trains on inside one graph call.
 Variables lie on the servers and are updated in place. What a block adds to the metrics comes back as its result, and is

@@ -66,12 +66,12 @@ def offer(split: str, offered: Offered) -> None:
 
 
 def report_failures(to: Callable[[Exception], None]) -> None:
-    """From now on a failure to read is told, and the graph that asked waits for the end of this process."""
+    """From now on a failure to read is reported, and the graph that requested it waits for the end of this process."""
     _on_failure[:] = [to]
 
 
 def report_times(to: Callable[[StepTimes], None]) -> None:
-    """From now on whoever runs graphs in this process learns how the time of the steps of each block went."""
+    """From now on the times of the steps of each block are reported."""
     _on_times[:] = [to]
 
 

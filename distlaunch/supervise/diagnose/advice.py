@@ -1,4 +1,4 @@
-"""What to do after a failure: what comes first, and whether resuming the run then helps."""
+"""What to do after a failure: the first step, and whether resuming the run then helps."""
 
 from __future__ import annotations
 

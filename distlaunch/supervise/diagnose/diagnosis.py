@@ -1,4 +1,4 @@
-"""All that is found out about a failed attempt, also if a part of that fails itself."""
+"""The diagnosis of a failed attempt, also if a part of the diagnosis itself fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed task left behind, and how to tell it: error.json, the end of its log, its exit code or signal."""
+"""The reason why a task has failed, from its error.json, the end of its log, and its exit code or signal."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TaskError:
         summary: the last line of the exception, e.g. `ValueError: no`.
         problems: mistakes in the config that show only when things are built.
         kind: the exception's class; empty if it was none.
-        consequence: it tells that another task is gone.
+        consequence: it reports that another task is gone.
         step: global batches done then; None before the first step.
-        lost: it tells that the task's host is lost.
+        lost: it reports that the task's host is lost.
     """
 
     summary: str
@@ -78,7 +78,7 @@ class Failure:
         hint: what helps, if that is known.
         first: what to do before the run is resumed; empty: nothing.
         resumable: the run can then go on.
-        step: global batches done when the task failed, if its error.json tells.
+        step: global batches done when the task failed, if its error.json has it.
     """
 
     task: str

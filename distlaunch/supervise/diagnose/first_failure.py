@@ -1,4 +1,4 @@
-"""From a verdict to what users read: which task, where, why, and the lines that show it."""
+"""Turns a verdict into the report for users: the task, the host, the reason, and the lines that show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a traceback helps the user: it begins and is seen to leave where their own code is."""
+"""Shortens a traceback to the part that helps the user: from their own code to the call that leaves it."""
 
 from __future__ import annotations
 

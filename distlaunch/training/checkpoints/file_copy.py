@@ -1,4 +1,4 @@
-"""The state of a checkpoint, as processes find it that did not choose it: in memory of this host, or on the disk."""
+"""The state of a checkpoint for processes that did not choose it: in shared memory of this host, or on the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the checkpoint to go on from, and gives it to all tasks."""
+"""Finds the checkpoint to continue from, and gives it to all tasks."""
 
 from __future__ import annotations
 

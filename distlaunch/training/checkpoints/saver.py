@@ -1,4 +1,4 @@
-"""Saves checkpoints of a training run, with what its callbacks keep, beside training; puts that back."""
+"""Saves checkpoints of a training run in the background, with the state of its callbacks, and restores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes a checkpoint: the chief alone, or all processes of a mesh together, each the parts that it holds."""
+"""Writers of checkpoints: the chief alone, or all processes of a mesh together, each the parts that it holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Snapshot:
     """What one process writes of a state.
 
     Attributes:
-        cuts: as of `Parts.snapshot`.
+        cuts: as returned by `Parts.snapshot`.
         number: counts the snapshots, alike in all processes.
     """
 
@@ -44,7 +44,7 @@ class WriteRequest:
 
     Attributes:
         trained: names of the values that must be finite.
-        on_nonfinite: told of one that is not; may raise.
+        on_nonfinite: called with the name of one that is not; may raise.
         writing: to be left when this process has written what it can without others, and entered for the commit.
         given_up: whether nobody waits for other processes any more.
     """
@@ -95,7 +95,7 @@ class ChiefWriter:
 
 @dataclass(frozen=True)
 class _Report:
-    """What a process tells of its part.
+    """The report of a process on its part.
 
     Attributes:
         nonfinite: a value that is not finite, but must be.
@@ -118,7 +118,7 @@ class _Report:
 class PartsWriter:
     """Implements `Writer`: each process writes a file with its share of the state, and the chief commits.
 
-    The others tell the chief when the disk has theirs. As long as one has not, there is no checkpoint.
+    The others report to the chief when their files are on the disk. Until all have, there is no checkpoint.
 
     Args:
         key: what this attempt has, and no other.

@@ -1,4 +1,4 @@
-"""What the views of a running job draw from: the facts of its events, and how fast it goes."""
+"""The state behind the views of a running job: the facts of its events, and its speed."""
 
 from __future__ import annotations
 
