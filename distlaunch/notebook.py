@@ -1,4 +1,4 @@
-"""Training inside this process, for notebooks and tests. Everything else is as `distlaunch train` does it."""
+"""Training inside this process, for notebooks and tests. Everything else works as in `distlaunch train`."""
 
 from __future__ import annotations
 
@@ -156,26 +156,26 @@ def train_here(
     text = dump_config(config)
     write_atomically(run.attempt_config(attempt), text)
     write_atomically(run.config, text)
-    teller = _Teller(run, attempt, config.train.epochs)
+    reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with policy(), contextlib.closing(teller), interrupts as should_stop:  # a session clears Keras's own
+    with policy(), contextlib.closing(reporter), interrupts as should_stop:  # a session clears Keras's own
         try:
-            teller.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-            session = Session(config, run, _TASK, teller.emit, should_stop)
+            reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+            session = Session(config, run, _TASK, reporter.emit, should_stop)
             outcome = session.run_training()
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            teller.fail(status, time.monotonic() - began)
+            reporter.fail(status, time.monotonic() - began)
             raise
         at = outcome.progress
         seconds = time.monotonic() - began
-        teller.emit(
+        reporter.emit(
             RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs)
         )
     return session, outcome
 
 
-class _Teller:
+class _Reporter:
     """Writes the run's events, and prints those that a person waits for."""
 
     def __init__(self, run: RunDir, attempt: int, epochs: int) -> None:

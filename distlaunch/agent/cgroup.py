@@ -1,4 +1,4 @@
-"""What Linux tells of the control group of this process (cgroup v2), as a container or a scheduler has made it."""
+"""Facts about the control group (cgroup v2) in which a container or a scheduler runs this process."""
 
 from __future__ import annotations
 

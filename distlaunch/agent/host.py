@@ -57,7 +57,7 @@ class HostTasks:
         task = HostTask(spec, self._pump, self.out_of_memory)
         warm = self._warm.process_for(spec)
         # nothing to wait for: forked at once, or started as a fresh process
-        if warm is None or warm.hear():
+        if warm is None or warm.is_ready():
             task.begin(_start(spec, warm, self._lifeline))
         else:
             if warm.fd not in self._importing:
@@ -88,7 +88,7 @@ class HostTasks:
             warm, tasks = self._importing.pop(fd)
             # one answer tells all tasks that wait for it
             self._pump.unwatch(fd)
-            warm.hear()
+            warm.is_ready()
             for task in tasks:
                 self._start_late(task, warm)
         return bool(ready - imported)

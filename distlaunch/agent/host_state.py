@@ -1,4 +1,4 @@
-"""What a host has left for a job at this moment, and which of the job's data it sees."""
+"""The free resources of a host at this moment, and which of the job's data it can see."""
 
 from __future__ import annotations
 

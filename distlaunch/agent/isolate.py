@@ -1,6 +1,6 @@
-"""`python -m distlaunch.agent.isolate COMMAND ...`: becomes the command, in a network namespace that nobody else has.
+"""`python -m distlaunch.agent.isolate COMMAND ...`: becomes the command, in a network namespace of its own.
 
-What it starts reaches itself by 127.0.0.1 and nothing else, and nobody else reaches it: see namespaces(7),
+Its processes reach each other over 127.0.0.1 and nothing else, and no other process reaches them: see namespaces(7),
 user_namespaces(7). Root makes the namespace directly, others with a user namespace, where the system allows that.
 """
 
@@ -58,8 +58,8 @@ def _unshare(flags: int) -> None:
 def _raise_loopback() -> None:
     """A new namespace has 127.0.0.1, but it is down."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        asked = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
-        name, flags = _REQUEST.unpack(asked)
+        answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, _REQUEST.pack(b"lo", 0))
+        name, flags = _REQUEST.unpack(answer)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, _REQUEST.pack(name, flags | _IFF_UP))
 
 

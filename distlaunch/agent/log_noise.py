@@ -1,4 +1,4 @@
-"""Which lines of a task are TensorFlow talking to itself. They stay in the log files and off the screen."""
+"""Recognises lines that TensorFlow logs for its own developers. They stay in the log files and off the screen."""
 
 from __future__ import annotations
 

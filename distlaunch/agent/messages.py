@@ -1,4 +1,4 @@
-"""What is said about a task between the controller and whoever runs beside it: plain data, ready for a wire."""
+"""Messages about tasks between the controller and the agents: plain data that can be sent over a connection."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Exit:
 
     Attributes:
         code: the exit code; -N for signal N.
-        oom: whether the kernel of its host has killed for memory meanwhile; None: it cannot be told.
-        lost: why nothing can be heard of its host any more; empty: the host has told this end.
+        oom: whether the kernel of its host has killed a process for lack of memory meanwhile; None: unknown.
+        lost: why the host does not answer any more; empty: the host has reported this end.
     """
 
     code: int

@@ -1,4 +1,4 @@
-"""What the system lets the launcher have."""
+"""Limits of the system on the open files of the launcher."""
 
 from __future__ import annotations
 

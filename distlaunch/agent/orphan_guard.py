@@ -1,4 +1,4 @@
-"""Runs as a tiny process beside the launcher: when the launcher is gone, kills every process group it had left.
+"""A small process beside the launcher: when the launcher has ended, it kills every process group that is left.
 
 Started as a script with `python -I -S`, so it imports the standard library only. Standard input carries `+PGID` and
 `-PGID` lines; its end of file means that the launcher has ended, in whatever way.

@@ -102,7 +102,7 @@ class _Stream:
     splitter: LineSplitter = field(default_factory=LineSplitter)
     num_hidden: int = 0
     hidden_at: float = 0.0
-    held: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    hidden: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     """The last of the hidden lines."""
     num_lost: int = 0
     """Bytes that could not be written to the log since the last that could."""
@@ -146,7 +146,7 @@ class Pump:
         if self._hiding:
             paused_since = self._clock() - PAUSE_S
             for stream in [each for each in self._hiding.values() if each.hidden_at <= paused_since]:
-                self._tell_last(stream)
+                self._forward_last(stream)
         return ready - self._streams.keys()
 
     def finish(self, task: str) -> None:
@@ -198,7 +198,7 @@ class Pump:
         if stream.num_hidden and not stream.allowance.take(now):
             self._hide(stream, now, *stream.splitter.skip(data))
             return
-        self._tell_hidden(stream, stream.num_hidden)
+        self._note_hidden(stream, stream.num_hidden)
         for line in stream.splitter.feed(data):
             if stream.num_hidden:
                 self._hide(stream, now, 1, [line])
@@ -218,23 +218,23 @@ class Pump:
         self._hiding[stream.pipe.fileno()] = stream
         stream.num_hidden += number
         stream.hidden_at = now
-        stream.held.extend(line for line in last if _is_for_screen(line))
+        stream.hidden.extend(line for line in last if _is_for_screen(line))
 
-    def _tell_last(self, stream: _Stream) -> None:
+    def _forward_last(self, stream: _Stream) -> None:
         """No more comes for now: shows the last of what was hidden."""
-        last = list(stream.held)
-        self._tell_hidden(stream, stream.num_hidden - len(last))
+        last = list(stream.hidden)
+        self._note_hidden(stream, stream.num_hidden - len(last))
         for line in last:
             self._show(stream.task, line)
 
-    def _tell_hidden(self, stream: _Stream, number: int) -> None:
+    def _note_hidden(self, stream: _Stream, number: int) -> None:
         """Says how many lines are not shown; from here on the screen takes lines again."""
         if number:
             self._show(stream.task, f"... {number:,} lines are only in {stream.log_path}")
         if stream.num_hidden:
             del self._hiding[stream.pipe.fileno()]
             stream.num_hidden = 0
-            stream.held.clear()
+            stream.hidden.clear()
 
     def _close(self, stream: _Stream) -> None:
         fd = stream.pipe.fileno() if not stream.pipe.closed else -1
@@ -243,7 +243,7 @@ class Pump:
         if left := stream.mask.flush():
             self._write_log(stream, left)
             self._forward(stream, left)
-        self._tell_last(stream)
+        self._forward_last(stream)
         for line in stream.splitter.flush():
             if not is_noise(line):
                 self._show(stream.task, line)

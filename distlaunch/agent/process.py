@@ -44,11 +44,11 @@ class Lifeline:
 
     def guard(self, group: int) -> None:
         """From now on the group ends with this process."""
-        self._tell(f"+{group}\n")
+        self._write_to_guard(f"+{group}\n")
 
     def release(self, group: int) -> None:
         """The group is gone. To be called before its leader is reaped, while the number cannot mean another process."""
-        self._tell(f"-{group}\n")
+        self._write_to_guard(f"-{group}\n")
 
     def close(self) -> None:
         os.close(self.read_fd)
@@ -62,7 +62,7 @@ class Lifeline:
             self._guard.kill()
             self._guard.wait()
 
-    def _tell(self, line: str) -> None:
+    def _write_to_guard(self, line: str) -> None:
         assert self._guard.stdin is not None
         # an orphan guard that someone killed is no reason to stop a job: the lifeline is still there
         with contextlib.suppress(BrokenPipeError):

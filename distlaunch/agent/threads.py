@@ -1,4 +1,4 @@
-"""The cores of this host, and how tasks that compute beside each other share them.
+"""The cores of this host, and how tasks that compute at the same time share them.
 
 Without a share, each task starts threads for all cores. Measured on 2 cores with TensorFlow 2.21, a CNN, steps of
 `multi_worker_mirrored` with shares beside steps without: 0.88 of the time with 2 tasks, 0.85 with 4, 0.87 with 8.

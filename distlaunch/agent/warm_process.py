@@ -56,7 +56,7 @@ def serve(connection: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     while (request := _receive(connection)) is not None:
-        asked, fds = request
+        request, fds = request
         if _stamps() != stamps:
             _answer(connection, {"unfit": "packages were changed since they were imported"})
             break
@@ -64,7 +64,7 @@ def serve(connection: socket.socket) -> None:
         if task is None:
             # else the launcher would see no end of file when this process ends
             connection.close()
-            _become(asked, fds)
+            _become(request, fds)
             return
         # the task's pipes must have no other writer, or their end of file never comes
         for fd in fds:
@@ -74,8 +74,8 @@ def serve(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _answer(connection: socket.socket, told: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(told).encode() + b"\n")
+def _answer(connection: socket.socket, answer: dict[str, Any]) -> None:
+    connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -127,12 +127,12 @@ def _fork() -> int | None:
     os.close(write)
     os.waitpid(between, 0)  # from here on the task is the asking process's child
     # a process number has at most 7 digits; nothing comes if the fork failed
-    told = os.read(read, 32)
+    number = os.read(read, 32)
     os.close(read)
-    return int(told or b"0")
+    return int(number or b"0")
 
 
-def _become(asked: dict[str, Any], fds: list[int]) -> None:
+def _become(request: dict[str, Any], fds: list[int]) -> None:
     """Makes of this process what a fresh one would be, and runs the task in it."""
     stdout, stderr, lifeline, gate = fds
     begin = os.read(gate, 1)
@@ -146,13 +146,13 @@ def _become(asked: dict[str, Any], fds: list[int]) -> None:
     sys.stderr = sys.__stderr__ = _opened_anew(sys.stderr)
     # `os.environ` and not a new dict: C code reads the environment of the process
     os.environ.clear()
-    os.environ.update(asked["env"], **{asked["lifeline"]: str(lifeline)})
-    os.chdir(asked["cwd"])
+    os.environ.update(request["env"], **{request["lifeline"]: str(lifeline)})
+    os.chdir(request["cwd"])
     if not sys.flags.safe_path:  # else no folder of the user's is there
-        sys.path[0] = asked["cwd"]
+        sys.path[0] = request["cwd"]
     # found anew: it follows TMPDIR, which may be another one in the task
     tempfile.tempdir = None
-    argv = asked["argv"]
+    argv = request["argv"]
     _show_as(argv)
     sys.orig_argv[:] = argv
     # `runpy` puts the module's file in the first place

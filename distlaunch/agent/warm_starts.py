@@ -74,7 +74,7 @@ class WarmProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def hear(self, timeout_s: float = 0.0) -> bool:
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
         """Whether the imports are done."""
         if self.unfit is None and select.select([self._connection], [], [], timeout_s)[0]:
             self._read_answer()
@@ -86,7 +86,7 @@ class WarmProcess:
         try:
             # only for this moment: else the grandchildren of all tasks would become ours
             with _subreaper():
-                pid = self._ask(spec, (out[1], err[1], lifeline.read_fd, gate[0]))
+                pid = self._request_fork(spec, (out[1], err[1], lifeline.read_fd, gate[0]))
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 # reaped here, since nobody will hear of it
                 os.waitpid(pid, 0)
@@ -105,9 +105,9 @@ class WarmProcess:
             for fd in (out[1], err[1], *gate):
                 os.close(fd)
 
-    def _ask(self, spec: TaskSpec, fds: tuple[int, ...]) -> int:
-        asked = {"argv": spec.argv, "env": dict(spec.env), "cwd": os.getcwd(), "lifeline": LIFELINE_FD}
-        data = json.dumps(asked).encode()
+    def _request_fork(self, spec: TaskSpec, fds: tuple[int, ...]) -> int:
+        request = {"argv": spec.argv, "env": dict(spec.env), "cwd": os.getcwd(), "lifeline": LIFELINE_FD}
+        data = json.dumps(request).encode()
         self._connection.settimeout(_FORK_S)
         socket.send_fds(self._connection, [LENGTH.pack(len(data))], list(fds))
         self._connection.sendall(data)

@@ -1,4 +1,4 @@
-"""Tracebacks through generated code, told by the user's lines that it was generated from."""
+"""Tracebacks through generated code, shown with the user's lines that it was generated from."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ origins: dict[tuple[str, int], Origin] = {}
 
 def format_exception(error: BaseException) -> str:
     """As `traceback.format_exception`, with the user's lines in place of generated ones."""
-    told = traceback.TracebackException.from_exception(error)
-    _translate(told)
-    return translated("".join(told.format()))
+    trace = traceback.TracebackException.from_exception(error)
+    _translate(trace)
+    return translated("".join(trace.format()))
 
 
 def translated(text: str) -> str:
@@ -57,13 +57,13 @@ _FUNCTION = "tf__"
 """What AutoGraph puts before the name of a function; what it makes of an `if` or a loop has names without it."""
 
 
-def _translate(told: traceback.TracebackException) -> None:
-    if any(frame.filename.startswith(PREFIX) for frame in told.stack):
-        told.stack = traceback.StackSummary.from_list(_without_generated(told.stack))
-    if isinstance(told.__notes__, list):
-        told.__notes__ = [note for note in told.__notes__ if _OF_JAX not in str(note)]
+def _translate(trace: traceback.TracebackException) -> None:
+    if any(frame.filename.startswith(PREFIX) for frame in trace.stack):
+        trace.stack = traceback.StackSummary.from_list(_without_generated(trace.stack))
+    if isinstance(trace.__notes__, list):
+        trace.__notes__ = [note for note in trace.__notes__ if _OF_JAX not in str(note)]
     # exceptions of a group, too
-    for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
+    for other in (trace.__cause__, trace.__context__, *(trace.exceptions or ())):
         if other is not None:
             _translate(other)
 

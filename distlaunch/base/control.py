@@ -1,7 +1,7 @@
 """The control channel of a run: a socket in its directory through which its controller takes requests.
 
 Only the owner of the directory may connect (mode 0600). A connection is one request: a line of JSON, answered by a line
-of JSON. It then stays open until the controller's process has ended, so whoever asked can wait for that.
+of JSON. It then stays open until the controller's process has ended, so the client can wait for that.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class CheckpointWriteError(DistlaunchError):
     """The last checkpoint of a run cannot be written."""
 
 
-class StopAsked(BaseException):
+class StopRequested(BaseException):
     """A signal asked the job to end while hosts were waited for, and no task ran. No error, as KeyboardInterrupt is
     none: what handles errors must let it pass.
     """

@@ -1,6 +1,6 @@
-"""Signs of life of a task, in a small file that it rewrites in place and the launcher reads.
+"""Heartbeats of a task, in a small file that the task rewrites in place and the launcher reads.
 
-Counters only: who reads notes by its own clock when they changed, so that clocks of two machines need not agree.
+Counters only: the reader timestamps changes with its own clock, so the clocks of two machines need not agree.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Signs(NamedTuple):
 
     Attributes:
         beats: grows while the process runs, also while a step takes long.
-        turns: looks at the wish to stop, one before each graph call. Tasks that work in lockstep have equally many, but
+        turns: checks for a stop request, one before each graph call. Tasks that work in lockstep have equally many, but
             for one that the others wait for.
         step: global batches done; None before the first is begun.
         saving: it writes something by itself, and its training waits for that.
@@ -113,8 +113,8 @@ class Heartbeat:
                 was.writing if writing is None else writing,
             )
             if self._memory is not None:
-                step_told = _NO_STEP if at.step is None else at.step
-                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step_told, at.saving, at.writing)
+                step = _NO_STEP if at.step is None else at.step
+                _FORMAT.pack_into(self._memory, 0, at.beats, at.turns, step, at.saving, at.writing)
 
 
 def read_signs(path: Path) -> Signs:

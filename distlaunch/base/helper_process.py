@@ -1,6 +1,6 @@
-"""Asks a process of its own for something: it gets its question in argv, and answers with JSON in a file.
+"""Runs a helper process: it gets its request in argv, and answers with JSON in a file.
 
-Such a process has a framework, or lacks it on purpose; whoever asks only waits, and says in one way how it went wrong.
+Such a process imports a framework, or deliberately does not; the caller waits, and all failures are reported alike.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ANSWER = "{answer}"
 
 @dataclass(frozen=True)
 class Answer:
-    """What has come of a question.
+    """The result of a helper process.
 
     Attributes:
         code: the exit code; -N for signal N.
-        told: the answer; None if there is none.
-        said: the lines that the process printed, without empty ones.
+        value: the answer; None if there is none.
+        output: the lines that the process printed, without empty ones.
     """
 
     code: int
-    told: Any
-    said: tuple[str, ...]
+    value: Any
+    output: tuple[str, ...]
 
     @property
     def how_it_ended(self) -> str:
@@ -41,10 +41,10 @@ class Answer:
 
     def last_lines(self, number: int, indent: str = "") -> str:
         """The last of what it said, each on a line of its own; empty if it said nothing."""
-        return "".join(f"\n{indent}{line}" for line in self.said[-number:])
+        return "".join(f"\n{indent}{line}" for line in self.output[-number:])
 
 
-def ask(
+def run_helper(
     argv: Sequence[str],
     env: Mapping[str, str],
     *,
@@ -63,8 +63,8 @@ def ask(
     """
     # the answer is a file: libraries print what they like to standard output
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
-        told, log = Path(folder) / "answer.json", Path(folder) / "log"
-        command = [str(told) if word == ANSWER else word for word in argv]
+        answer_file, log = Path(folder) / "answer.json", Path(folder) / "log"
+        command = [str(answer_file) if word == ANSWER else word for word in argv]
         # output goes to a file: a pipe that nobody reads would hold the process up
         with log.open("wb") as file:
             output = None if shows_output else file
@@ -74,10 +74,10 @@ def ask(
                 )
             except subprocess.TimeoutExpired:
                 raise TimeoutError from None
-        said = tuple(line for line in log.read_text(errors="replace").splitlines() if line.strip())
+        output = tuple(line for line in log.read_text(errors="replace").splitlines() if line.strip())
         try:
-            answer = json.loads(told.read_text(encoding="utf-8"))
+            answer = json.loads(answer_file.read_text(encoding="utf-8"))
         # it has ended before it answered
         except (OSError, ValueError):
             answer = None
-    return Answer(done.returncode, answer, said)
+    return Answer(done.returncode, answer, output)

@@ -1,4 +1,4 @@
-"""What launcher and worker agree on beside argv, files and exit codes: environment variables and signals."""
+"""What launcher and worker share besides argv, files and exit codes: environment variables and signals."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.run_files.run_facts import RunFacts
-from distlaunch.base.run_files.run_lock import Owner, hold, owner_of
+from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_dir import TaskDir
 
@@ -271,4 +271,4 @@ class RunDir:
 
         Raises RunBusyError if another process holds it.
         """
-        return hold(self._lock, notebook=notebook)
+        return lock_run(self._lock, notebook=notebook)

@@ -31,7 +31,7 @@ class SecretMask:
         if not self._forms:
             return data
         data = self._pattern.sub(_MASK, self._kept + data)
-        length = max(_begun(form, data) for form in self._forms)
+        length = max(_length_of_start(form, data) for form in self._forms)
         self._kept = data[len(data) - length :]
         return data[: len(data) - length]
 
@@ -53,7 +53,7 @@ def _is_secret(value: str) -> bool:
     return len(value) >= _LEAST and not value.startswith(("/", "./", "~"))
 
 
-def _begun(form: bytes, data: bytes) -> int:
+def _length_of_start(form: bytes, data: bytes) -> int:
     """How many bytes at the end of the data are the beginning of a value."""
     lengths = range(min(len(form) - 1, len(data)), 0, -1)
     return next((length for length in lengths if data.endswith(form[:length])), 0)

@@ -1,4 +1,4 @@
-"""JSON without bare NaN and Infinity, which Python writes and no standard reader takes: they are named by strings."""
+"""JSON without bare NaN and Infinity, which Python writes and standard readers reject: strings stand for them."""
 
 from __future__ import annotations
 

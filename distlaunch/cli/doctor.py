@@ -1,4 +1,4 @@
-"""`distlaunch doctor`: looks at the hosts of a config, and starts nothing on them."""
+"""`distlaunch doctor`: checks the hosts of a config, and starts no task on them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("config", metavar="CONFIG")
 @OVERRIDES
 def command(config: str, overrides: tuple[str, ...]) -> None:
-    """Check each host of a config as a start does, all at once: login, versions, code, ports, and who reaches whom.
+    """Check each host of a config as a start does, all at once: login, versions, code, ports, connections.
 
     Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
     Exits with 2 if something is wrong.
@@ -29,7 +29,7 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
 
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:
-    """One line a host, and what is worth a word."""
+    """One line per host, and warnings."""
     from distlaunch.engines.host_warnings import driver_warnings
     from distlaunch.ui import words
 

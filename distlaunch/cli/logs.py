@@ -44,23 +44,23 @@ def command(
     Log files have no timestamps, so without -f the output comes task by task, followed by the events. Exits with 0 when
     the run has ended, whatever its status, and with 130 on Ctrl-C. A submitted job may still be waiting in its queue.
     """
-    from distlaunch.runs.logs import Wish, await_attempt, follow_logs, show_logs
+    from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs, show_logs
     from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.progress.view import TextView, finish_output, printing_view
 
-    found, wish = open_run(run), Wish(attempt, task, lines, raw)
+    found, selection = open_run(run), LogSelection(attempt, task, lines, raw)
     if stacks:
         _write_stacks(found)
     if follow:
         view = printing_view() if task is None else TextView(JobConsole())
-        goes_on = _submitted(found, view.note)
+        is_active = _submitted(found, view.note)
         if not found.attempts():
-            await_attempt(found, wait_a_moment, goes_on)
-        follow_logs(found, wish, view, wait_a_moment, goes_on)
+            await_attempt(found, wait_a_moment, is_active)
+        follow_logs(found, selection, view, wait_a_moment, is_active)
     else:
         _check_started(found)
-        show_logs(found, wish, TextView(JobConsole()))
+        show_logs(found, selection, TextView(JobConsole()))
     finish_output()
 
 
@@ -78,7 +78,7 @@ def _submitted(run: RunDir, note: Callable[[str], None]) -> Callable[[], bool]:
     from distlaunch.jobs.batch.job_states import JobWatch, live_job
 
     job = live_job(run)
-    return JobWatch(run, job[0], note).goes_on if job else lambda: False
+    return JobWatch(run, job[0], note).is_active if job else lambda: False
 
 
 def _check_started(run: RunDir) -> None:
@@ -91,7 +91,7 @@ def _check_started(run: RunDir) -> None:
 
 
 def wait_a_moment() -> bool:
-    """Passes a moment; at once False when the reader of a pipe has gone, as in `logs -f | head`."""
+    """Waits a moment; returns False at once when the reader of a pipe has closed it, as in `logs -f | head`."""
     poll = select.poll()
     # no events asked for: `poll` always tells of errors, as of a pipe whose reader has gone
     poll.register(sys.stdout.fileno(), 0)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode, StopAsked
+from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested
 
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -65,7 +65,7 @@ def cli() -> None:
 
 
 def _with_key(error: click.NoSuchOption) -> click.UsageError:
-    """Says how to override a config value, to those who try an option of its name."""
+    """Explains how to override a config value if somebody uses an option with its name."""
     from distlaunch.config.read.keys import keys_called
 
     takes_values = error.ctx is not None and any("--set" in option.opts for option in error.ctx.command.params)
@@ -79,7 +79,7 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
 
 
 def main() -> None:
-    """Runs the command; errors of the user are told as one message, without a traceback."""
+    """Runs the command; an error of the user is shown as one message, without a traceback."""
     try:
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)
@@ -91,7 +91,7 @@ def main() -> None:
         code = ExitCode.INTERRUPTED
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except StopAsked as asked:
+    except StopRequested as asked:
         click.echo(str(asked), err=True)
         code = asked.exit_code
     except DistlaunchError as error:

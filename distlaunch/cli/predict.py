@@ -1,4 +1,4 @@
-"""`distlaunch predict`: what a model predicts, for a split of its run, or for any file or dataset."""
+"""`distlaunch predict`: predictions of a model for a split of its run, or for any file or dataset."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, 
 
 
 def _writable(output: str) -> Path:
-    """The file, if there is hope that it can be written: found out now, not after the work."""
+    """The file, if it can probably be written: checked now, not after the work."""
     path = Path(output).absolute()
     if path.suffix not in (".npz", ".npy"):
         raise UsageError(f"--output {output}: expected a name that ends in .npz, or in .npy for a single array")

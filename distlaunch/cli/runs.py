@@ -1,4 +1,4 @@
-"""`distlaunch runs`: which runs there are."""
+"""`distlaunch runs`: lists runs and their status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`distlaunch stop`: ends a run that is going on."""
+"""`distlaunch stop`: stops a running job."""
 
 from __future__ import annotations
 

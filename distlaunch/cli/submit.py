@@ -98,7 +98,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
-    """Mistakes in an option are told with the option's name."""
+    """Reports mistakes in an option with the option's name."""
     try:
         yield
     except ConfigError as error:
@@ -109,7 +109,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
 
 def _follow(submitted: Submitted, *, quiet: bool) -> int:
     from distlaunch.jobs.batch.job_states import JobWatch
-    from distlaunch.runs.logs import Wish, await_attempt, follow_logs
+    from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs
     from distlaunch.ui.progress.view import finish_output, printing_view
     from distlaunch.ui.submit import print_log, print_still_there
 
@@ -117,18 +117,18 @@ def _follow(submitted: Submitted, *, quiet: bool) -> int:
     view = printing_view()
     watch = JobWatch(run, submitted.job, (lambda text: None) if quiet else view.note)
     try:
-        begun = await_attempt(run, wait_a_moment, watch.goes_on, submitted.attempts)
-        if begun and not quiet:
-            follow_logs(run, Wish(), view, wait_a_moment, watch.goes_on)
-        while quiet and watch.goes_on() and wait_a_moment():
+        has_started = await_attempt(run, wait_a_moment, watch.is_active, submitted.attempts)
+        if has_started and not quiet:
+            follow_logs(run, LogSelection(), view, wait_a_moment, watch.is_active)
+        while quiet and watch.is_active() and wait_a_moment():
             pass
-        if watch.goes_on():  # nobody reads any more
+        if watch.is_active():  # nobody reads any more
             return ExitCode.DONE
     except KeyboardInterrupt:
         print_still_there(submitted)
         return ExitCode.INTERRUPTED
     code = watch.exit_code()
-    if not begun or code == ExitCode.USAGE:
+    if not has_started or code == ExitCode.USAGE:
         print_log(run, submitted.log_bytes)
     finish_output()
     return code

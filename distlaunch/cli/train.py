@@ -1,4 +1,4 @@
-"""`distlaunch train`: runs a config, or goes on with a run."""
+"""`distlaunch train`: runs a config, or resumes a run."""
 
 from __future__ import annotations
 
@@ -84,25 +84,25 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 
 
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
-    """Begins the run here, and goes on with it in a process of its own."""
+    """Starts the run here, and continues it in a process of its own."""
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, print_detached
     from distlaunch.ui.progress.view import finish_output, make_view
 
-    begun = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
-    if begun is None:
+    claimed = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
+    if claimed is None:
         return ExitCode.DONE
-    if begun.choice.beside:
+    if claimed.choice.beside:
         raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
     # after `begin`: what is wrong with the request is told here, in the terminal
-    side = detach.leave(begun.run.launcher_log)
+    side = detach.leave(claimed.run.launcher_log)
     if isinstance(side, detach.Waiting):
         code = side.wait()
         if code is None and not quiet:
-            print_detached(begun.run, side.pid, as_json=as_json)
+            print_detached(claimed.run, side.pid, as_json=as_json)
         return int(code or ExitCode.DONE)
     view = DetachedView(side.settle)
-    result = job.execute(begun, view, os.environ)
+    result = job.execute(claimed, view, os.environ)
     view.report(result)
     finish_output()
     return int(result.outcome.exit_code)

@@ -69,7 +69,7 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:
-    """What `train` would say before it starts a process, such as GPUs that are too few for the workers."""
+    """Problems that `train` would report before it starts a process, such as too few GPUs for the workers."""
     from distlaunch.jobs import job
 
     try:

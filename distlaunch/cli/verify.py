@@ -74,16 +74,16 @@ def command(
     from distlaunch.ui.progress.view import QuietView, finish_output
     from distlaunch.verify.comparison import VerifyRequest, verify
 
-    def say(text: str) -> None:
+    def echo(text: str) -> None:
         if not as_json:
             click.echo(text, err=True)
 
     request = VerifyRequest(config, overrides, steps, kinds, replicas, keep)
-    result = verify(request, os.environ, lambda row: say(shown.row_line(row)), say)
+    result = verify(request, os.environ, lambda row: echo(shown.row_line(row)), echo)
     if result.failed is not None:
         QuietView().report(result.failed)
         if keep is None:
-            say("(this log is deleted; --keep DIR keeps those of all trials)")
+            echo("(this log is deleted; --keep DIR keeps those of all trials)")
     elif as_json:
         click.echo(shown.as_json(result))
     elif result.rows or result.interrupted is None:

@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, asked without a framework, and each worker's share of them.
+"""The GPUs of this machine, found without a framework, and each worker's share of them.
 
 All commands count GPUs here, so that what `validate` accepts is what `train` starts.
 """

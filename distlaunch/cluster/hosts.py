@@ -1,4 +1,4 @@
-"""Hosts as users write them, and which of them gets which process."""
+"""Parses hosts as users write them, and assigns processes to them."""
 
 from __future__ import annotations
 

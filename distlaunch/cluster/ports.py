@@ -15,7 +15,7 @@ REUSE_ENV = {"TF_GRPC_REUSE_PORT": "1"}
 OTHER_PORTS = "choose another one, or write `ports: auto`"
 
 
-class HeldPorts:
+class ReservedPorts:
     """Ports that nobody else gets. `release` after the tasks have bound them, or are gone."""
 
     def __init__(self, numbers: Sequence[int], sockets: Sequence[socket.socket]) -> None:
@@ -27,7 +27,7 @@ class HeldPorts:
             self._sockets.pop().close()
 
 
-def pick_ports(count: int) -> HeldPorts:
+def pick_ports(count: int) -> ReservedPorts:
     """Free ports. A port that is lost between being found and being held is replaced by another."""
     import portpicker  # only where ports are needed: it costs 50 ms
 
@@ -39,16 +39,16 @@ def pick_ports(count: int) -> HeldPorts:
             break
         number = portpicker.pick_unused_port()
         with contextlib.suppress(OSError):
-            sockets.append(_hold(number))
+            sockets.append(_reserve(number))
             numbers.append(number)
-    held = HeldPorts(numbers, sockets)
+    reserved = ReservedPorts(numbers, sockets)
     if len(numbers) < count:
-        held.release()
+        reserved.release()
         raise UsageError(f"found only {len(numbers)} free ports on this machine, {count} are needed")
-    return held
+    return reserved
 
 
-def hold_ports(numbers: Sequence[int]) -> HeldPorts:
+def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:
     """Holds exactly these ports. Raises UsageError that names the ones in use and, if it can be told, who uses them."""
     sockets: list[socket.socket] = []
     busy: list[str] = []
@@ -56,13 +56,13 @@ def hold_ports(numbers: Sequence[int]) -> HeldPorts:
         try:
             # `_hold` alone would succeed beside another socket with SO_REUSEPORT
             _check_free(number)
-            sockets.append(_hold(number))
+            sockets.append(_reserve(number))
         except OSError as error:
             busy.append(_refusal(number, error))
     if busy:
-        HeldPorts((), sockets).release()
+        ReservedPorts((), sockets).release()
         raise UsageError(f"cluster.ports: {'; '.join(busy)}; {OTHER_PORTS}")
-    return HeldPorts(numbers, sockets)
+    return ReservedPorts(numbers, sockets)
 
 
 def port_problem(number: int) -> str | None:
@@ -116,17 +116,17 @@ def _check_free(port: int) -> None:
         probe.bind(("", port))
 
 
-def _hold(port: int) -> socket.socket:
-    held = _socket()
+def _reserve(port: int) -> socket.socket:
+    reserved = _socket()
     try:
         # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
         # the kernel would hand this socket a share of the task's connections.
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind(("", port))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(("", port))
     except OSError:
-        held.close()
+        reserved.close()
         raise
-    return held
+    return reserved
 
 
 def _socket() -> socket.socket:

@@ -1,4 +1,4 @@
-"""Who takes part in a run: tasks, their addresses, and TensorFlow's TF_CONFIG for each."""
+"""The cluster of a run: tasks, their addresses, and TensorFlow's TF_CONFIG for each."""
 
 from __future__ import annotations
 

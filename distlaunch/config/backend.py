@@ -1,4 +1,4 @@
-"""On what Keras runs in this process: says so before it is imported."""
+"""Selects the backend of Keras in this process, before Keras is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cluster:`, how many processes there are, and what they may take."""
+"""`cluster:`, the number of processes, their ports and their timeouts."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[s
     old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
     changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
     # `args: {}` -> `args.units: 64` is one change and not two
-    told = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
+    shown = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
     return [
         f"{name}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}"
-        for key in told
+        for key in shown
         if (name := ".".join(key)).startswith(keys)
     ]
 

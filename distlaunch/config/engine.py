@@ -1,4 +1,4 @@
-"""`engine:`, where the tasks of a run are started."""
+"""`engine:`, the hosts on which the tasks of a run are started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a job is started again."""
+"""How often a job is restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a run that is there can be gone on with."""
+"""Whether an existing run can be continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a config belongs to one strategy only, so that one setting can switch to another."""
+"""The parts of a config that belong to one strategy only, so that one setting can switch to another."""
 
 from __future__ import annotations
 

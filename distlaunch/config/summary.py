@@ -1,4 +1,4 @@
-"""A config in one line."""
+"""Summarises a config in one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the processes of a run tell each other about their data before the first step.
+"""The processes of a run compare their data before the first step.
 
-Processes that see different data would train on some examples twice and on others never, or come to their end at
-different steps, and wait for each other for ever.
+Processes that see different data would train on some examples twice and on others never, or run out of data at
+different steps, and wait for each other forever.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def compared(
     splits = {"training": train, "validation": validation}
     read = {name: split for name, split in splits.items() if split is not None}
     # every process gets everything and so raises the same error: none is left waiting for the others
-    told = strategy.gather(json.dumps({name: _told(split) for name, split in read.items()}))
-    seen = {task: json.loads(text) for task, text in told.items()}
+    gathered = strategy.gather(json.dumps({name: _facts(split) for name, split in read.items()}))
+    seen = {task: json.loads(text) for task, text in gathered.items()}
     names = {name for facts in seen.values() for name in facts}
     own = {name for name, split in read.items() if split.own or config.data.streams is not None}
     shared = {task: {name: facts[name] for name in facts if name not in own} for task, facts in seen.items()}
@@ -71,13 +71,13 @@ def compared(
 
 def described(config: RunConfig, train: Split, validation: Split | None) -> dict[str, str]:
     """What the chief sees of the splits, for `what_changed` in a later attempt."""
-    told = {}
+    descriptions = {}
     for name, split in {"train": train, "validation": validation}.items():
         if split is not None:
             # of data that workers divide, which part the chief has depends on their number
             workers = {"workers": config.cluster.num_workers} if split.own and config.data.streams is None else {}
-            told[name] = json.dumps({**workers, **json.loads(split.describe())})
-    return told
+            descriptions[name] = json.dumps({**workers, **json.loads(split.describe())})
+    return descriptions
 
 
 def what_changed(events: Iterable[Event], now: DataResolved) -> str:
@@ -89,12 +89,12 @@ def what_changed(events: Iterable[Event], now: DataResolved) -> str:
         if name not in now.seen:
             continue
         lengths = before.examples.get(name), now.examples.get(name)
-        told = {"the attempt before": json.loads(before.seen[name]), "this one": json.loads(now.seen[name])}
-        workers = [facts.pop("workers", None) for facts in told.values()]
+        descriptions = {"the attempt before": json.loads(before.seen[name]), "this one": json.loads(now.seen[name])}
+        workers = [facts.pop("workers", None) for facts in descriptions.values()]
         if workers[0] != workers[1]:
             how_many = f"{workers[1]} workers divide the training data, {workers[0]} did in the attempt before"
             return f"data: {how_many}, so the batches of an epoch are others"
-        difference = first_difference(told)
+        difference = first_difference(descriptions)
         if None not in lengths and lengths[0] != lengths[1]:
             difference = f"{lengths[0]:,} examples in the attempt before, {lengths[1]:,} in this one"
         if difference:
@@ -116,11 +116,11 @@ def _lacking(name: str, seen: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def types_only(split: Split) -> Callable[[], str]:
-    """What is said of data that may differ from process to process."""
+    """The description of data that may differ from process to process."""
     return lambda: json.dumps({"types": json.loads(split.describe())["types"]})
 
 
-def _told(split: Split) -> dict[str, Any]:
+def _facts(split: Split) -> dict[str, Any]:
     length, data = _length_of(split), split.describe()
     return {"length": length, "batches": split.num_batches, "examples": split.num_examples, "data": data}
 

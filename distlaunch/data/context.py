@@ -1,4 +1,4 @@
-"""For whom a data function is called, where it gives a part of the data: its argument `context`."""
+"""The argument `context` of a data function: which worker or stream the function returns data for."""
 
 from __future__ import annotations
 

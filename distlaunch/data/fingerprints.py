@@ -1,4 +1,4 @@
-"""What each process sees of the data, in a form to compare: all must see the same."""
+"""The data that each process sees, in a form to compare: all must see the same."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def fingerprint(examples: Sequence[Any], spec: Any, numbers: Sequence[int] | Non
 
 
 def _types(spec: Any) -> str:
-    def told(leaf: Any) -> str:
+    def description(leaf: Any) -> str:
         shape = leaf.shape
         sizes = "?" if shape.rank is None else ", ".join("?" if size is None else str(size) for size in shape)
         return f"{leaf.dtype.name} ({sizes})"
 
-    return str(tf.nest.map_structure(told, spec))
+    return str(tf.nest.map_structure(description, spec))
 
 
 def _hash(example: Any) -> str:

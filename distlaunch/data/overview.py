@@ -1,4 +1,4 @@
-"""Who reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
+"""Which task reads what, for `distlaunch plan --data`: sources, orders, rows of each task, memory of buffers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
     strategy, cluster = config.strategy, config.cluster
     if strategy.has_coordinator:
         return []
-    told = []
+    parts = []
     for worker in range(cluster.num_workers):
         first, number, of = strategy.parts_of_worker(worker, cluster, num_gpus)
         uneven = strategy.has_replicas or of == 1
-        told.append({"task": f"worker:{worker}", "first": first, "number": number, "of": of, "uneven": uneven})
-    return told
+        parts.append({"task": f"worker:{worker}", "first": first, "number": number, "of": of, "uneven": uneven})
+    return parts
 
 
 def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:

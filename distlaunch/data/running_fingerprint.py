@@ -1,4 +1,4 @@
-"""Of a pipeline only the first examples can be compared before training; the others are while they are read.
+"""Compares the examples of a pipeline while they are read; before training, only the first can be compared.
 
 A pipeline may leave the common order later: an unseeded draw, files that differ behind their beginning, threads.
 """
@@ -84,14 +84,14 @@ class RunningFingerprint:
         while different - equal > 1:
             middle = (equal + different) // 2
             equal, different = (middle, different) if self._is_equal(middle) else (equal, middle)
-        told = self._told(different)
-        others = sorted(task for task, value in told.items() if value != told[min(told)])
-        message = f"{', '.join(others)} and {min(told)} have read different training data since step"
+        gathered = self._gathered(different)
+        others = sorted(task for task, value in gathered.items() if value != gathered[min(gathered)])
+        message = f"{', '.join(others)} and {min(gathered)} have read different training data since step"
         raise ConfigError(Problem(("data",), f"{message} {first_step + different}; {REASONS}"))
 
     def _is_equal(self, batches: int) -> bool:
-        return len(set(self._told(batches).values())) == 1
+        return len(set(self._gathered(batches).values())) == 1
 
-    def _told(self, batches: int) -> Mapping[str, str]:
+    def _gathered(self, batches: int) -> Mapping[str, str]:
         # one that has read less has come to an end where the others have not, which is told by another name
         return self._gather(str(self._after[batches]) if batches < len(self._after) else "")

@@ -1,4 +1,4 @@
-"""From what a data function returns to splits that can be read at any position."""
+"""Turns the result of a data function into splits that can be read at any position."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
 # (what pyright infers of TensorFlow's functions is often wrong)

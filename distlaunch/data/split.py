@@ -1,7 +1,7 @@
 """One split of the data, as global batches of row sources at any position of an endless sequence of passes.
 
 A *pass* goes once through the training data. Its order depends on the seed and the number of the pass alone, so that
-every process of a run sees the same global batches, and a resumed run goes on where the old one stopped.
+every process of a run sees the same global batches, and a resumed run continues where the old one stopped.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false

@@ -1,4 +1,4 @@
-"""What the config's data function gives: arrays or pipelines, for training and for validation."""
+"""The splits that the config's data function returns: arrays or pipelines, for training and for validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tasks of a run are started. An engine is a file or folder here, a config class and a line in the table."""
+"""Engines provide hosts for tasks. An engine is a file or folder here, a config class and a line in the table."""
 
 from __future__ import annotations
 

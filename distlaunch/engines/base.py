@@ -1,4 +1,4 @@
-"""What an engine is: it finds hosts for the tasks of a job."""
+"""The interface of engines: an engine finds hosts for the tasks of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What on a host may become a problem for a job. None of it stops one: whoever uses the host may know better."""
+"""Warnings about possible problems of a host. They stop no job, because its user may know better."""
 
 from __future__ import annotations
 

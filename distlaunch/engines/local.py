@@ -14,7 +14,7 @@ from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
-from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
+from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.base import HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
@@ -38,7 +38,7 @@ class LocalAllocation:
     environ: Mapping[str, str]
     places: tuple[Place, ...] = (Place(),)
     given: tuple[ClusterSpec, Task] | None = None
-    held: HeldPorts = field(default_factory=lambda: HeldPorts((), ()))
+    reserved: ReservedPorts = field(default_factory=lambda: ReservedPorts((), ()))
     num_computing: int = 1
     engine: str = "local"
     notes: Sequence[str] = ()
@@ -55,7 +55,7 @@ class LocalAllocation:
         ports = listening_ports()
         return {address for address in addresses if split_address(address)[1] in ports}
 
-    def blame(self, host: str) -> None:
+    def note_host_failure(self, host: str) -> None:
         """There is no other."""
 
     def import_ahead(self, plan: LaunchPlan) -> None:
@@ -72,10 +72,10 @@ class LocalAllocation:
         return TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
 
     def release_ports(self) -> None:
-        self.held.release()
+        self.reserved.release()
 
     def release(self) -> None:
-        self.held.release()
+        self.reserved.release()
 
 
 class _Starter:
@@ -112,17 +112,17 @@ class LocalEngine:
         if ports != "auto" and len(ports) < count:
             message = f"got {len(ports)} port(s) for {count} tasks on this machine; give one for each, or `auto`"
             raise ConfigError(Problem(("cluster", "ports"), message))
-        held = HeldPorts((), ())
+        reserved = ReservedPorts((), ())
         if dry:
             numbers: Sequence[int | str] = [PICKED_LATER] * count if ports == "auto" else ports[:count]
         else:
             # before ports are held, each of which is an open file
             allow_open_files(needs.num_tasks)
             if count:
-                held = pick_ports(count) if ports == "auto" else hold_ports(ports[:count])
-            numbers = held.numbers
+                reserved = pick_ports(count) if ports == "auto" else reserve_ports(ports[:count])
+            numbers = reserved.numbers
         gpus = find_gpus(environ)
         places = [Place("", f"{_HOST}:{number}", gpus) for number in numbers]
         # tasks that nobody connects to need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - count)
-        return LocalAllocation(environ, tuple(places), held=held, num_computing=needs.num_computing)
+        return LocalAllocation(environ, tuple(places), reserved=reserved, num_computing=needs.num_computing)

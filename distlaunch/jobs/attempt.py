@@ -25,7 +25,7 @@ from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests.signals import SignalPipe
-from distlaunch.supervise.run_events import last_end, tell_end_again
+from distlaunch.supervise.run_events import last_end, write_end_again
 from distlaunch.supervise.supervisor import Supervisor
 
 
@@ -149,7 +149,7 @@ def run_attempt(
 ) -> AttemptResult:
     """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already.
 
-    Raises StopAsked: a signal came before its tasks were started.
+    Raises StopRequested: a signal came before its tasks were started.
 
     Args:
         workers: how many this attempt has, of a config that gives a span; None: as the config says.
@@ -180,7 +180,7 @@ def run_attempt(
             write_atomically(run.config, before)
             observer.note(f"no step was made: {run.config} is what it was before")
         if mode == "train" and end is not None and _was_in_vain(run, attempt, outcome):
-            tell_end_again(run, end)
+            write_end_again(run, end)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()

@@ -1,4 +1,4 @@
-"""Asks a process that has TensorFlow what a plan cannot know without; the launcher never loads it itself."""
+"""Gets the facts of a plan that need TensorFlow from a helper process; the launcher never imports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.helper_process import ANSWER, ask
+from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.cluster.devices import VISIBLE, find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
@@ -29,8 +29,10 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
     """
     if not config.strategy.places_variables:
         return None
-    told = _ask("variables", config, locate, "the model could not be built, so its variables cannot be shown")
-    return VariablesPlaced(variables=told["variables"], mesh=told["mesh"])
+    answer = _run_description(
+        "variables", config, locate, "the model could not be built, so its variables cannot be shown"
+    )
+    return VariablesPlaced(variables=answer["variables"], mesh=answer["mesh"])
 
 
 def describe_data(config: RunConfig, locate: Locate) -> dict[str, Any]:
@@ -40,10 +42,10 @@ def describe_data(config: RunConfig, locate: Locate) -> dict[str, Any]:
         ConfigError: the data does not fit the config, with the lines that say why.
         UsageError: reading it failed otherwise.
     """
-    return _ask("data", config, locate, "the data could not be read")
+    return _run_description("data", config, locate, "the data could not be read")
 
 
-def _ask(what: str, config: RunConfig, locate: Locate, failure: str) -> dict[str, Any]:
+def _run_description(what: str, config: RunConfig, locate: Locate, failure: str) -> dict[str, Any]:
     from distlaunch.config.read.load import dump_config
 
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
@@ -53,13 +55,13 @@ def _ask(what: str, config: RunConfig, locate: Locate, failure: str) -> dict[str
         argv = [sys.executable, "-m", "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
         kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
         try:
-            answer = ask(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)
+            answer = run_helper(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)
         except TimeoutError:
             raise UsageError(f"{failure} within {_LIMIT_S:g} s{_WITHOUT[what]}") from None
-    if answer.told is None:
-        last = answer.said[-1].strip() if answer.said else "no reason given"
+    if answer.value is None:
+        last = answer.output[-1].strip() if answer.output else "no reason given"
         raise UsageError(f"{failure}: {last}{_WITHOUT[what]}")
-    if "problems" in answer.told:
-        found = [Problem(tuple(item["key"]), str(item["message"])) for item in answer.told["problems"]]
+    if "problems" in answer.value:
+        found = [Problem(tuple(item["key"]), str(item["message"])) for item in answer.value["problems"]]
         raise ConfigError(locate(found))
-    return answer.told
+    return answer.value

@@ -1,4 +1,4 @@
-"""A launcher that outlives the terminal: it goes on in a process and a session of its own."""
+"""A launcher that outlives the terminal: it continues in a process and a session of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, machine and devices, told without importing a framework."""
+"""The environment of a run: versions, machine and devices, found without importing a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands do: choose the run, hold it, run its attempts."""
+"""The work of the commands: choose the run, lock it, run its attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ConfigError, Problem, StopAsked, UsageError
+from distlaunch.base.errors import ConfigError, Problem, StopRequested, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
@@ -45,7 +45,7 @@ class Choice:
 
     Attributes:
         run: the run to go on with; None: a new one, called `name`.
-        told: what the user should know about the choice.
+        note: what the user should know about the choice.
         finished: `run` has come to its end already.
         beside: another launcher works on `run`, and all that is to be started is its evaluator.
     """
@@ -54,7 +54,7 @@ class Choice:
     name: str
     locate: Locate
     run: RunDir | None = None
-    told: str = ""
+    note: str = ""
     finished: bool = False
     beside: bool = False
 
@@ -86,11 +86,11 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
     found = RunDir.newest(config.runs_dir, name)
     if found is None:
         return Choice(
-            config, name, locate, told=f"there is no run called {name} yet: starting it" if request.resume else ""
+            config, name, locate, note=f"there is no run called {name} yet: starting it" if request.resume else ""
         )
     if not has_more_to_do(config, found):
-        return Choice(config, name, locate, told=f"{shown(found.path)} is finished: starting a new run")
-    return Choice(config, found.name, locate, found, told=f"resuming {shown(found.path)}")
+        return Choice(config, name, locate, note=f"{shown(found.path)} is finished: starting a new run")
+    return Choice(config, found.name, locate, found, note=f"resuming {shown(found.path)}")
 
 
 def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, str]) -> Choice:
@@ -104,10 +104,10 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         raise UsageError("--name: a run that is resumed keeps its name")
     config, locate = _load_run(run, request.overrides, environ)
     if run.finished() and not request.overrides:
-        return Choice(config, run.name, locate, run, told=f"{shown(run.path)} is finished already", finished=True)
+        return Choice(config, run.name, locate, run, note=f"{shown(run.path)} is finished already", finished=True)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
-    return Choice(config, run.name, locate, run, told=f"{word} {shown(run.path)}")
+    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}")
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
@@ -117,7 +117,7 @@ def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
             f"TF_CONFIG asks for an evaluator, but there is no run called {name} in {config.runs_dir} yet; "
             "start the chief first, with a runs_dir that both can reach"
         )
-    return Choice(config, run.name, locate, run, told=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
+    return Choice(config, run.name, locate, run, note=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
 
 
 @dataclass(frozen=True)
@@ -142,29 +142,29 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     if not is_given and is_left_to_another(choice.config.engine, environ):
         observer.note(LEFT_TO_ANOTHER)
         return None
-    isolate_if_asked(choice.config, environ)
-    if choice.told:
-        observer.note(choice.told)
+    isolate_if_configured(choice.config, environ)
+    if choice.note:
+        observer.note(choice.note)
     if choice.finished:
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 
 
-def isolate_if_asked(config: RunConfig, environ: Mapping[str, str]) -> None:
+def isolate_if_configured(config: RunConfig, environ: Mapping[str, str]) -> None:
     """See `isolate`."""
     if config.cluster.isolate:
         isolate(engine_of(config, environ))
 
 
-def execute(begun: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
-    """Trains what is begun. Raises as `train` does."""
-    choice, run = begun.choice, begun.run
+def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Trains a claimed run. Raises as `train` does."""
+    choice, run = claimed.choice, claimed.run
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)
-    with ThreadedObserver.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as threaded, run.lock():
         try:
-            return checked(run_job(choice.config, run, told, environ), choice.locate)
-        except (UsageError, StopAsked):
+            return checked(run_job(choice.config, run, threaded, environ), choice.locate)
+        except (UsageError, StopRequested):
             run.discard()  # nothing was started
             raise
 
@@ -176,8 +176,8 @@ def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
         ConfigError: the config is wrong, be it that a worker found out.
         UsageError: the request cannot be fulfilled.
     """
-    begun = begin(request, observer, environ)
-    return None if begun is None else execute(begun, observer, environ)
+    claimed = begin(request, observer, environ)
+    return None if claimed is None else execute(claimed, observer, environ)
 
 
 def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
@@ -213,9 +213,9 @@ def use_run(
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
-    isolate_if_asked(config, environ)
-    with ThreadedObserver.of(observer) as told, run.lock():
-        return checked(run_attempt(config, run, mode, told, environ, extra=extra), locate)
+    isolate_if_configured(config, environ)
+    with ThreadedObserver.of(observer) as threaded, run.lock():
+        return checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
 
 
 def checked(result: AttemptResult, locate: Locate) -> AttemptResult:

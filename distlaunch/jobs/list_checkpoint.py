@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, read by a process of its own: this one has no NumPy."""
+"""The contents of a checkpoint, read by a helper process: this process does not import NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from distlaunch.base.errors import CheckpointError, UsageError
-from distlaunch.base.helper_process import ANSWER, ask
+from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.runs.paths import shown
@@ -41,9 +41,9 @@ def list_checkpoint(run: RunDir, checkpoint: int | BestName | None, environ: Map
         check_kept(run, checkpoint)
     which = "newest" if checkpoint is None else str(checkpoint)
     argv = [sys.executable, "-m", "distlaunch.tasks.list_checkpoint", str(run.checkpoints), which, ANSWER]
-    answer = ask(argv, {name: value for name, value in environ.items() if name not in REMOVED_ENV})
-    if answer.told is None:
+    answer = run_helper(argv, {name: value for name, value in environ.items() if name not in REMOVED_ENV})
+    if answer.value is None:
         raise CheckpointError(f"the process that reads the checkpoint {answer.how_it_ended}{answer.last_lines(5)}")
-    if "message" in answer.told:
-        raise CheckpointError(answer.told["message"])
-    return answer.told
+    if "message" in answer.value:
+        raise CheckpointError(answer.value["message"])
+    return answer.value

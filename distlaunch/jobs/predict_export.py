@@ -1,4 +1,4 @@
-"""Has an exported model predict, in a process that has TensorFlow; the launcher never loads it itself."""
+"""Runs an exported model in a helper process with TensorFlow; the launcher never imports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import DistlaunchError, UsageError
 from distlaunch.base.events import Predicted
-from distlaunch.base.helper_process import ANSWER, Answer, ask
+from distlaunch.base.helper_process import ANSWER, Answer, run_helper
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import REMOVED_ENV
 
@@ -93,20 +93,20 @@ def _check_input(path: Path) -> None:
 
 def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
     kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
-    argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--told", ANSWER]
+    argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--answer", ANSWER]
     # predictions may go to standard output
-    answer = ask(argv, kept, shows_output=True)
-    if answer.told is None:
+    answer = run_helper(argv, kept, shows_output=True)
+    if answer.value is None:
         raise DistlaunchError(_death(export, answer))
-    if "message" in answer.told:
+    if "message" in answer.value:
         kind = UsageError if answer.code == UsageError.exit_code else DistlaunchError
-        raise kind(answer.told["message"])
-    return answer.told.get("shapes", {})
+        raise kind(answer.value["message"])
+    return answer.value.get("shapes", {})
 
 
 def _death(export: Path, answer: Answer) -> str:
     # native code crashes on damaged files
     damaged = " (is the export damaged?)" if answer.code < 0 else ""
-    telling = replace(answer, said=tuple(line for line in answer.said if not is_noise(line)))
-    last = telling.last_lines(_LAST_LINES, indent="  ")
+    shown = replace(answer, output=tuple(line for line in answer.output if not is_noise(line)))
+    last = shown.last_lines(_LAST_LINES, indent="  ")
     return f"{export}: the process that predicts {answer.how_it_ended}{damaged}" + (f":{last}" if last else "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ExitCode, StopAsked, UsageError
+from distlaunch.base.errors import ExitCode, StopRequested, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import fitting_workers
@@ -23,7 +23,7 @@ from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests.signals import ENDING, SignalPipe
-from distlaunch.supervise.run_events import tell_end
+from distlaunch.supervise.run_events import write_end
 
 _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
 
@@ -75,38 +75,38 @@ def repeat(
     starts, mark = list[float](), ""  # when it was started again; what the last failure was
     result: AttemptResult | None = None
     # held over all attempts: a signal between two of them must end the job as well
-    with ThreadedObserver.of(observer) as told, SignalPipe(control) as signals:
+    with ThreadedObserver.of(observer) as threaded, SignalPipe(control) as signals:
         while True:
             try:
                 result = start(signals)
-            except StopAsked as asked:
+            except StopRequested as stop:
                 if result is None:
                     raise
-                return _stopped(result, asked.number, told)
+                return _stopped(result, stop.number, threaded)
             except (OSError, UsageError) as error:  # a full disk; ports or nodes that are gone
                 # nothing was started yet: the command's own error
                 if result is None:
                     raise
-                told.note(f"cannot be started again: {error}")
+                threaded.note(f"cannot be started again: {error}")
                 return result
             outcome, failure = result.outcome, result.outcome.failure
             recent = _recent(starts, limits.window_s)
             if failure is None or not outcome.retryable or len(recent) >= limits.most:
                 return result
             if outcome.mark and outcome.mark == mark:
-                told.note(_would_come_again(mark, at_step=result.plan.mode != "run"))
+                threaded.note(_would_come_again(mark, at_step=result.plan.mode != "run"))
                 return result
             mark = outcome.mark
             # a signal that came while the attempt ended
-            if asked := _asked_within(signals, 0):
-                return _stopped(result, asked, told)
+            if stop := _stop_signal_within(signals, 0):
+                return _stopped(result, stop, threaded)
             # doubled with each restart that still counts
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
             why = f"{failure.task} {failure.reason}".lstrip()
-            told.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
-            if backoff_s and (asked := _asked_within(signals, backoff_s)):
-                return _stopped(result, asked, told)
+            threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
+            if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
+                return _stopped(result, stop, threaded)
             starts.append(time.monotonic())
 
 
@@ -135,24 +135,24 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' * (number != 1)}"
 
 
-def _asked_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
+def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:
     """The signal that asked the job to end since the last attempt, or does within so many seconds."""
     until = time.monotonic() + seconds
     while True:
-        asked = [number for number in signals.read() if number in ENDING]
-        if asked:
-            return signal.SIGINT if signal.SIGINT in asked else asked[0]
+        stop = [number for number in signals.read() if number in ENDING]
+        if stop:
+            return signal.SIGINT if signal.SIGINT in stop else stop[0]
         if (left := until - time.monotonic()) <= 0:
             return None
         select.select([signals.fd], [], [], left)
 
 
-def _stopped(result: AttemptResult, number: signal.Signals, told: ThreadedObserver) -> AttemptResult:
+def _stopped(result: AttemptResult, number: signal.Signals, threaded: ThreadedObserver) -> AttemptResult:
     """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
-    told.note(f"stopping ({number.name})")
+    threaded.note(f"stopping ({number.name})")
     interrupted = number == signal.SIGINT
     code = ExitCode.INTERRUPTED if interrupted else ExitCode.PREEMPTED
     outcome = Outcome("interrupted" if interrupted else "stopped", code)
-    if (end := tell_end(result.plan, outcome.status)) is not None:
-        told.event(end)
+    if (end := write_end(result.plan, outcome.status)) is not None:
+        threaded.event(end)
     return dataclasses.replace(result, outcome=outcome)

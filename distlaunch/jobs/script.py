@@ -1,4 +1,4 @@
-"""`distlaunch run`: somebody's script as the tasks of a cluster, under the supervision that training has."""
+"""`distlaunch run`: any script as the tasks of a cluster, with the same supervision as training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distlaunch.base.errors import StopAsked, UsageError
+from distlaunch.base.errors import StopRequested, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
@@ -60,15 +60,15 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     if request.isolate:
         isolate(engine)
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with ThreadedObserver.of(observer) as told, run.lock():
+    with ThreadedObserver.of(observer) as threaded, run.lock():
 
         def start(signals: SignalPipe) -> AttemptResult:
-            return _attempt(job, engine, run, told, environ, signals, request.limits.window_s)
+            return _attempt(job, engine, run, threaded, environ, signals, request.limits.window_s)
 
         try:
             with engine.kept():
-                return repeat(start, request.limits, told, run.control)
-        except (UsageError, StopAsked):
+                return repeat(start, request.limits, threaded, run.control)
+        except (UsageError, StopRequested):
             run.discard()
             raise
 

@@ -13,7 +13,7 @@ from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
-from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_asked
+from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4  # with a checkpoint after two
@@ -58,15 +58,15 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
 def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
     config = choose(replace(request, resume=False), environ).config
-    isolate_if_asked(config, environ)
+    isolate_if_configured(config, environ)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with ThreadedObserver.of(observer) as told, run.lock(), engine_of(config, environ).kept():
-        told.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
-        result = _attempt(request, config, name, 1, run, told, environ)
+    with ThreadedObserver.of(observer) as threaded, run.lock(), engine_of(config, environ).kept():
+        threaded.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
+        result = _attempt(request, config, name, 1, run, threaded, environ)
         if result.outcome.status == "done":
-            told.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
-            result = _attempt(request, config, name, 2, run, told, environ)
+            threaded.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
+            result = _attempt(request, config, name, 2, run, threaded, environ)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
 
 

@@ -1,4 +1,4 @@
-"""Asks the controller of a run, another process, for something: to stop, or for the stacks of its tasks."""
+"""Sends requests to the controller of a run, another process: to stop, or to write the stacks of its tasks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from distlaunch.runs.paths import shown
 _OPENS_WITHIN_S = 5.0
 """A controller has the run for a moment before it takes requests, and after."""
 _ANSWERS_WITHIN_S = 10.0
-_ASK_QUEUE_AGAIN_S = 1.0
-_LOOK_AGAIN_S = 0.02  # while the socket is not there yet
+_QUERY_INTERVAL_S = 1.0
+_CHECK_INTERVAL_S = 0.02  # while the socket is not there yet
 
 
 def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = None) -> bool:
@@ -38,29 +38,29 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
         return False
     with connection:
         left = timeout_s
-        if _ask(connection, "stop-now" if at_once else "stop", run, owner):
+        if _request(connection, "stop-now" if at_once else "stop", run, owner):
             # 0 would mean a socket that never waits
             left = None if timeout_s is None else max(0.001, timeout_s - (time.monotonic() - began))
             if not connection.wait(left):
                 raise DistlaunchError(
-                    f"{shown(run.path)}: its launcher ({owner.told}) still works after {timeout_s:g} s"
+                    f"{shown(run.path)}: its launcher ({owner.description}) still works after {timeout_s:g} s"
                 )
     return True
 
 
 def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: bool, until: float | None) -> None:
     queue = QUEUES[job.engine]()
-    asked = False
-    while state.phase != "ended" and not (asked and run.job_exit_code() is not None):
+    is_requested = False
+    while state.phase != "ended" and not (is_requested and run.job_exit_code() is not None):
         with contextlib.suppress(QueueBusyError):  # or it has ended meanwhile: the next look tells
             if state.phase == "pending":
                 queue.cancel(job)
-            elif not asked:
+            elif not is_requested:
                 queue.stop(job, at_once=at_once)
-                asked = True
+                is_requested = True
         if until is not None and time.monotonic() >= until:
             raise DistlaunchError(f"{shown(run.path)}: job {job.job} has not ended yet ({state})")
-        time.sleep(_ASK_QUEUE_AGAIN_S)
+        time.sleep(_QUERY_INTERVAL_S)
         state = job_state(job) or state
 
 
@@ -70,15 +70,15 @@ def ask_for_stacks(run: RunDir) -> bool:
     if connection is None or owner is None:
         return False
     with connection:
-        return _ask(connection, "stacks", run, owner)
+        return _request(connection, "stacks", run, owner)
 
 
-def _ask(connection: Connection, request: Request, run: RunDir, owner: Owner) -> bool:
+def _request(connection: Connection, request: Request, run: RunDir, owner: Owner) -> bool:
     """False: the controller has ended meanwhile."""
     try:
         refused = connection.ask(request, _ANSWERS_WITHIN_S)
     except TimeoutError:
-        raise DistlaunchError(f"{shown(run.path)}: its launcher ({owner.told}) does not answer") from None
+        raise DistlaunchError(f"{shown(run.path)}: its launcher ({owner.description}) does not answer") from None
     except ConnectionError:
         return False
     if refused:
@@ -97,16 +97,15 @@ def _connect(run: RunDir) -> Connection | None:
             raise UsageError(f"{shown(run.path)}: its launcher belongs to another user; stop it as that user") from None
         except OSError:
             if time.monotonic() >= until:
-                raise UsageError(
-                    f"{shown(run.path)}: its launcher ({owner.told}) takes no requests; send it SIGTERM where it runs"
-                ) from None
-        time.sleep(_LOOK_AGAIN_S)
+                launcher = f"{shown(run.path)}: its launcher ({owner.description})"
+                raise UsageError(f"{launcher} takes no requests; send it SIGTERM where it runs") from None
+        time.sleep(_CHECK_INTERVAL_S)
     return None
 
 
 def _check(owner: Owner, name: str) -> None:
     """Whether the owner may be asked at all. Raises UsageError."""
     if not owner.is_here:
-        raise UsageError(f"{name}: its launcher is {owner.told}; it can only be stopped there")
+        raise UsageError(f"{name}: its launcher is {owner.description}; it can only be stopped there")
     if owner.notebook:
-        raise UsageError(f"{name}: it runs in a notebook ({owner.told}); interrupt it there")
+        raise UsageError(f"{name}: it runs in a notebook ({owner.description}); interrupt it there")

@@ -1,4 +1,4 @@
-"""The plan of a script's tasks: what each is told about its cluster. Pure."""
+"""The plan of a script's tasks: the environment that describes the cluster to each. Pure."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def plan_script(
         }
         address = cluster.address(task) if task in cluster.tasks else None
         argv = _argv(job, task, attempt, files)
-        mute, host = job.kind == "program", place_of[task].host
-        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=mute, host=host))
+        unsupervised, host = job.kind == "program", place_of[task].host
+        plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=unsupervised, host=host))
     return LaunchPlan(
         *(run.path, attempt, "run", tuple(plans)),
         start_timeout_s=job.start_timeout_s,

@@ -186,14 +186,14 @@ def plan_launch(
     chosen = _chosen(config, mode, cluster, here)
     place_of = places_of(chosen, places, cluster)
     shares = _gpu_shares(config, place_of)
-    ports_are_held = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
+    ports_are_reserved = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
     waiting = [task for task in servers if task == here]
     tasks = tuple(
         TaskPlan(
             task=task,
             argv=worker_argv(run.path, attempt, task, mode, (*extra, *(WAIT_FOR_CHIEF if task in waiting else ()))),
-            env=_environment(task, cluster, shares.get(task), ports_are_held=ports_are_held),
+            env=_environment(task, cluster, shares.get(task), ports_are_reserved=ports_are_reserved),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,
@@ -223,12 +223,12 @@ def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | No
 
 
 def _environment(
-    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_held: bool
+    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_reserved: bool
 ) -> dict[str, str]:
     return {
         # the evaluator is alone: with a TF_CONFIG it would wait for the cluster
         **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
-        **(REUSE_ENV if ports_are_held and task in cluster.tasks else {}),
+        **(REUSE_ENV if ports_are_reserved and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
         **UNBUFFERED,
     }

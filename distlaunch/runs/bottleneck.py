@@ -1,4 +1,4 @@
-"""What training waits for when it waits for its input, as far as measurements prove it; see `StepsTimed`."""
+"""The cause of waits for input, as far as measurements prove it; see `StepsTimed`."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def find_bottleneck(timed: Mapping[str, StepsTimed]) -> Bottleneck | None:
         return None
     # Who waits in each step and who does not is chance where the input of all is equally slow: the one that comes last
     # holds up the others, whose next batch is read meanwhile. What its batches take is not.
-    slow = _behind({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
+    slow = _slower({task: each.batches_s / each.steps for task, each in timed.items() if each.steps})
     together = timed[most].reads_ahead and len(shares) > 1
     return Bottleneck(share, most if most in slow else "", *_cause(timed[most]), at_least=together)
 
 
 def stragglers(timed: Mapping[str, StepsTimed]) -> dict[str, float]:
     """Workers with steps of their own that are clearly slower, and how many times as long as the others' these take."""
-    return _behind({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
+    return _slower({task: each.step_median_s for task, each in timed.items() if not each.reads_ahead})
 
 
-def _behind(values: Mapping[str, float]) -> dict[str, float]:
+def _slower(values: Mapping[str, float]) -> dict[str, float]:
     """Whose value is clearly above the median of the others, and how many times."""
     found = {}
     for task, value in values.items():

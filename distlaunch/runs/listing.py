@@ -1,4 +1,4 @@
-"""The runs below a directory, each in a few facts, read from the beginning and the end of what it has told."""
+"""The runs below a directory, each in a few facts, read from the beginning and the end of its events."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     Raises UsageError if there is no such directory.
 
     Args:
-        jobs_of: tells how submitted jobs stand.
+        jobs_of: returns the states of submitted jobs.
     """
     if not directory.is_dir():
         raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
@@ -78,10 +78,10 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     closed = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
     # all of them in one question; of those that have told their end, there is nothing to ask
-    asked = {run.path: job for run in runs if (job := run.live_submission())}
-    states = jobs_of(list(asked.values()))
-    told = [summarize(run, now, states.get(asked[run.path]) if run.path in asked else None) for run in runs]
-    return sorted(told, key=lambda each: (each.started, each.path)), closed
+    jobs = {run.path: job for run in runs if (job := run.live_submission())}
+    states = jobs_of(list(jobs.values()))
+    summaries = [summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None) for run in runs]
+    return sorted(summaries, key=lambda each: (each.started, each.path)), closed
 
 
 def summarize(run: RunDir, now: float | None = None, job: JobState | None = None) -> RunSummary:
@@ -98,8 +98,8 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
     facts = RunFacts.of(events)
-    start, told = facts.start, list(facts.attempts.values())
-    done = max((attempt.epochs_done for attempt in told), default=0)
+    start, results = facts.start, list(facts.attempts.values())
+    done = max((attempt.epochs_done for attempt in results), default=0)
     epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
     first_at = _began(run, events)
     own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
@@ -113,10 +113,10 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         path=str(run.path),
         status=status,
         strategy=start.strategy if start else configured_strategy(run),
-        step=max((attempt.step for attempt in told), default=0),
+        step=max((attempt.step for attempt in results), default=0),
         epoch=done,
         epochs=epochs if epochs is None or epochs >= done else None,
-        logs=next((attempt.logs for attempt in reversed(told) if attempt.logs), {}),
+        logs=next((attempt.logs for attempt in reversed(results) if attempt.logs), {}),
         started=first_at,
         seconds=max(0.0, last_at - first_at),
         attempts=len(attempts),
@@ -151,7 +151,7 @@ def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
                 if begin == len(head):
                     file.seek(0)
                     return list(parse_events(file.read(size))), []
-                if _tells_enough(tail, attempt):
+                if _suffices(tail, attempt):
                     return list(parse_events(head)), tail
                 # few reads, also of a file whose end is thousands of progress lines
                 length *= 4
@@ -159,6 +159,6 @@ def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
         return [], []
 
 
-def _tells_enough(events: Sequence[Event], attempt: int | None) -> bool:
+def _suffices(events: Sequence[Event], attempt: int | None) -> bool:
     progress = any(isinstance(event, StepsDone | EpochEnded) and event.logs for event in events)
     return progress and any(event.attempt == attempt for event in events)

@@ -1,4 +1,4 @@
-"""What a run's tasks have printed and what has happened in it, shown from its files, now or while it goes on."""
+"""Shows the output of a run's tasks and its events, from its files, once or while the run continues."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _CHUNK_BYTES = 1024 * 1024  # of a log file that may have gigabytes
 
 
 @dataclass(frozen=True)
-class Wish:
+class LogSelection:
     """What of a run's logs to show.
 
     Attributes:
         attempt: None: the newest.
         task: lines of this one alone, without the run's events; None: of all, with them.
         lines: only so many of the last that are there already, of each file of each task, and of the run's events.
-        raw: also what TensorFlow says to itself.
+        raw: also TensorFlow's own messages.
     """
 
     attempt: int | None = None
@@ -49,7 +49,7 @@ class Wish:
 class LogView(Observer, Protocol):
     """An observer that can begin in the middle of a run."""
 
-    def catch_up(self, told: Sequence[Event | str], most: int) -> None:
+    def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
         """Takes in events and notes, and shows only the last lines that they make."""
 
 
@@ -71,32 +71,32 @@ class LogFollower:
             while data := file.read(_CHUNK_BYTES):
                 # before the lines are used: whoever stops in the middle does not see them twice
                 self._offset += len(data)
-                yield from self._wanted(self._splitter.feed(data))
+                yield from self._visible(self._splitter.feed(data))
 
     def rest(self) -> Iterator[str]:
         """The last line, if it has no end: nobody will write to the file any more."""
-        yield from self._wanted(self._splitter.flush())
+        yield from self._visible(self._splitter.flush())
 
-    def _wanted(self, lines: Sequence[str]) -> Iterator[str]:
+    def _visible(self, lines: Sequence[str]) -> Iterator[str]:
         return (line for line in lines if self._raw or (line.strip() and not is_noise(line)))
 
 
 class AttemptLogs:
     """Shows one attempt, from its beginning or its last lines."""
 
-    def __init__(self, run: RunDir, attempt: int, wish: Wish, observer: LogView) -> None:
+    def __init__(self, run: RunDir, attempt: int, selection: LogSelection, observer: LogView) -> None:
         plan = _plan_of(run, attempt)
-        chosen = [task for task in plan.tasks if wish.task in (None, str(task.task))]
+        chosen = [task for task in plan.tasks if selection.task in (None, str(task.task))]
         if not chosen:
             names = ", ".join(str(task.task) for task in plan.tasks)
-            raise UsageError(f"--task: got {wish.task!r}; attempt {attempt} of {shown(run.path)} has {names}")
+            raise UsageError(f"--task: got {selection.task!r}; attempt {attempt} of {shown(run.path)} has {names}")
         self.attempt, self._run, self._observer = attempt, run, observer
         self._logs = [
-            (str(task.task), LogFollower(path, raw=wish.raw))
+            (str(task.task), LogFollower(path, raw=selection.raw))
             for task in chosen
             for path in (task.files.stdout_log, task.files.stderr_log)
         ]
-        self._events = None if wish.task else EventFollower(plan, from_now=False)
+        self._events = None if selection.task else EventFollower(plan, from_now=False)
         observer.started(dataclasses.replace(plan, tasks=tuple(chosen)))
 
     def show(self, most: int | None = None) -> None:
@@ -105,15 +105,15 @@ class AttemptLogs:
             for line in log.read() if most is None else collections.deque(log.read(), most):
                 self._observer.line(task, line)
         if most is not None:
-            self._observer.catch_up(list(self._told()), most)
-        for told in self._told():
-            if isinstance(told, str):
-                self._observer.note(told)
+            self._observer.catch_up(list(self._new_entries()), most)
+        for entry in self._new_entries():
+            if isinstance(entry, str):
+                self._observer.note(entry)
             else:
-                self._observer.event(told)
+                self._observer.event(entry)
 
-    def _told(self) -> Iterator[Event | str]:
-        """New events, and what the launcher itself has to say of them."""
+    def _new_entries(self) -> Iterator[Event | str]:
+        """New events, and the launcher's own messages about them."""
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
                 yield event
@@ -129,7 +129,7 @@ class AttemptLogs:
                 self._observer.line(task, line)
         self._observer.ended()
 
-    def tell_end(self) -> None:
+    def note_end(self) -> None:
         """How the attempt has ended."""
         if self._events is None:
             return
@@ -142,18 +142,18 @@ class AttemptLogs:
             self._observer.note(report.status)
 
 
-def show_logs(run: RunDir, wish: Wish, observer: LogView) -> None:
+def show_logs(run: RunDir, selection: LogSelection, observer: LogView) -> None:
     """Shows what there is now."""
-    logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
-    logs.show(wish.lines)
+    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
+    logs.show(selection.lines)
     logs.close()
 
 
-def await_attempt(run: RunDir, wait: Callable[[], bool], goes_on: Callable[[], bool], after: int = -1) -> bool:
+def await_attempt(run: RunDir, wait: Callable[[], bool], is_active: Callable[[], bool], after: int = -1) -> bool:
     """Waits until an attempt with a higher number is there; False: it does not come, or there is no reader."""
     while max(_attempts(run), default=-1) <= after:
         # asked first, so that an attempt that has come meanwhile is seen
-        ended = not goes_on()
+        ended = not is_active()
         if ended and max(_attempts(run), default=-1) <= after:
             return False
         if not wait():
@@ -163,28 +163,28 @@ def await_attempt(run: RunDir, wait: Callable[[], bool], goes_on: Callable[[], b
 
 def follow_logs(
     run: RunDir,
-    wish: Wish,
+    selection: LogSelection,
     observer: LogView,
     wait: Callable[[], bool],
-    goes_on: Callable[[], bool] = lambda: False,
+    is_active: Callable[[], bool] = lambda: False,
 ) -> None:
     """Shows what there is and what comes, over restarts, until nobody works on the run, or the attempt, any more.
 
     Args:
-        wait: passes a moment; tells whether there is still a reader.
-        goes_on: whether somebody will work on the run again, such as a job in a queue.
+        wait: waits a moment; returns whether there is still a reader.
+        is_active: whether somebody will work on the run again, such as a job in a queue.
     """
-    logs = AttemptLogs(run, _attempt(run, wish), wish, observer)
+    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
     try:
-        logs.show(wish.lines)
+        logs.show(selection.lines)
         while True:
-            ended = not (run.is_busy() or goes_on())  # asked first, so that what is read then is all there is
+            ended = not (run.is_busy() or is_active())  # asked first, so that what is read then is all there is
             later = [number for number in _attempts(run) if number > logs.attempt]
             # a restart: the rest of the old attempt is shown first
-            if later and wish.attempt is None:
+            if later and selection.attempt is None:
                 logs.close()
                 observer.note(f"attempt {later[0]}")
-                logs = AttemptLogs(run, later[0], wish, observer)
+                logs = AttemptLogs(run, later[0], selection, observer)
             elif ended or later:
                 break
             logs.show()
@@ -192,7 +192,7 @@ def follow_logs(
             if not wait():
                 return
         logs.close()
-        logs.tell_end()
+        logs.note_end()
     finally:
         observer.ended()
 
@@ -202,16 +202,16 @@ def _attempts(run: RunDir) -> list[int]:
     return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
 
 
-def _attempt(run: RunDir, wish: Wish) -> int:
+def _attempt(run: RunDir, selection: LogSelection) -> int:
     attempts = _attempts(run)
     if not attempts:
         written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
         raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
-    if wish.attempt is None:
+    if selection.attempt is None:
         return attempts[-1]
-    if wish.attempt not in attempts:
-        raise UsageError(f"--attempt: got {wish.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")
-    return wish.attempt
+    if selection.attempt not in attempts:
+        raise UsageError(f"--attempt: got {selection.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")
+    return selection.attempt
 
 
 def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:

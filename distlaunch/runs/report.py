@@ -44,7 +44,7 @@ class AttemptReport:
 
     Attributes:
         mode: `train`, `run`, `evaluate`, `predict` or `export`.
-        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have told a result.
+        status: as in RunEnded, or `running` or `killed`; `done` for other modes that have reported a result.
         culprit: who failed first; empty if nobody did.
         restarts: how often each task was started again while the others went on.
     """
@@ -185,8 +185,8 @@ def _best(run: RunDir, facts: RunFacts, saved: dict[int, CheckpointSaved]) -> Ch
     step, path = found
     if step in saved and saved[step].path == str(path):
         return saved[step]
-    told = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
-    return dataclasses.replace(told, path=str(path)) if told else None
+    latest = next((event for event in reversed(facts.checkpoints) if event.step == step), None)
+    return dataclasses.replace(latest, path=str(path)) if latest else None
 
 
 def _status(attempts: Sequence[AttemptReport], facts: RunFacts) -> str:

@@ -1,4 +1,4 @@
-"""What all tasks of a run have told: those beside the chief keep their events in files of their own."""
+"""The events of all tasks of a run. Tasks other than the chief keep their events in files of their own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
     starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
     # the newest that has told any: one that has just begun has not
     for number in sorted(starts, reverse=True):
-        told = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
-        if found := {**facts.attempts[number].timed, **{event.task: event for event in told}}:
+        events = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
+        if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:
             return found
     return {}
 
@@ -28,8 +28,8 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
 def skipped_examples(run: RunDir, facts: RunFacts) -> frozenset[str]:
     """By what they are called; of any attempt."""
     files = (files.events for number in run.attempts() for files in run.tasks(number).values())
-    told = (event.example for path in files for event in read_events_of(path, ExampleSkipped))
-    return frozenset((*facts.skipped, *told))
+    examples = (event.example for path in files for event in read_events_of(path, ExampleSkipped))
+    return frozenset((*facts.skipped, *examples))
 
 
 def _latest_times(path: Path) -> list[StepsTimed]:

@@ -1,4 +1,4 @@
-"""Converts to TFLite, and loads and calls new exports, in a process that knows no distlaunch and no strategy.
+"""Converts to TFLite, and loads and calls new exports, in a process without distlaunch and without a strategy.
 
 Run as a file, not as a module: `python -P clean_check.py PARCEL FINDINGS`. The parcel is a pickled dict, see
 `distlaunch.training.export.check`; the findings are JSON: `{format: {signature, problem, notes}}`.
@@ -163,9 +163,9 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
             raise Unusable(_inconvertible(str(error))) from error
         # the file names them as `FlexErf`; `FlexDelegate` is no operation
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
-        told = ", ".join(operations) or "some"
+        listed = ", ".join(operations) or "some"
         notes.append(
-            f"{target.name} holds operations that TFLite has not ({told}): "
+            f"{target.name} holds operations that TFLite has not ({listed}): "
             "it needs an interpreter with the Flex delegate"
         )
     target.write_bytes(content)

@@ -146,7 +146,7 @@ def open_tflite(path: Path) -> ExportedModel:
 
     def call(values: Any) -> dict[str, np.ndarray]:
         # the runner's arrays are the interpreter's memory, which the next call overwrites
-        with _flex_told():
+        with _flex_errors_explained():
             return {name: np.array(value) for name, value in sorted(runner(**values).items())}
 
     structure = inputs[0].name if len(inputs) == 1 else {spec.name: spec.name for spec in inputs}
@@ -154,14 +154,14 @@ def open_tflite(path: Path) -> ExportedModel:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in short; with the reason that Keras gives below."""
+    """The first line of an error; with the reason that Keras gives below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    told = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
-    return told if len(told) <= _LINE else f"{told[:_LINE]} ..."
+    text = " ".join(lines[:2]) if lines[0].startswith("Exception encountered when") else lines[0]
+    return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
 
 
 @contextlib.contextmanager
-def _flex_told() -> Iterator[None]:
+def _flex_errors_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

@@ -37,7 +37,7 @@ class ExportedModel:
 
     Attributes:
         format: `saved_model`, `keras`, `weights` or `tflite`.
-        inputs: None if the file does not tell them (a subclassed Keras model that was built in its own way).
+        inputs: None if the file does not name them (a subclassed Keras model that was built in its own way).
         outputs: None if they are known only after a call.
         structure: the names of the inputs, in the structure in which the model was trained on them.
         call: arrays by input -> arrays by output; of a model without `inputs`: what the model takes -> the same.

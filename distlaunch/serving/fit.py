@@ -1,4 +1,4 @@
-"""Fits arrays to the inputs of an exported model, or says what is wrong with them."""
+"""Fits arrays to the inputs of an exported model, or reports what is wrong with them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def fitted(values: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> Arr
     arrays = {spec.name: _fit(np.asarray(values[spec.name]), spec, where) for spec in inputs}
     lengths = {name: len(array) for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise UsageError(f"{where}: the inputs differ in rows: {told}")
+        listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        raise UsageError(f"{where}: the inputs differ in rows: {listed}")
     if 0 in lengths.values():
         raise UsageError(f"{where}: there are no rows in it")
     return arrays

@@ -1,4 +1,4 @@
-"""Reads what `distlaunch predict --input FILE` is given, and fits it to the inputs of an exported model."""
+"""Reads the file of `distlaunch predict --input FILE`, and fits it to the inputs of an exported model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of replicas tell each other with the all-reduce that ends each graph call.
+"""The values that replica processes exchange with the all-reduce at the end of each graph call.
 
 A ballot is a float64 vector: the vote (stop, finish, save, next steps), then for each process the first step of the
 call whose loss was not finite (0: none), then for each whether its data has ended. Each process fills its own places,

@@ -1,4 +1,4 @@
-"""What the processes of a lockstep strategy tell each other: who is there, the chief's messages, votes, the end.
+"""Messages between the processes of a lockstep strategy: presence, the chief's messages, votes, the end.
 
 All goes over the key-value store of the coordination service that TensorFlow and JAX keep in the first process, beside
 their collectives: it needs no devices, and carries bytes unchanged.

@@ -1,4 +1,4 @@
-"""Processes in lockstep must come to the end of their data together: who went on alone would wait for ever."""
+"""Processes in lockstep must reach the end of their data together: one that continued alone would wait forever."""
 
 from __future__ import annotations
 

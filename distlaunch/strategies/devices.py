@@ -1,4 +1,4 @@
-"""Devices of this process. Must be set up before TensorFlow uses any."""
+"""Devices of this process. They must be set up before TensorFlow uses any."""
 
 from __future__ import annotations
 

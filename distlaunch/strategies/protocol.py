@@ -89,7 +89,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Vote:
-    """What one task wishes; all tasks learn the sum, and so decide alike."""
+    """The vote of one task. All tasks learn the sum, and so decide alike."""
 
     stop: bool = False
     """Stop the run after this call (a signal came)."""
@@ -203,7 +203,7 @@ class Parts(Protocol):
         """
         ...
 
-    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+    def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:
         """Which blocks of split variables this process needs to restore them."""
         ...
 

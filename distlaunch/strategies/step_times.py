@@ -1,4 +1,4 @@
-"""How the time of steps went, as programs tell it of each call."""
+"""The time that steps took, as programs report it for each call."""
 
 from __future__ import annotations
 

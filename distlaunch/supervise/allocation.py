@@ -1,6 +1,6 @@
-"""What supervision needs of the hosts that an engine has found. Nothing here, nor above, knows how they are reached.
+"""The interface of supervision to the hosts that an engine has found. Supervision does not know how they are reached.
 
-What a task leaves behind is in the controller's run directory when its end is told: logs, error.json, events.
+When an allocation reports the end of a task, its logs, error.json and events are in the controller's run directory.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Allocation(Protocol):
         """Those of the addresses that somebody listens on."""
         ...
 
-    def blame(self, host: str, /) -> None:
+    def note_host_failure(self, host: str, /) -> None:
         """A task on this host was the first to fail, and not by an exception of its own."""
 
     def release_ports(self) -> None:

@@ -18,7 +18,7 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
-from distlaunch.supervise.facts import Came, Closed, Fact, Finished, Heard, Training
+from distlaunch.supervise.facts import Closed, Fact, Finished, Progressed, Ready, Training
 
 LAUNCHER = "launcher"
 
@@ -65,11 +65,11 @@ def facts_of(event: Event, now: float) -> list[Fact]:
     """What an event means for supervision."""
     match event:
         case TaskStarted():
-            return [Came(now, event.task)]
+            return [Ready(now, event.task)]
         case TrainingStarted() | StepsDone() | EpochEnded():
             return [Training(now)]
         case Evaluated():
-            return [Heard(now, event.task)]
+            return [Progressed(now, event.task)]
         case RunEnded() if event.task != LAUNCHER:
             # a task that stopped has ended its part without having finished it
             return [Finished(now, event.task) if event.status == "done" else Closed(now, event.task)]

@@ -33,15 +33,15 @@ class Spawned(Fact):
 
 
 @dataclass(frozen=True)
-class Came(Fact):
+class Ready(Fact):
     """The task has loaded its framework."""
 
     task: str
 
 
 @dataclass(frozen=True)
-class Heard(Fact):
-    """The task has told a result."""
+class Progressed(Fact):
+    """The task has reported a result."""
 
     task: str
 
@@ -53,14 +53,14 @@ class Training(Fact):
 
 @dataclass(frozen=True)
 class Finished(Fact):
-    """The task says that its part came to its planned end."""
+    """The task has reported the planned end of its part."""
 
     task: str
 
 
 @dataclass(frozen=True)
 class Closed(Fact):
-    """The task says that its part is over, planned or not."""
+    """The task has reported the end of its part, planned or not."""
 
     task: str
 
@@ -74,7 +74,7 @@ class Exited(Fact):
 
 
 class ErrorRole(enum.Enum):
-    """What a task's error says about who is at fault."""
+    """Whether a task's error is a cause or a consequence of the failure."""
 
     CONFIG = "config"
     CAUSE = "cause"
@@ -91,10 +91,10 @@ class ErrorReported(Fact):
 
 @dataclass(frozen=True)
 class Stalled(Fact):
-    """Nothing goes on any more.
+    """The run makes no progress any more.
 
     Attributes:
-        task: who holds the others up; empty if all wait for each other.
+        task: the task that blocks the others; empty if all wait for each other.
         frozen: its process shows no sign of life at all.
     """
 
@@ -104,7 +104,7 @@ class Stalled(Fact):
 
 @dataclass(frozen=True)
 class Saving(Fact):
-    """The task has begun, or has ended, to write something by itself: a checkpoint, an export, what callbacks keep."""
+    """The task has begun or ended writing something by itself: a checkpoint, an export, files of callbacks."""
 
     task: str
     over: bool = False
@@ -112,13 +112,13 @@ class Saving(Fact):
 
 @dataclass(frozen=True)
 class Absent(Fact):
-    """The task has not opened its port in time, while others have, and wait for it."""
+    """The task has not opened its port in time, while others have and wait for it."""
 
     task: str
 
 
 @dataclass(frozen=True)
-class Asked(Fact):
+class Signal(Fact):
     """The launcher was signalled."""
 
     number: signal.Signals
@@ -126,10 +126,10 @@ class Asked(Fact):
 
 @dataclass(frozen=True)
 class Sent(Fact):
-    """The controller has sent an order to tasks; stacks are asked only of those that can answer.
+    """The controller has sent an order to tasks; only those that can answer are asked for stacks.
 
     Attributes:
-        to: whom; empty: all that were left.
+        to: the tasks; empty: all that were left.
     """
 
     order: Order
@@ -149,12 +149,11 @@ class Rules:
 
     Attributes:
         chief: the task whose end is the run's end.
-        needs_finish: exit code 0 counts only after the task, or the chief, has told that it is finished.
+        needs_finish: exit code 0 counts only after the task, or the chief, has reported that it is finished.
         servers: tasks that serve until they are stopped, and that the chief needs until it has ended.
         replaceable: tasks that are started again when they end too early.
-        optional: tasks that the run does not need: whatever becomes of them, it is no failure.
-        needs_every_task: when one task is gone, the others can do nothing any more but bring to its end what they have
-            begun to write.
+        optional: tasks that the run does not need: their end is never a failure.
+        needs_every_task: when one task is gone, the others can only finish what they are writing.
         scripts: tasks run programs of their own. Exit code 0 is a good end at any time, also of a server; the run ends
             with the last of those that do not serve. Only a task that somebody has killed is started again: what a
             program does by itself, it would do again.

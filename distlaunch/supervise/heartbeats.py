@@ -1,4 +1,4 @@
-"""Which tasks show no sign of life, or hold the others up. Told the signs from time to time; pure but for that."""
+"""Finds tasks that show no sign of life, or block the others, from the heartbeats that the caller passes in. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distlaunch.supervise.facts import Stalled
 
 _FROZEN_S = 2.0
 """Without a beat for so long while nothing goes on, a process counts as frozen: suspended, or held by native code."""
-_TELLING_S = 10.0
+_MIN_TRAINED_S = 10.0
 """Training that is shorter tells nothing about slow tasks."""
 
 
@@ -32,26 +32,26 @@ class Heartbeats:
     def __init__(self, timeout_s: float | None, in_step: Collection[str]) -> None:
         self._timeout_s, self._in_step = timeout_s, frozenset(in_step)
         self._lives: dict[str, _Life] = {}
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._trained_s = 0.0
         self._waited_s: dict[str, float] = {}
 
-    def look(self, now: float, signs: Mapping[str, Signs], *, training: bool, heard: bool) -> list[Stalled]:
+    def check(self, now: float, signs: Mapping[str, Signs], *, training: bool, has_event: bool) -> list[Stalled]:
         """What is to be said now.
 
         Args:
             signs: of the tasks that have come up and live.
             training: whether the first step has begun and the last has not ended.
-            heard: whether the run has told something since the last look (a checkpoint, an epoch).
+            has_event: whether the run has told something since the last look (a checkpoint, an epoch).
         """
         for task in list(self._lives):
             # its next process begins with counters of its own
             if task not in signs:
                 del self._lives[task]
         for task, now_shown in signs.items():
-            self._note(task, now_shown, now, heard=heard or not training)
-        passed = 0.0 if self._looked_at is None else now - self._looked_at
-        self._looked_at = now
+            self._note(task, now_shown, now, has_event=has_event or not training)
+        passed = 0.0 if self._checked_at is None else now - self._checked_at
+        self._checked_at = now
         together = {task: life for task, life in self._lives.items() if task in self._in_step}
         if training:
             self._count(passed, together)
@@ -68,7 +68,7 @@ class Heartbeats:
         if frozen := [task for task in self._frozen(now, min(_FROZEN_S, self._timeout_s / 2)) if task in together]:
             return [Stalled(now, task, frozen=True) for task in frozen]
         # who writes by itself, such as the last checkpoint, has made as many calls as those that wait for it
-        behind = [task for task, life in together.items() if life.signs.saving] or _behind(together)
+        behind = [task for task, life in together.items() if life.signs.saving] or _slowest(together)
         return [Stalled(now, behind[0] if len(behind) < len(together) or len(behind) == 1 else "", frozen=False)]
 
     def shares(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Heartbeats:
 
         Empty after a few seconds of training, in which tasks come at different times.
         """
-        if self._trained_s < _TELLING_S:
+        if self._trained_s < _MIN_TRAINED_S:
             return {}
         return {task: waited / self._trained_s for task, waited in self._waited_s.items()}
 
@@ -86,12 +86,12 @@ class Heartbeats:
 
     def _count(self, seconds: float, together: Mapping[str, _Life]) -> None:
         self._trained_s += seconds
-        behind = _behind(together)
+        behind = _slowest(together)
         # equal counts: nobody waits for anybody
         for task in behind if len(behind) < len(together) else ():
             self._waited_s[task] = self._waited_s.get(task, 0.0) + seconds
 
-    def _note(self, task: str, signs: Signs, now: float, *, heard: bool) -> None:
+    def _note(self, task: str, signs: Signs, now: float, *, has_event: bool) -> None:
         life = self._lives.get(task)
         if life is None or signs.beats < life.signs.beats:  # the first, or another process
             self._lives[task] = _Life(signs, now, now)
@@ -99,7 +99,7 @@ class Heartbeats:
         if signs.beats != life.signs.beats:
             life.beat_at = now
         # an event is progress as well: a long checkpoint makes no step
-        if heard or (signs.turns, signs.step) != (life.signs.turns, life.signs.step):
+        if has_event or (signs.turns, signs.step) != (life.signs.turns, life.signs.step):
             life.moved_at = now
         life.signs = signs
 
@@ -108,7 +108,7 @@ class Heartbeats:
         return [task for task, life in self._lives.items() if life.signs.beats and now - life.beat_at >= limit_s]
 
 
-def _behind(together: Mapping[str, _Life]) -> list[str]:
+def _slowest(together: Mapping[str, _Life]) -> list[str]:
     """The tasks that have made the fewest calls."""
     fewest = min((life.signs.turns for life in together.values()), default=0)
     return [task for task, life in together.items() if life.signs.turns == fewest]

@@ -1,4 +1,4 @@
-"""What the launcher tells while it works; `distlaunch.ui` shows it."""
+"""The interface through which the launcher reports its progress; `distlaunch.ui` shows it."""
 
 from __future__ import annotations
 
@@ -78,33 +78,33 @@ class ThreadedObserver:
         return observer if isinstance(observer, ThreadedObserver) else ThreadedObserver(observer)
 
     def started(self, plan: LaunchPlan) -> None:
-        self._tell("started", plan)
+        self._enqueue("started", plan)
 
     def event(self, event: Event) -> None:
-        self._tell("event", event)
+        self._enqueue("event", event)
 
     def line(self, task: str, text: str) -> None:
         # once it is full, half of it must be shown first: few notes with many lines each
         if self._given - self._taken >= (self._room // 2 if self._num_dropped else self._room):
             self._num_dropped += 1
             return
-        self._tell_dropped()
+        self._report_dropped()
         self._given += LINE_ROOM + len(text)
-        self._tell("line", task, text)
+        self._enqueue("line", task, text)
 
     def note(self, text: str) -> None:
-        self._tell("note", text)
+        self._enqueue("note", text)
 
     def tick(self, now: float) -> None:
         self._raise()
         # one at a time is enough, and they must not fill the queue of a screen that hangs
         if not self._tick_waits:
             self._tick_waits = True
-            self._tell("tick", now)
+            self._enqueue("tick", now)
 
     def ended(self) -> None:
-        self._tell_dropped()
-        self._tell("ended")
+        self._report_dropped()
+        self._enqueue("ended")
         self._raise()
 
     def __enter__(self) -> ThreadedObserver:
@@ -116,20 +116,20 @@ class ThreadedObserver:
     ) -> None:
         self._num_users -= 1
         if not self._num_users and self._thread is not None:
-            self._tell_dropped()
+            self._report_dropped()
             self._end(self._thread)
         self._raise()
 
-    def _tell(self, method: str, *arguments: object) -> None:
+    def _enqueue(self, method: str, *arguments: object) -> None:
         if self._thread is None:
             # daemon: held by a write, it would keep the interpreter from ending
             self._thread = threading.Thread(target=self._show, name="view", daemon=True)
             self._thread.start()
         self._calls.put((method, arguments))
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         if self._num_dropped:
-            self._tell("note", f"the output was not read in time: {self._num_dropped:,} lines are only in the logs")
+            self._enqueue("note", f"the output was not read in time: {self._num_dropped:,} lines are only in the logs")
             self._num_dropped = 0
 
     def _raise(self) -> None:

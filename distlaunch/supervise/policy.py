@@ -1,4 +1,4 @@
-"""What to do about a run's processes, as pure functions of where they stand. How it ended: `verdict`."""
+"""Decides what to do about a run's processes, as pure functions of their state. How a run ended: `verdict`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import Exited, Rules
 from distlaunch.supervise.state import (
-    Reason,
+    Cause,
     RunState,
-    Why,
+    TimedReason,
     has_ended_well,
     is_failure,
     is_hopeless,
@@ -51,7 +51,7 @@ class Decision:
         over: nothing is left to wait for.
     """
 
-    why: Why
+    why: Cause
     send: Order | None = None
     to: tuple[str, ...] = ()
     respawn: tuple[str, ...] = ()
@@ -78,13 +78,13 @@ def decide(state: RunState, now: float, rules: Rules) -> Decision:
         return decision
     # one that can be replaced: killed here, it is started again as one that has died
     if not due and (frozen := [task for task in state.stalled if task not in {*state.exits, *state.killed}]):
-        return Decision(Why.STALLED, send=Order.KILL, to=tuple(frozen))
+        return Decision(Cause.STALLED, send=Order.KILL, to=tuple(frozen))
     # also with no reason: all have ended as they should
     if not state.alive:
-        return Decision(due[0][1] if due else Why.NOTHING, over=True)
-    awaits = _awaited(state, rules) if not state.asked else ()
+        return Decision(due[0][1] if due else Cause.NOTHING, over=True)
+    awaits = _awaited(state, rules) if not state.signals else ()
     if not due:
-        return Decision(Why.NOTHING, awaits=awaits, wake_at=found[0][0] if found else None)
+        return Decision(Cause.NOTHING, awaits=awaits, wake_at=found[0][0] if found else None)
     return _stop(state, now, due[0][1], _schedule(state, due, rules), awaits)
 
 
@@ -97,7 +97,7 @@ def _replace(state: RunState, rules: Rules) -> Decision | None:
     if rules.chief in state.exits and rules.chief not in respawn:
         return None
     give_up = tuple(end.task for end in ends if end.task in rules.optional and _is_lost(end, state, rules))
-    return Decision(Why.NOTHING, respawn=respawn, give_up=give_up) if respawn or give_up else None
+    return Decision(Cause.NOTHING, respawn=respawn, give_up=give_up) if respawn or give_up else None
 
 
 def _is_lost(end: Exited, state: RunState, rules: Rules) -> bool:
@@ -113,16 +113,16 @@ def _awaited(state: RunState, rules: Rules) -> tuple[str, ...]:
     return tuple(task for task in state.alive if task in rules.optional and task not in state.termed)
 
 
-def _stop(state: RunState, now: float, why: Why, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
+def _stop(state: RunState, now: float, why: Cause, times: dict[str, _Times], awaits: tuple[str, ...]) -> Decision:
     """Each task is asked to end at its time, and killed at its time."""
     killed, termed = state.killed, state.termed
     kill = [task for task, at in times.items() if task not in killed and now >= at.kill_at]
     if kill:
-        return Decision(why, send=Order.KILL, to=_whom(kill, state))
+        return Decision(why, send=Order.KILL, to=_targets(kill, state))
     term = [task for task, at in times.items() if task not in termed and task not in killed and now >= at.term_at]
     if term:
-        return Decision(why, send=Order.STOP, to=_whom(term, state))
-    if why in (Why.OVERDUE, Why.STALLED) and state.dumped_at is None:
+        return Decision(why, send=Order.STOP, to=_targets(term, state))
+    if why in (Cause.OVERDUE, Cause.STALLED) and state.dumped_at is None:
         return Decision(why, send=Order.DUMP)
     wakes = [
         killed[task] + GIVE_UP_S if task in killed else at.kill_at if task in termed else min(at.term_at, at.kill_at)
@@ -132,16 +132,16 @@ def _stop(state: RunState, now: float, why: Why, times: dict[str, _Times], await
     return Decision(why, awaits=awaits, wake_at=min(wakes), over=over)
 
 
-def _whom(tasks: list[str], state: RunState) -> tuple[str, ...]:
+def _targets(tasks: list[str], state: RunState) -> tuple[str, ...]:
     return () if tasks == state.alive else tuple(tasks)
 
 
-def _schedule(state: RunState, due: Sequence[Reason], rules: Rules) -> dict[str, _Times]:
+def _schedule(state: RunState, due: Sequence[TimedReason], rules: Rules) -> dict[str, _Times]:
     """When to end each task that is left, given the reasons that hold."""
     (at, why), *others = due
     # whoever asks to end while another reason already holds is heard too
-    asked = [(other_at, other) for other_at, other in others if other in (Why.INTERRUPT, Why.TERMINATE)]
-    if why is Why.LINGERING:
+    asked = [(other_at, other) for other_at, other in others if other in (Cause.INTERRUPT, Cause.TERMINATE)]
+    if why is Cause.LINGERING:
         quick_s = min(FAILURE_STOP_S, rules.stop_timeout_s)
         schedule = {task: _Times(until, until + quick_s) for task, until in linger_until(state, rules).items()}
     else:
@@ -150,19 +150,19 @@ def _schedule(state: RunState, due: Sequence[Reason], rules: Rules) -> dict[str,
         for other_at, other in asked:
             kill_at = _stop_times(task, other_at, other, state, rules).kill_at
             times = _Times(min(times.term_at, other_at), min(times.kill_at, kill_at))
-        if task in rules.servers and why not in (Why.FAILURE, Why.OVERDUE, Why.STALLED):
+        if task in rules.servers and why not in (Cause.FAILURE, Cause.OVERDUE, Cause.STALLED):
             times = _after_chief(times, state, rules)
         schedule[task] = times
     return schedule
 
 
-def _stop_times(task: str, at: float, why: Why, state: RunState, rules: Rules) -> _Times:
+def _stop_times(task: str, at: float, why: Cause, state: RunState, rules: Rules) -> _Times:
     quick_s = rules.stop_timeout_s if task in state.saving else min(FAILURE_STOP_S, rules.stop_timeout_s)
     alone_s = min(LOCKSTEP_STOP_S, quick_s) if _hangs(task, state, rules) else quick_s
-    if why is Why.FAILURE:
+    if why is Cause.FAILURE:
         term_at = at + _settle_s(at, state, rules)
         return _Times(term_at, term_at + alone_s)
-    if why in (Why.OVERDUE, Why.STALLED):
+    if why in (Cause.OVERDUE, Cause.STALLED):
         # a launcher that was suspended itself may be late
         term_at = _NEVER if state.dumped_at is None else max(at, state.dumped_at) + DUMP_S
         return _Times(term_at, term_at + quick_s)
@@ -173,7 +173,7 @@ def _stop_times(task: str, at: float, why: Why, state: RunState, rules: Rules) -
     failures = [end.at for end in state.exits.values() if end.at >= at and is_failure(end, state, rules)]
     kill_at = min([kill_at, _pressed_again(at, state), *(end + SETTLE_S + alone_s for end in failures)])
     # STOPPED: the others have agreed to the same step, and are about to end by themselves
-    return _Times(at + SETTLE_S if why is Why.STOPPED else at, kill_at)
+    return _Times(at + SETTLE_S if why is Cause.STOPPED else at, kill_at)
 
 
 def _hangs(task: str, state: RunState, rules: Rules) -> bool:
@@ -189,8 +189,8 @@ def _settle_s(at: float, state: RunState, rules: Rules) -> float:
 
 def _pressed_again(at: float, state: RunState) -> float:
     """When Ctrl-C was pressed after the launcher had been asked to end."""
-    first = next((fact.at for fact in state.asked), at)
-    again = [fact.at for fact in state.asked if fact.number == signal.SIGINT and fact.at > first + REPEAT_S]
+    first = next((fact.at for fact in state.signals), at)
+    again = [fact.at for fact in state.signals if fact.number == signal.SIGINT and fact.at > first + REPEAT_S]
     return min(again, default=_NEVER)
 
 

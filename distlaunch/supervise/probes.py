@@ -1,4 +1,4 @@
-"""What the launcher finds out about its tasks by looking at their files and ports, as facts."""
+"""Turns the files and ports of tasks into facts."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Probes:
         self._tasks = {str(task.task): task for task in plan.tasks}
         self._heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
-        self._heard = False
+        self._has_event = False
         # only scripts are waited for by their ports; the others tell when they come
         self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
         self.steps: Mapping[str, int] = {}
 
-    def hear(self) -> None:
+    def note_event(self) -> None:
         """The run has told something."""
-        self._heard = True
+        self._has_event = True
 
-    def look(self, now: float, state: RunState) -> list[Fact]:
+    def poll(self, now: float, state: RunState) -> list[Fact]:
         """What is new."""
         facts: list[Fact] = [*self._errors(now, state), *self._saving(now, state)]
         if now >= self._stalls_from:
@@ -57,7 +57,7 @@ class Probes:
         if now >= self._absent_from:
             # once: it is a finding about the start
             self._absent_from = float("inf")
-            facts += [Absent(now, name) for name in self._absent(state)] if not state.asked else []
+            facts += [Absent(now, name) for name in self._absent(state)] if not state.signals else []
         return facts
 
     def shares(self) -> dict[str, float]:
@@ -82,8 +82,8 @@ class Probes:
         for name in names:
             files = self._tasks[name].files
             # what a log tells without an error.json is told by tasks that have ended
-            may_tell = name in state.exits or files.error_json.exists()
-            if may_tell and name not in state.errors and (error := read_error(files)) is not None:
+            may_have_error = name in state.exits or files.error_json.exists()
+            if may_have_error and name not in state.errors and (error := read_error(files)) is not None:
                 yield ErrorReported(now, name, error.role)
 
     def _is_stopping(self, state: RunState) -> bool:
@@ -113,14 +113,14 @@ class Probes:
 
     def _stalls(self, now: float, state: RunState) -> list[Stalled]:
         """Who shows nothing any more, once for each process."""
-        alive = state.came - state.exits.keys()
+        alive = state.ready - state.exits.keys()
         signs = {
             name: self._signs_of(name) for name, task in self._tasks.items() if name in alive and not task.unsupervised
         }
         training = state.training_at is not None and self._rules.needs_finish and not state.closed
-        stalls = self._heartbeats.look(now, signs, training=training, heard=self._heard)
-        self._heard = False
-        if state.asked:  # the time to stop has a limit of its own
+        stalls = self._heartbeats.check(now, signs, training=training, has_event=self._has_event)
+        self._has_event = False
+        if state.signals:  # the time to stop has a limit of its own
             return []
         new = [stall for stall in stalls if stall.task not in state.stalled]
         if new:

@@ -1,4 +1,4 @@
-"""What the controller itself adds to the events of a run: its end above all."""
+"""The events that the controller itself adds to a run, above all its end."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.event_facts import LAUNCHER
 
 
-def tell_end(plan: LaunchPlan, status: str) -> Event | None:
-    """Appends another end to an attempt that has failed: nobody wanted the next. None: the disk is full."""
+def write_end(plan: LaunchPlan, status: str) -> Event | None:
+    """Appends another end to an attempt that has failed, because the next was cancelled. None: the disk is full."""
     path = RunDir(plan.run_dir).events
     attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
@@ -24,9 +24,9 @@ def tell_end(plan: LaunchPlan, status: str) -> Event | None:
         writer = EventWriter(path, attempt=plan.attempt, task=LAUNCHER)
     except OSError:
         return None
-    told = writer.write(dataclasses.replace(last, status=status))
+    written = writer.write(dataclasses.replace(last, status=status))
     writer.close()
-    return told
+    return written
 
 
 def last_end(run: RunDir) -> RunEnded | None:
@@ -34,7 +34,7 @@ def last_end(run: RunDir) -> RunEnded | None:
     return RunFacts.of(read_events(run.events)).ended
 
 
-def tell_end_again(run: RunDir, end: RunEnded) -> None:
+def write_end_again(run: RunDir, end: RunEnded) -> None:
     """A finished run stays finished when an attempt to go on with it has changed nothing."""
     with contextlib.suppress(OSError):  # a full disk
         writer = EventWriter(run.events, attempt=end.attempt, task=LAUNCHER)
@@ -55,14 +55,14 @@ def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNC
 def end_events(
     plan: LaunchPlan, at: AttemptFacts, status: str, failure: Failure | None, *, step: int, seconds: float
 ) -> list[Event]:
-    """What the tasks could not tell any more of the end of an attempt."""
+    """Events about the end of an attempt that the tasks could no longer write."""
     events: list[Event] = []
     if failure is not None:
         log = str(failure.log or "")
         events.append(TaskFailed(failed_task=failure.task, host=failure.host, reason=failure.reason, log=log))
     # after Ctrl-C the task only knows that it was stopped
-    untold = at.ended is None or (status == "interrupted" and at.ended.status != status)
-    if plan.is_run and untold and not plan.is_beside:
+    is_missing = at.ended is None or (status == "interrupted" and at.ended.status != status)
+    if plan.is_run and is_missing and not plan.is_beside:
         events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
     elif plan.mode == "train" and at.ended is not None and plan.lead != plan.chief:
         events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too

@@ -1,4 +1,4 @@
-"""Which lines of tasks are shown: tracebacks wait until it is known whether the failure report tells them."""
+"""Which lines of tasks are shown: tracebacks wait until it is known whether the failure report shows them."""
 
 from __future__ import annotations
 

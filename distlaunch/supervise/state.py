@@ -1,4 +1,4 @@
-"""Where a run's processes stand, read out of the history, and what calls for a stop. Pure functions."""
+"""The state of a run's processes, computed from the history, and the reasons to stop them. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import (
     Absent,
-    Asked,
-    Came,
     Closed,
     ErrorReported,
     ErrorRole,
@@ -20,10 +18,12 @@ from distlaunch.supervise.facts import (
     Fact,
     Finished,
     GivenUp,
-    Heard,
+    Progressed,
+    Ready,
     Rules,
     Saving,
     Sent,
+    Signal,
     Spawned,
     Stalled,
     Training,
@@ -31,12 +31,12 @@ from distlaunch.supervise.facts import (
 
 _ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 TRIES = 3
-"""A task that ends so many times in a row before it has come up is not started again."""
+"""A task that ends this many times in a row before it is ready is not restarted."""
 RAISED_S = 5.0
 """How long a script that has raised may take to end."""
 
 
-class Why(enum.Enum):
+class Cause(enum.Enum):
     """Why the tasks are being stopped, or have ended."""
 
     NOTHING = "nothing"
@@ -49,8 +49,8 @@ class Why(enum.Enum):
     LINGERING = "lingering"  # the chief is done, others do not end
 
 
-Reason = tuple[float, Why]
-"""What calls for a stop, and since when."""
+TimedReason = tuple[float, Cause]
+"""A reason to stop, and since when it holds."""
 
 
 @dataclass
@@ -59,20 +59,20 @@ class RunState:
 
     Attributes:
         spawned: when each task was started first.
-        vain: how often in a row each task has ended before it had come up.
-        heard: when each task told something the last time.
-        stalled: tasks that hold the others up, or one without a name.
-        saving: tasks that write something by themselves just now.
-        closed: when each task told the end of its part, planned or not; `finished`: those that were done.
+        failed_starts: how many times in a row each task has ended before it was ready.
+        reported_at: when each task last reported something.
+        stalled: tasks that block the others, or one without a name.
+        saving: tasks that are writing something by themselves.
+        closed: when each task reported the end of its part, planned or not; `finished`: those that were done.
         dumped_at: when tasks were asked for their stacks first.
         termed: when each task was asked to stop first; `killed`: when it was killed.
     """
 
     spawned: dict[str, float] = field(default_factory=dict)
     restarted: set[str] = field(default_factory=set)
-    came: set[str] = field(default_factory=set)
-    vain: dict[str, int] = field(default_factory=dict)
-    heard: dict[str, float] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    failed_starts: dict[str, int] = field(default_factory=dict)
+    reported_at: dict[str, float] = field(default_factory=dict)
     training_at: float | None = None
     saving: set[str] = field(default_factory=set)
     closed: dict[str, float] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class RunState:
     stalled: dict[str, Stalled] = field(default_factory=dict)
     absent: dict[str, float] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
-    asked: list[Asked] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
     dumped_at: float | None = None
     termed: dict[str, float] = field(default_factory=dict)
     killed: dict[str, float] = field(default_factory=dict)
@@ -102,12 +102,12 @@ class RunState:
         match fact:
             case Spawned(at, task):
                 self._start(at, task)
-            case Came(at, task):
-                self.came.add(task)
-                self.heard[task] = at
-                self.vain.pop(task, None)
-            case Heard(at, task):
-                self.heard[task] = at
+            case Ready(at, task):
+                self.ready.add(task)
+                self.reported_at[task] = at
+                self.failed_starts.pop(task, None)
+            case Progressed(at, task):
+                self.reported_at[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
             # `setdefault` here and below: the first time counts, whatever is told again
@@ -118,8 +118,8 @@ class RunState:
                 self.closed.setdefault(task, at)
             case Exited(_, task, _):
                 self.exits.setdefault(task, fact)
-                # counts on while it has not come; `Came` clears it
-                self.vain[task] = self.vain.get(task, 0) + (task not in self.came)
+                # counts on while it has not come; `Ready` clears it
+                self.failed_starts[task] = self.failed_starts.get(task, 0) + (task not in self.ready)
             case ErrorReported(_, task, _):
                 self.errors.setdefault(task, fact)
             case Stalled(_, task, _):
@@ -130,8 +130,8 @@ class RunState:
                 self.absent.setdefault(task, at)
             case GivenUp(_, task):
                 self.given_up.add(task)
-            case Asked():
-                self.asked.append(fact)
+            case Signal():
+                self.signals.append(fact)
             case Sent(at, order, to):
                 self._order(at, order, to)
 
@@ -139,25 +139,25 @@ class RunState:
         if task in self.spawned:
             self.restarted.add(task)
         self.spawned.setdefault(task, at)
-        self.came.discard(task)
+        self.ready.discard(task)
         self.saving.discard(task)
         self.exits.pop(task, None)
-        for told in (self.errors, self.stalled, self.termed, self.killed):
-            told.pop(task, None)
+        for stop_times in (self.errors, self.stalled, self.termed, self.killed):
+            stop_times.pop(task, None)
 
     def _order(self, at: float, order: Order, to: tuple[str, ...]) -> None:
         if order is Order.DUMP and self.dumped_at is None:
             self.dumped_at = at
-        told = {Order.STOP: self.termed, Order.KILL: self.killed}.get(order, {})
+        stop_times = {Order.STOP: self.termed, Order.KILL: self.killed}.get(order, {})
         for task in to or self.alive:
-            told.setdefault(task, at)
+            stop_times.setdefault(task, at)
 
 
 def is_hopeless(task: str, state: RunState) -> bool:
     """Whether a task that is started again would end the same way."""
-    blame = state.errors.get(task)
-    own = blame is not None and blame.role in (ErrorRole.CONFIG, ErrorRole.CAUSE)
-    return own or state.vain.get(task, 0) >= TRIES
+    error = state.errors.get(task)
+    own = error is not None and error.role in (ErrorRole.CONFIG, ErrorRole.CAUSE)
+    return own or state.failed_starts.get(task, 0) >= TRIES
 
 
 def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
@@ -171,16 +171,16 @@ def is_to_be_replaced(end: Exited, state: RunState, rules: Rules) -> bool:
 
 
 def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
-    """Whether this end of a task, taken alone, is one that should not be."""
+    """Whether this end of a task, by itself, is a failure."""
     if end.task in rules.optional:
         return False
     # what others do after the run's end is no failure of the run
     chief_done = state.finished.get(rules.chief)
     if chief_done is not None and chief_done <= end.at:
         return False
-    told_at = state.termed.get(end.task, float("inf"))
-    if told_at <= end.at:
-        had_raised = end.task in state.errors and state.errors[end.task].at <= told_at
+    stopped_at = state.termed.get(end.task, float("inf"))
+    if stopped_at <= end.at:
+        had_raised = end.task in state.errors and state.errors[end.task].at <= stopped_at
         by_signal = rules.scripts and end.code in _ENDED_BY_SIGTERM and not had_raised
         # it was asked to end, and did
         if end.task in rules.servers or by_signal:
@@ -194,43 +194,43 @@ def is_failure(end: Exited, state: RunState, rules: Rules) -> bool:
     return end.code not in rules.preempted
 
 
-def reasons(state: RunState, rules: Rules) -> list[Reason]:
+def reasons(state: RunState, rules: Rules) -> list[TimedReason]:
     """Everything that calls for a stop, with its time, the first first."""
-    found = [(fact.at, Why.INTERRUPT if fact.number == signal.SIGINT else Why.TERMINATE) for fact in state.asked]
+    found = [(fact.at, Cause.INTERRUPT if fact.number == signal.SIGINT else Cause.TERMINATE) for fact in state.signals]
     for end in state.exits.values():
         if is_failure(end, state, rules):
-            found.append((end.at, Why.FAILURE))
+            found.append((end.at, Cause.FAILURE))
         elif end.code in rules.preempted and end.task not in rules.auxiliary:
-            found.append((end.at, Why.STOPPED))
+            found.append((end.at, Cause.STOPPED))
     if rules.scripts:
         found += [
-            (fact.at + RAISED_S, Why.FAILURE) for fact in state.errors.values() if _hangs_at_exit(fact, state, rules)
+            (fact.at + RAISED_S, Cause.FAILURE) for fact in state.errors.values() if _hangs_at_exit(fact, state, rules)
         ]
     if has_ended_well(state, rules):
         until = linger_until(state, rules)
-        found.append((min(until.values(), default=float("inf")), Why.LINGERING))
+        found.append((min(until.values(), default=float("inf")), Cause.LINGERING))
     # a replaceable one is killed and started again instead; see `decide`
-    found += [(fact.at, Why.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
-    found += [(at, Why.OVERDUE) for at in state.absent.values()]
+    found += [(fact.at, Cause.STALLED) for fact in state.stalled.values() if fact.task not in rules.replaceable]
+    found += [(at, Cause.OVERDUE) for at in state.absent.values()]
     if state.spawned:
         deadline = min(state.spawned.values()) + rules.start_timeout_s
         if state.training_at is None or _was_stopped_between(deadline, state.training_at, state):
-            found.append((deadline, Why.OVERDUE))
+            found.append((deadline, Cause.OVERDUE))
     # by time alone: kinds cannot be compared, and at the same time the order above counts
     return sorted(found, key=lambda reason: reason[0])
 
 
 def _hangs_at_exit(fact: ErrorReported, state: RunState, rules: Rules) -> bool:
-    """Whether a task has raised, without having ended, what makes the run fail."""
+    """Whether a task that is still running has reported a fatal exception."""
     if fact.task in state.exits or fact.task in rules.optional:
         return False
     return fact.task not in rules.replaceable or fact.role is not ErrorRole.CONSEQUENCE
 
 
 def _was_stopped_between(begin: float, end: float, state: RunState) -> bool:
-    """Whether tasks were told to end then. Without that, training may only have been noticed late."""
-    told = [state.dumped_at, *state.termed.values(), *state.killed.values()]
-    return any(at is not None and begin <= at < end for at in told)
+    """Whether tasks were asked to stop in that time. If not, the start of training may only have been detected late."""
+    stop_times = [state.dumped_at, *state.termed.values(), *state.killed.values()]
+    return any(at is not None and begin <= at < end for at in stop_times)
 
 
 def has_ended_well(state: RunState, rules: Rules) -> bool:
@@ -259,7 +259,7 @@ def linger_until(state: RunState, rules: Rules) -> dict[str, float]:
         if task in rules.servers:
             return chief_at
         if task in rules.optional:
-            return max(chief_at, state.heard.get(task, chief_at)) + rules.start_timeout_s
+            return max(chief_at, state.reported_at.get(task, chief_at)) + rules.start_timeout_s
         return chief_at + rules.stop_timeout_s
 
     return {task: until(task) for task in state.alive}

@@ -1,4 +1,4 @@
-"""Starts the processes of a plan and follows them to their end. What to do is decided in `policy`."""
+"""Starts the processes of a plan and follows them until they end. `policy` decides what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distlaunch.supervise.diagnose.diagnosis import diagnose
 from distlaunch.supervise.diagnose.exit_reason import Failure, briefly, read_error
 from distlaunch.supervise.diagnose.first_failure import Traces
 from distlaunch.supervise.event_facts import LAUNCHER, EventFollower, facts_of
-from distlaunch.supervise.facts import PREEMPTION_CODE, Asked, Exited, Fact, GivenUp, Sent, Spawned, Stalled, Training
+from distlaunch.supervise.facts import PREEMPTION_CODE, Exited, Fact, GivenUp, Sent, Signal, Spawned, Stalled, Training
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome, rules_of, warnings_of
 from distlaunch.supervise.policy import Decision, decide
@@ -30,7 +30,7 @@ from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.requests.signals import ENDING, SignalPipe
 from distlaunch.supervise.run_events import end_events, write_events
 from distlaunch.supervise.shown_lines import Screen
-from distlaunch.supervise.state import RunState, Why
+from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
@@ -124,8 +124,8 @@ class Supervisor:
             how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk
                 self._tasks[name].files.archive_error()
-            for told in (self._traces.suspended, self._traces.spawn_errors):
-                told.pop(name, None)
+            for known in (self._traces.suspended, self._traces.spawn_errors):
+                known.pop(name, None)
             self._spawn(self._tasks[name], starter)
             self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
 
@@ -133,11 +133,11 @@ class Supervisor:
         return briefly(self._traces.codes.get(name, 127), read_error(self._tasks[name].files))
 
     def _follow(self, signals: SignalPipe, starter: Starter) -> None:
-        decision, look_at, rest_until = Decision(Why.NOTHING), float("-inf"), float("-inf")
-        heard: list[signal.Signals] = []
+        decision, look_at, rest_until = Decision(Cause.NOTHING), float("-inf"), float("-inf")
+        received: list[signal.Signals] = []
         while not decision.over:
             if starter.wait(max(0.0, look_at - self._clock())):
-                heard += signals.read()
+                received += signals.read()
                 look_at = min(look_at, rest_until)
             now = self._clock()
             if now < look_at:
@@ -145,17 +145,17 @@ class Supervisor:
             events = list(self._follower.read())
             if events:  # what a task printed before it told something is shown before that
                 starter.wait(0.0)
-            self._take(events)
+            self._handle_events(events)
             # after the events: what had happened before a signal came must not seem to be later
-            self._hear(heard, self._clock())
-            heard = []
+            self._handle_signals(received, self._clock())
+            received = []
             self._reap()
-            for fact in self._probes.look(self._clock(), self._state):
+            for fact in self._probes.poll(self._clock(), self._state):
                 self._note(fact)
                 if isinstance(fact, Stalled):
                     self._announcer.stalled(fact)
             decision = decide(self._state, self._clock(), self._rules)
-            if decision.why in (Why.FAILURE, Why.OVERDUE) or (decision.why is Why.STALLED and not decision.to):
+            if decision.why in (Cause.FAILURE, Cause.OVERDUE) or (decision.why is Cause.STALLED and not decision.to):
                 self._screen.fail()
             if decision.send is not None:
                 self._send(decision.send, decision.to, decision.why)
@@ -172,21 +172,21 @@ class Supervisor:
             turn = min(max(_TURN_S, _RESTS * (ended - now)), _LONG_TURN_S)
             look_at = ended + turn if decision.wake_at is None else min(ended + turn, decision.wake_at)
 
-    def _hear(self, numbers: list[signal.Signals], now: float) -> None:
+    def _handle_signals(self, numbers: list[signal.Signals], now: float) -> None:
         for number in numbers:
             if number == DUMP_SIGNAL:
                 self._observer.note("the tasks write their stacks to their error logs")
                 self._order(Order.DUMP, self._running(()))
             if number not in ENDING:
                 continue
-            again = bool(self._state.asked)
-            self._note(Asked(now, number))
+            again = bool(self._state.signals)
+            self._note(Signal(now, number))
             if not again:
-                self._announcer.asked(number, training=self._state.training_at is not None)
+                self._announcer.stop_requested(number, training=self._state.training_at is not None)
 
-    def _take(self, events: Iterable[Event]) -> None:
+    def _handle_events(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._probes.hear()
+            self._probes.note_event()
             if self._follower.is_for_show(event):
                 self._progress.add(event)
                 self._observer.event(event)
@@ -210,7 +210,7 @@ class Supervisor:
         running = [(name, self._handles[name]) for name in self._state.alive if name in self._handles]
         ended = [(name, handle, end) for name, handle in running if (end := handle.poll()) is not None]
         if ended:
-            self._take(self._follower.read())  # its last words, before its end counts
+            self._handle_events(self._follower.read())  # its last words, before its end counts
         for name, handle, end in ended:
             self._traces.codes[name], self._traces.ooms[name] = end.code, end.oom
             state, files = self._state, self._tasks[name].files
@@ -227,7 +227,7 @@ class Supervisor:
                         write_exit(files, end.code, step, host)
             self._note(Exited(self._clock(), name, end.code))
 
-    def _send(self, order: Order, to: tuple[str, ...], why: Why) -> None:
+    def _send(self, order: Order, to: tuple[str, ...], why: Cause) -> None:
         alive = self._running(to)
         self._traces.suspended.update(
             {name: handle.is_suspended() for name, handle in alive.items() if name not in self._traces.suspended}
@@ -255,13 +255,13 @@ class Supervisor:
         self._traces.hosts, self._traces.steps = self._progress.hosts, self._probes.steps
         self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
         found = diagnose(self._plan, verdict, self._traces)
-        if verdict.why is Why.STALLED and verdict.culprit:
-            self._tell_culprit(verdict.culprit, frozen=verdict.frozen)
+        if verdict.why is Cause.STALLED and verdict.culprit:
+            self._write_stall(verdict.culprit, frozen=verdict.frozen)
         self._write(self._end_events(verdict.status, found.failure))
-        self._take(self._follower.read())
+        self._handle_events(self._follower.read())
         if found.lost and verdict.culprit in self._tasks:
-            self._allocation.blame(self._tasks[verdict.culprit].host)
-        asked = bool(self._state.asked)
+            self._allocation.note_host_failure(self._tasks[verdict.culprit].host)
+        was_signalled = bool(self._state.signals)
         shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(
             verdict.status,
@@ -269,12 +269,12 @@ class Supervisor:
             found.failure,
             found.problems,
             warnings_of(self._plan, verdict, sorted(self._state.given_up), shares),
-            retryable=found.is_retryable and not asked,
+            retryable=found.is_retryable and not was_signalled,
             mark=found.mark,
             lost=found.lost,
         )
 
-    def _tell_culprit(self, name: str, *, frozen: bool) -> None:
+    def _write_stall(self, name: str, *, frozen: bool) -> None:
         files = self._tasks[name].files
         if not files.error_json.exists():
             with contextlib.suppress(OSError):  # a full disk

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import ErrorReported, ErrorRole, Exited, Fact, Rules
-from distlaunch.supervise.state import TRIES, RunState, Why, is_failure, reasons
+from distlaunch.supervise.state import TRIES, Cause, RunState, is_failure, reasons
 
 
 @dataclass(frozen=True)
@@ -19,20 +19,20 @@ class Verdict:
         status: as in RunEnded.
         culprit: the task that failed first.
         frozen: the culprit showed no sign of life.
-        in_vain: the culprit has ended several times in a row before it had come up.
-        left: tasks that had ended with exit code 0 when the culprit's error says that a peer is gone.
-        silent: tasks that neither failed nor answered when the culprit's error says that a peer is gone.
+        unready: the culprit has ended several times in a row before it had come up.
+        left: tasks that had ended with exit code 0 before the culprit reported a lost peer.
+        silent: tasks that neither failed nor answered when the culprit reported a lost peer.
         late: tasks that had to be killed because they did not stop in time.
-        odd: tasks that failed beside a run that came to its end.
+        odd: tasks that failed although the run completed.
         unfinished: tasks beside the run that were ended because they took too long after its end.
     """
 
     status: str
     exit_code: ExitCode
-    why: Why
+    why: Cause
     culprit: str | None = None
     frozen: bool = False
-    in_vain: bool = False
+    unready: bool = False
     left: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
@@ -44,34 +44,34 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     """How the run ended; to be asked when `decide` says that it is over."""
     state = RunState.of(history)
     due = [reason for reason in reasons(state, rules) if reason[0] <= now]
-    why = due[0][1] if due else Why.NOTHING
+    why = due[0][1] if due else Cause.NOTHING
     late = _late(state)
     # only if nothing else came first: a failure before Ctrl-C stays a failure
-    if state.asked and state.asked[0].number == signal.SIGINT and why is Why.INTERRUPT:
+    if state.signals and state.signals[0].number == signal.SIGINT and why is Cause.INTERRUPT:
         if _all_done(state, rules):
-            return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
+            return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
-    if why is Why.FAILURE:
+    if why is Cause.FAILURE:
         if _had_closed(state, rules):
             return _closed(state, rules, late)
         culprit, silent = _culprit(state, rules, since=due[0][0])
-        in_vain = culprit in rules.replaceable and state.vain.get(str(culprit), 0) >= TRIES
+        unready = culprit in rules.replaceable and state.failed_starts.get(str(culprit), 0) >= TRIES
         left = _left(culprit, state, rules) if not silent else ()
-        return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, in_vain=in_vain, left=left, silent=silent)
-    if why is Why.STALLED:
+        return Verdict("failed", ExitCode.FAILED, why, culprit=culprit, unready=unready, left=left, silent=silent)
+    if why is Cause.STALLED:
         held_up = next(fact for fact in state.stalled.values() if fact.task not in rules.replaceable)
         return Verdict("failed", ExitCode.FAILED, why, culprit=held_up.task or None, frozen=held_up.frozen)
-    if why is Why.OVERDUE:
+    if why is Cause.OVERDUE:
         # who was started again, had come before
-        late_comers = state.restarted | rules.optional | state.came
+        late_comers = state.restarted | rules.optional | state.ready
         missing = tuple(state.absent) or tuple(task for task in state.spawned if task not in late_comers)
         return Verdict("failed", ExitCode.FAILED, why, silent=missing)
-    if why in (Why.TERMINATE, Why.STOPPED):
+    if why in (Cause.TERMINATE, Cause.STOPPED):
         return _stopped(state, rules, why, late)
     odd = _odd(state, (ExitCode.DONE,))
-    unfinished = tuple(task for task in state.termed if task in rules.optional and not state.asked)
+    unfinished = tuple(task for task in state.termed if task in rules.optional and not state.signals)
     late = tuple(task for task in late if task not in unfinished)
-    return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd, unfinished=unfinished)
+    return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late, odd=odd, unfinished=unfinished)
 
 
 def _had_closed(state: RunState, rules: Rules) -> bool:
@@ -80,29 +80,29 @@ def _had_closed(state: RunState, rules: Rules) -> bool:
         return False
     if rules.chief in state.finished or rules.needs_every_task:  # together with one that is gone none could have closed
         return True
-    return state.closed[rules.chief] < _told_at(rules.chief, state)
+    return state.closed[rules.chief] < _stopped_at(rules.chief, state)
 
 
 def _closed(state: RunState, rules: Rules, late: tuple[str, ...]) -> Verdict:
     """After the chief has told the end of the run, whatever became of the others."""
     odd = _odd(state, (ExitCode.DONE, *rules.preempted))
     if rules.chief in state.finished:
-        return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late, odd=odd)
-    return Verdict("stopped", ExitCode.PREEMPTED, Why.STOPPED, late=late, odd=odd)
+        return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late, odd=odd)
+    return Verdict("stopped", ExitCode.PREEMPTED, Cause.STOPPED, late=late, odd=odd)
 
 
 def _odd(state: RunState, good: tuple[int, ...]) -> tuple[str, ...]:
     ends = [end for end in state.exits.values() if end.code not in good and end.task not in state.given_up]
-    return tuple(end.task for end in ends if end.at < _told_at(end.task, state))
+    return tuple(end.task for end in ends if end.at < _stopped_at(end.task, state))
 
 
-def _stopped(state: RunState, rules: Rules, why: Why, late: tuple[str, ...]) -> Verdict:
+def _stopped(state: RunState, rules: Rules, why: Cause, late: tuple[str, ...]) -> Verdict:
     # whoever is beside the run may have ended long ago
     ends = [end.at for end in state.exits.values() if end.task not in rules.optional]
-    asked_at = next((fact.at for fact in state.asked), min(ends, default=0.0))
+    asked_at = next((fact.at for fact in state.signals), min(ends, default=0.0))
     if _all_done(state, rules):
-        return Verdict("done", ExitCode.DONE, Why.NOTHING, late=late)
-    if any(fact.number == signal.SIGINT for fact in state.asked):
+        return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
+    if any(fact.number == signal.SIGINT for fact in state.signals):
         return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
     if rules.needs_finish and rules.chief in state.closed:
         return _closed(state, rules, late)
@@ -131,7 +131,7 @@ def _all_done(state: RunState, rules: Rules) -> bool:
     return all(end.code == ExitCode.DONE for end in needed)
 
 
-def _told_at(task: str, state: RunState) -> float:
+def _stopped_at(task: str, state: RunState) -> float:
     """When the task was told to end."""
     return min(state.termed.get(task, float("inf")), state.killed.get(task, float("inf")))
 
@@ -150,9 +150,9 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
     Args:
         since: when the first failure was noticed; who was signalled before is another matter.
     """
-    told = [at for at in (*state.termed.values(), *state.killed.values()) if at >= since]
+    stop_times = [at for at in (*state.termed.values(), *state.killed.values()) if at >= since]
     # what happens after the others were stopped is our own doing
-    horizon = min(told, default=float("inf"))
+    horizon = min(stop_times, default=float("inf"))
     errors = {task: fact for task, fact in state.errors.items() if fact.at <= horizon and _can_fail(task, state, rules)}
     ends = {
         task: end
@@ -164,8 +164,8 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
     if not ranked:
         return None, ()
     first = ranked[0]
-    blame = errors.get(first)
-    if blame is None or blame.role is not ErrorRole.CONSEQUENCE:
+    error = errors.get(first)
+    if error is None or error.role is not ErrorRole.CONSEQUENCE:
         return first, ()
     gone = {task for task, end in state.exits.items() if end.at <= horizon} | rules.optional
     return first, tuple(task for task in state.spawned if task not in gone and task not in errors)
@@ -173,10 +173,10 @@ def _culprit(state: RunState, rules: Rules, since: float) -> tuple[str | None, t
 
 def _left(culprit: str | None, state: RunState, rules: Rules) -> tuple[str, ...]:
     """Scripts that had ended before the culprit complained that a peer is gone."""
-    blame = state.errors.get(str(culprit))
-    if not rules.scripts or blame is None or blame.role is not ErrorRole.CONSEQUENCE:
+    error = state.errors.get(str(culprit))
+    if not rules.scripts or error is None or error.role is not ErrorRole.CONSEQUENCE:
         return ()
-    ends = [end for end in state.exits.values() if end.code == ExitCode.DONE and end.at <= blame.at]
+    ends = [end for end in state.exits.values() if end.code == ExitCode.DONE and end.at <= error.at]
     return tuple(end.task for end in ends if end.task not in rules.optional)
 
 
@@ -184,12 +184,12 @@ def _can_fail(task: str, state: RunState, rules: Rules) -> bool:
     """Whether what the task says about its failure can be the run's; a task that is replaceable speaks for itself."""
     if task in rules.optional:
         return False
-    blame = state.errors[task].role
-    return task not in rules.replaceable or blame is not ErrorRole.CONSEQUENCE
+    error = state.errors[task].role
+    return task not in rules.replaceable or error is not ErrorRole.CONSEQUENCE
 
 
-def _rank(end: Exited | None, blame: ErrorReported | None) -> tuple[int, float]:
+def _rank(end: Exited | None, error: ErrorReported | None) -> tuple[int, float]:
     order = {ErrorRole.CONFIG: 0, ErrorRole.CAUSE: 1, ErrorRole.CONSEQUENCE: 2}
-    at = min(fact.at for fact in (end, blame) if fact is not None)
+    at = min(fact.at for fact in (end, error) if fact is not None)
     # an end without a word ranks with causes: a killed task can say nothing
-    return (order[blame.role] if blame else 1), at
+    return (order[error.role] if error else 1), at

@@ -1,4 +1,4 @@
-"""OpenBLAS reads how many threads it may have when it is loaded, so a forked task says it again."""
+"""OpenBLAS reads its number of threads when it is loaded, so a forked task sets it again."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
     print(f"debugging {run.path}: one device, without graphs and without export", flush=True)
     try:
         with run.lock():
-            train_here(config, run, _never_asked())
+            train_here(config, run, _never_stop())
     except ConfigError as error:
         raise ConfigError(
             [Problem(p.key, p.message, p.source or loaded.source(p.key)) for p in error.problems]
@@ -151,7 +151,7 @@ class _Debugger(pdb.Pdb):
 
 
 @contextlib.contextmanager
-def _never_asked() -> Iterator[Callable[[], bool]]:
+def _never_stop() -> Iterator[Callable[[], bool]]:
     """Ctrl-C is the debugger's, and else ends the run."""
     yield lambda: False
 

@@ -1,4 +1,4 @@
-"""Says what only TensorFlow can tell, for `distlaunch plan`.
+"""Finds the facts of `distlaunch plan` that need TensorFlow.
 
 `python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and tells
 where its variables go; or `data`: reads its data and tells who reads what. GPUS: how many a run would see. Writes one
@@ -30,19 +30,21 @@ from distlaunch.tasks.process_end import end_process
 def main() -> None:
     refuse_input()
     what, config, gpus, answer = sys.argv[1:]
-    tell = functools.partial(_data, num_gpus=int(gpus)) if what == "data" else _variables
-    code, told = _describe(tell, config)
-    if told is not None:
-        Path(answer).write_text(json.dumps(told), encoding="utf-8")
+    describe = functools.partial(_data, num_gpus=int(gpus)) if what == "data" else _variables
+    code, facts = _describe(describe, config)
+    if facts is not None:
+        Path(answer).write_text(json.dumps(facts), encoding="utf-8")
     end_process(code)  # servers in this process cannot be stopped
 
 
-def _describe(tell: Callable[[RunConfig, RunDir], dict[str, Any]], path: str) -> tuple[ExitCode, dict[str, Any] | None]:
+def _describe(
+    describe: Callable[[RunConfig, RunDir], dict[str, Any]], path: str
+) -> tuple[ExitCode, dict[str, Any] | None]:
     try:
         config = load_resolved(path)
         choose_backend(config.strategy.backend)
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
-            return ExitCode.DONE, tell(config, RunDir(folder))
+            return ExitCode.DONE, describe(config, RunDir(folder))
     except ConfigError as error:
         return ExitCode.USAGE, {"problems": [problem.to_plain() for problem in error.problems]}
     except Exception:  # the user's functions may raise anything; the last line is what is shown

@@ -1,4 +1,4 @@
-"""`python -m distlaunch.tasks.list_checkpoint FOLDER WHICH ANSWER`: says what a checkpoint holds.
+"""`python -m distlaunch.tasks.list_checkpoint FOLDER WHICH ANSWER`: lists the contents of a checkpoint.
 
 For `distlaunch report --checkpoint`; needs no framework. WHICH is a step, `best` or `newest`. Writes one JSON object to
 the file ANSWER: `path`, `step`, `epoch` and `variables`, or `message`.
@@ -21,10 +21,10 @@ from distlaunch.training.checkpoints.files import CheckpointStore
 def main() -> None:
     folder, which, answer = sys.argv[1:]
     try:
-        told = _listed(CheckpointStore(Path(folder)), which)
+        result = _listed(CheckpointStore(Path(folder)), which)
     except CheckpointError as error:
-        told = {"message": str(error)}
-    Path(answer).write_text(strict_json.dumps(told), encoding="utf-8")
+        result = {"message": str(error)}
+    Path(answer).write_text(strict_json.dumps(result), encoding="utf-8")
 
 
 def _listed(store: CheckpointStore, which: str) -> dict[str, Any]:

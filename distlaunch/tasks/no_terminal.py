@@ -1,4 +1,4 @@
-"""A task has no terminal: a debugger, or whatever else asks the user, gets an error that says what to do instead."""
+"""A task has no terminal: a debugger or any other prompt gets an error that says what to do instead."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`python -m distlaunch.tasks.predict_export`: what an exported model predicts for a file or a dataset.
+"""`python -m distlaunch.tasks.predict_export`: predictions of an exported model for a file or a dataset.
 
-For `distlaunch predict EXPORT`. Needs neither the run nor its config. Tells how it ended as JSON in the file `--told`.
+For `distlaunch predict EXPORT`. Needs neither the run nor its config. Writes its result as JSON to the file `--answer`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def main() -> None:
     # what libraries and data functions print must not come between the predictions
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    code, told = ExitCode.DONE, {}
+    code, answer = ExitCode.DONE, {}
     try:
-        told = {"shapes": _predict(arguments, lines)}
+        answer = {"shapes": _predict(arguments, lines)}
     except BrokenPipeError:
         pass  # nobody reads any more, as in `distlaunch predict ... --output - | head`
     except DistlaunchError as error:
-        code, told = error.exit_code, {"message": str(error)}
-    Path(arguments.told).write_text(json.dumps(told), encoding="utf-8")
+        code, answer = error.exit_code, {"message": str(error)}
+    Path(arguments.answer).write_text(json.dumps(answer), encoding="utf-8")
     end_process(code)
 
 
@@ -51,7 +51,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--split")
     parser.add_argument("--output", required=True, help="a file, or - for JSON lines")
     parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--told", required=True)
+    parser.add_argument("--answer", required=True)
     return parser.parse_args()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.data.examples.python_values import as_arrays
-from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
+from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
 from distlaunch.data.examples.user_lines import user_line
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.thread_count import num_threads
@@ -83,11 +83,11 @@ class _Files(importlib.abc.MetaPathFinder):
 
 def _serve(connection: socket.socket, items: Any, seed: int) -> None:
     while True:
-        asked, fds = receive(connection)
-        if isinstance(asked, Status):
-            send(connection, os.waitstatus_to_exitcode(os.waitpid(asked.pid, 0)[1]))
+        request, fds = receive(connection)
+        if isinstance(request, Status):
+            send(connection, os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1]))
             continue
-        assert isinstance(asked, Fork)
+        assert isinstance(request, Fork)
         pid = os.fork()
         if pid == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -102,8 +102,8 @@ def _read(connection: socket.socket, items: Any, seed: int) -> None:
     """Answers with examples, until the task has ended."""
     try:
         while True:
-            asked, _ = receive(connection)
-            answer = _answer(items, asked, seed)
+            request, _ = receive(connection)
+            answer = _answer(items, request, seed)
             try:
                 send(connection, answer)
             except (TypeError, AttributeError, pickle.PicklingError) as error:
@@ -112,12 +112,12 @@ def _read(connection: socket.socket, items: Any, seed: int) -> None:
         return
 
 
-def _answer(items: Any, asked: Asked, seed: int) -> Any:
+def _answer(items: Any, request: ReadRequest, seed: int) -> Any:
     # what is random in an example is the same whichever process reads it, and another in each epoch
-    random.seed(f"{seed} {asked.number_of_pass} {asked.index}")
-    np.random.seed([seed & _WORD, asked.number_of_pass & _WORD, asked.index & _WORD])
+    random.seed(f"{seed} {request.number_of_pass} {request.index}")
+    np.random.seed([seed & _WORD, request.number_of_pass & _WORD, request.index & _WORD])
     try:
-        return as_arrays(items[asked.index])
+        return as_arrays(items[request.index])
     except BaseException as error:  # SystemExit too: a reader that ends is taken for a killed one
         return Failed(f"{type(error).__name__}: {error}{user_line(error)}")
 

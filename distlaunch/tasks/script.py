@@ -1,6 +1,6 @@
-"""`python -m distlaunch.tasks.script ... -- SCRIPT ARGS`: runs somebody's script as a task, as Python itself would.
+"""`python -m distlaunch.tasks.script ... -- SCRIPT ARGS`: runs a user's script as a task, as Python itself would.
 
-Adds what the launcher lives on: the lifeline, signs of life, stacks on request, and `error.json`. The script sees its
+Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `error.json`. The script sees its
 own argv, path and `__main__`, gets signals as without it, and decides the exit code.
 
 Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing
@@ -40,7 +40,7 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
     Heartbeat(files.heartbeat)
-    _tell_start(files, int(own["attempt"]), own["task"])
+    _report_start(files, int(own["attempt"]), own["task"])
     if "jax-processes" in own:
         from distlaunch.strategies.patches import jax_clusters
 
@@ -66,18 +66,18 @@ _KEPT: list[types.ModuleType] = []
 """The module `__main__` of this file, which is still running while the script has that name."""
 
 
-def _tell_start(files: TaskDir, attempt: int, task: str) -> None:
+def _report_start(files: TaskDir, attempt: int, task: str) -> None:
     """A `TaskStarted`, written without its class."""
     stamp = {"event": "TaskStarted", "time": time.time(), "attempt": attempt, "task": task}
     event = {**stamp, "format_version": EVENT_FORMAT, "host": os.uname().nodename, "pid": os.getpid()}
     try:
         writer = LineWriter(files.events)
         writer.write(json.dumps(event, separators=(",", ":")))
-        told = not writer.behind
+        is_written = not writer.behind
         writer.close()
     except OSError:
-        told = False
-    if not told:  # a full disk; the launcher takes it for a task that does not come
+        is_written = False
+    if not is_written:  # a full disk; the launcher takes it for a task that does not come
         print(f"{files.events} cannot be written", file=sys.stderr)
 
 

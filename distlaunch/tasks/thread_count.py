@@ -1,4 +1,4 @@
-"""How many threads this process has: one that forks must have no other, which might hold a lock that stays locked."""
+"""The number of threads of this process. A process that forks must have only one: another might hold a lock."""
 
 from __future__ import annotations
 

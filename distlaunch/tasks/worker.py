@@ -1,6 +1,6 @@
-"""`python -m distlaunch.tasks.worker`: what runs in each task.
+"""`python -m distlaunch.tasks.worker`: the program of each task.
 
-Gets its part from argv, TF_CONFIG and the run directory; tells what happens by events, `error.json` and its exit code.
+Its input is argv, TF_CONFIG and the run directory; it reports through events, `error.json` and its exit code.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class StopFlag:
     """Remembers that this process was asked to stop.
 
     Args:
-        on_look: called whenever somebody looks at it, which is before each graph call.
+        on_check: called whenever somebody looks at it, which is before each graph call.
     """
 
-    def __init__(self, on_look: Callable[[], None]) -> None:
+    def __init__(self, on_check: Callable[[], None]) -> None:
         self.event = threading.Event()
-        self._on_look = on_look
+        self._on_check = on_check
 
     def __call__(self) -> bool:
-        self._on_look()
+        self._on_check()
         return self.event.is_set()
 
     def install(self) -> None:
@@ -151,12 +151,12 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
 
 
 def _play(part: _Part) -> ExitCode:
-    from distlaunch.data.examples.read_failures import failures_told
+    from distlaunch.data.examples.read_failures import data_errors_raised
     from distlaunch.training.server import is_server
 
     if is_server(part.config, part.task):
         return _serve(part)
-    with failures_told():
+    with data_errors_raised():
         return _work(part)
 
 

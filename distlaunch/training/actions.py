@@ -1,4 +1,4 @@
-"""When something is due in the loop, apart from what is done then."""
+"""When actions of the loop are due, separate from the actions themselves."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
 from distlaunch.training.session import Session
 
-_LOOK_S = 0.5
+_CHECK_INTERVAL_S = 0.5
 
 
 def evaluator_config(config: RunConfig) -> RunConfig:
@@ -55,7 +55,7 @@ class Evaluator:
                 self._evaluate(step)
             if ended and not new:
                 return
-            asked_to_stop.wait(_LOOK_S)
+            asked_to_stop.wait(_CHECK_INTERVAL_S)
 
     def _evaluate(self, step: int) -> None:
         try:

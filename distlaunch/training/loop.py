@@ -78,7 +78,7 @@ class TrainingLoop:
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._saver.best.check(has_validation=self._validation.has_data)
-        # from here on an error has a step, and may be worth a restart; see `may_pass`
+        # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
@@ -105,7 +105,7 @@ class TrainingLoop:
         if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
             self._save_checkpoint(wait=True)
         self._hook("train_end", logs)
-        self._tell_early_end()
+        self._report_early_end()
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None, wait=True)
         return LoopEnd("done", self._progress, scalars(logs))
@@ -135,7 +135,7 @@ class TrainingLoop:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
 
-    def _tell_early_end(self) -> None:
+    def _report_early_end(self) -> None:
         at = self._progress
         if not self._around.is_chief or at.epoch >= self._epochs or not at.finished:
             return
@@ -172,10 +172,10 @@ class TrainingLoop:
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
-        told = scalars(logs)  # of now: a callback may change the logs
-        self._nonfinite.metrics(told, epoch)
+        reported = scalars(logs)  # of now: a callback may change the logs
+        self._nonfinite.metrics(reported, epoch)
         self._hook("epoch_end", epoch, logs)
-        best = self._around.is_chief and self._saver.best.improves(told, validated=bool(validation_logs))
+        best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
         self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)
         return logs
 

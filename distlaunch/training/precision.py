@@ -9,7 +9,7 @@ import keras
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_private import held_dtype_policy, is_functional, layers_of, put_dtype_policy
+from distlaunch.strategies.patches.keras_private import current_dtype_policy, is_functional, layers_of, put_dtype_policy
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def policy(name: str | None = None) -> Iterator[None]:
 
     Not for the whole process: what the data and preprocessing functions make stays as it is.
     """
-    before = held_dtype_policy()  # asking Keras would fix float32 before a model's function may set another floatx
+    before = current_dtype_policy()  # asking Keras would fix float32 before a model's function may set another floatx
     if name is not None:
         keras.config.set_dtype_policy(name)
     try:

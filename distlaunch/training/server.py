@@ -1,4 +1,4 @@
-"""A worker or parameter server: it holds what the coordinator needs, and does what the coordinator sends."""
+"""A worker or parameter server: it holds the coordinator's variables, and executes the functions that it sends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distlaunch.data.source import open_splits
 from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.strategy import start_server
-from distlaunch.strategies.parameter_server.worker_batches import report_times, tell_failures
+from distlaunch.strategies.parameter_server.worker_batches import report_failures, report_times
 from distlaunch.training.step_timer import StepTimer
 
 _PROBE_S = 1.0  # between two probes, and for each
@@ -41,7 +41,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
 
     Args:
         on_started: called when the server runs; TensorFlow has set its signal handlers by then.
-        emit: where it tells what it waits for, if it has a launcher of its own.
+        emit: reports what it waits for, if it has a launcher of its own.
     """
     spec, _ = from_tf_config(os.environ["TF_CONFIG"])
     # before the data function is called, which may draw
@@ -66,7 +66,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         # the graph that asked waits for ever, see `worker_batches`; the coordinator notices that this process is gone
         asked_to_stop.set()
 
-    tell_failures(fail)
+    report_failures(fail)
     if timer is not None:
         report_times(timer.add)
     try:

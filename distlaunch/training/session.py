@@ -41,7 +41,7 @@ from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checkpoints.writers import PartsWriter
-from distlaunch.training.checks.labels import told_plainly, with_rules
+from distlaunch.training.checks.labels import label_errors_explained, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
@@ -84,7 +84,7 @@ class Session:
         self.strategy: Strategy = create(config, task)
         self.strategy.keep_compiled(run.compiled)
         on_connected()
-        self._tell_shares()
+        self._report_shares()
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
@@ -115,10 +115,10 @@ class Session:
             message = "there is no validation: the model has neither a loss nor a test_step of its own"
             self._emit(Notice(level="info", message=message))
         loop = TrainingLoop(config, self.model, self.program, self.train, validation, callbacks, around)
-        self._tell_start(start, restored_from)
+        self._report_start(start, restored_from)
         if placed := self.program.placement():
             self._emit(VariablesPlaced(variables=placed, mesh=self.program.mesh()))
-        with told_plainly():
+        with label_errors_explained():
             outcome = self._restorer.with_matching_state(lambda: loop.run(start, self._restorer.take_state))
         if outcome.status == "done":
             self.export(config.export, checked=check_exports)
@@ -144,7 +144,7 @@ class Session:
             raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
         # all of it, also where training validates on a part only
         steps = self._config.validation.steps if data.endless and self._config.validation else None
-        with told_plainly():
+        with label_errors_explained():
             logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         return None if logs is None else scalars(logs)
 
@@ -196,12 +196,12 @@ class Session:
         x = keras.utils.unpack_x_y_sample_weight(raw)[0]
         try:
             trained = Trained(self._config, state, rows, x, self._preprocessing)
-            self._tell_exports(export_all(trained, self._run.export, formats, checked=checked))
+            self._report_exports(export_all(trained, self._run.export, formats, checked=checked))
         except ExportError as error:
-            self._tell_exports(error.written)
+            self._report_exports(error.written)
             raise
 
-    def _tell_exports(self, exports: list[Written]) -> None:
+    def _report_exports(self, exports: list[Written]) -> None:
         for written in exports:
             self._emit(Exported(format=written.format, path=str(written.path), signature=written.signature))
             for note in written.notes:
@@ -242,7 +242,7 @@ class Session:
         if self.validation is not None:
             self.validation = with_rules(self.validation, findings.rules)
 
-    def _tell_shares(self) -> None:
+    def _report_shares(self) -> None:
         """On the devices that are really there."""
         note = share_note(self._config, self.strategy.num_replicas)
         if note and self.strategy.is_chief:
@@ -253,7 +253,7 @@ class Session:
             return Failures()
         return past_failures(read_events(self._run.events))  # before this attempt has told that it trains
 
-    def _tell_start(self, start: Progress, restored_from: Path | None) -> None:
+    def _report_start(self, start: Progress, restored_from: Path | None) -> None:
         config = self._config
         if restored_from is not None:
             self._emit(Restored(step=start.step, epoch=start.epoch, path=str(restored_from)))

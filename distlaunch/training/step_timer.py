@@ -1,4 +1,4 @@
-"""Sums up how the time of a task's steps went, and reports it from time to time."""
+"""Sums up the times of a task's steps, and reports them from time to time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distlaunch.cluster.cores import num_cores
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import num_threads
 from distlaunch.data.examples.example_times import ExampleTimes, measured
-from distlaunch.data.examples.news import news
+from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
@@ -50,7 +50,7 @@ class StepTimer:
 
     def add(self, times: StepTimes) -> None:
         """A call has ended."""
-        for skipped in news():
+        for skipped in take_events():
             self._emit(skipped)
         if not times.seconds:
             return

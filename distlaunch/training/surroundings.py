@@ -19,8 +19,8 @@ class Surroundings:
 
     Attributes:
         should_stop: asked before each call of the program that trains or evaluates.
-        on_step: told the number of global batches done.
-        on_meeting: told before each other call in which all tasks wait for each other.
+        on_step: called with the number of global batches done.
+        on_meeting: called before each other call in which all tasks wait for each other.
         saving: entered while this process writes something by itself and training waits for it: the last checkpoint, or
             what callbacks keep.
         failures: of the run before this attempt.

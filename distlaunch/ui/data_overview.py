@@ -1,4 +1,4 @@
-"""Who reads what, as `distlaunch plan --data` prints it."""
+"""Which task reads which examples, as `distlaunch plan --data` prints it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from distlaunch.ui import words
 _MOST_READERS = 8  # tasks that are shown; JSON has all
 
 
-def data_lines(told: Mapping[str, Any]) -> list[str]:
+def data_lines(overview: Mapping[str, Any]) -> list[str]:
     """From what `data/overview.py` tells."""
-    lines = [f"data      {told['origin']}"]
-    for name, split in told["splits"].items():
-        lines += ["", *_split_lines(name, split, told)]
+    lines = [f"data      {overview['origin']}"]
+    for name, split in overview["splits"].items():
+        lines += ["", *_split_lines(name, split, overview)]
     return lines
 
 
-def _split_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
+def _split_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any]) -> list[str]:
     unknown = "examples of unknown number" if split["examples"] is None else words.count(split["examples"], "example")
     batches = "" if split["batches"] is None else f", {words.count(split['batches'], 'global batch')}"
-    held = ""
+    shuffled = ""
     if split["buffer_examples"]:
         amount = f"{words.count(split['buffer_examples'], 'example')}, {words.size(split['buffer_bytes'])}"
-        held = f", shuffled within a buffer of {amount} in each process"
+        shuffled = f", shuffled within a buffer of {amount} in each process"
     elif split["shuffled"] and split["by_number"]:
-        held = ", shuffled over all of them anew in each epoch"
-    whose = " of worker:0" if told["sharding"] == "function" and name == "train" else ""
-    lines = [f"{name:<9} {unknown}{whose}{batches}{held}"]
-    lines += [f"          {line}" for line in _reader_lines(name, split, told)]
+        shuffled = ", shuffled over all of them anew in each epoch"
+    whose = " of worker:0" if overview["sharding"] == "function" and name == "train" else ""
+    lines = [f"{name:<9} {unknown}{whose}{batches}{shuffled}"]
+    lines += [f"          {line}" for line in _reader_lines(name, split, overview)]
     if split["work"]:
-        lines.append(f"          {split['work']} of each example: in {_readers(told)} that needs its row")
-    if told["readers"]:
+        lines.append(f"          {split['work']} of each example: in {_readers(overview)} that needs its row")
+    if overview["readers"]:
         amount = f"{words.count(split['ahead_batches'], 'batch')}, {words.size(split['ahead_bytes'])}"
         lines.append(f"          read ahead: {amount} in each process")
     return lines
 
 
-def _readers(told: Mapping[str, Any]) -> str:
-    number = told["processes"]
+def _readers(overview: Mapping[str, Any]) -> str:
+    number = overview["processes"]
     return f"{words.count(number, 'process')} of the task" if number else "the process"
 
 
-def _reader_lines(name: str, split: Mapping[str, Any], told: Mapping[str, Any]) -> list[str]:
-    readers = told["readers"]
+def _reader_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any]) -> list[str]:
+    readers = overview["readers"]
     if not readers:
         return ["workers read whole batches, as the coordinator deals them out"]
-    if told["streams"]:
-        each = told["streams"] // len(readers)
+    if overview["streams"]:
+        each = overview["streams"] // len(readers)
         return [_streams_line(reader["task"], at * each, each) for at, reader in enumerate(readers)][:_MOST_READERS]
-    if told["sharding"] == "function" and name == "train":
+    if overview["sharding"] == "function" and name == "train":
         return ["each worker reads what the data function gives it"]
     shown = {reader["task"] for reader in readers[:_MOST_READERS]}
     return [_rows_line(entry) for entry in split["first"] if entry["stop"] > entry["start"] and entry["task"] in shown]

@@ -1,4 +1,4 @@
-"""What is told of a launcher that goes on without a terminal, and what it writes itself."""
+"""Messages about a launcher that continues without a terminal, and its own output."""
 
 from __future__ import annotations
 

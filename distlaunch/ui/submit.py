@@ -1,4 +1,4 @@
-"""What is told of a submitted job."""
+"""Messages about a submitted job."""
 
 from __future__ import annotations
 

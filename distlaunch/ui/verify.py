@@ -44,13 +44,13 @@ def as_json(result: VerifyResult) -> str:
     if reference is not None:
         first, largest = spread(reference.series, reference.noise) if reference.noise else (None, None)
         noise = {"source": reference.noise_source, "first_step": _number(first), "largest": _number(largest)}
-    told = {
+    facts = {
         "steps": result.steps,
         "equal": result.exit_code == ExitCode.DONE,
         "noise": noise,
         "rows": [_plain(row) for row in result.rows],
     }
-    return json.dumps(told, indent=2, allow_nan=False)
+    return json.dumps(facts, indent=2, allow_nan=False)
 
 
 def _plain(row: Row) -> dict[str, Any]:

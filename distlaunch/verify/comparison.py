@@ -17,7 +17,7 @@ from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, import_ahead
-from distlaunch.jobs.job import JobRequest, choose, isolate_if_asked
+from distlaunch.jobs.job import JobRequest, choose, isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
@@ -88,12 +88,12 @@ class VerifyResult:
 
 
 def verify(
-    request: VerifyRequest, environ: Mapping[str, str], tell: Callable[[Row], None], note: Callable[[str], None]
+    request: VerifyRequest, environ: Mapping[str, str], on_row: Callable[[Row], None], note: Callable[[str], None]
 ) -> VerifyResult:
     """Makes all trials, one after the other.
 
     Args:
-        tell: gets each row as soon as it is known.
+        on_row: gets each row as soon as it is known.
 
     Raises:
         ConfigError: the config is wrong, be it that the reference found out.
@@ -104,7 +104,7 @@ def verify(
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
     choice = choose(JobRequest(request.target, (*request.overrides, "resume=never")), environ)
-    isolate_if_asked(choice.config, environ)
+    isolate_if_configured(choice.config, environ)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"
         raise UsageError(f"{message} never sees; there is nothing to compare. Use 'rows' to verify the model")
@@ -128,7 +128,7 @@ def verify(
             for each in planned:
                 row = _try_out(bench, each, order, keeps=request.keep is not None)
                 result.rows.append(row)
-                tell(row)
+                on_row(row)
         except Ended as ended:
             result.failed, result.interrupted = ended.result, ended.code
     return result

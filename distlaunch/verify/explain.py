@@ -1,4 +1,4 @@
-"""Why a trial deviates, and what helps, as far as the numbers, the step and the data show it without another trial."""
+"""Explains why a trial deviates, and what helps, as far as the numbers, the step and the data show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layer of a model is the first to leave the reference, by what each puts out and by its gradients."""
+"""Finds the first layer of a model that deviates from the reference, by its outputs or its gradients."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ExitCode, StopAsked
+from distlaunch.base.errors import ExitCode, StopRequested
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
@@ -111,7 +111,7 @@ class Bench:
         with run.lock():
             try:
                 result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
-            except StopAsked as asked:
+            except StopRequested as asked:
                 raise Ended(None, asked.exit_code) from None
         if result.outcome.status in ("interrupted", "stopped"):
             raise Ended(None, result.outcome.exit_code)

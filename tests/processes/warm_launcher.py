@@ -50,7 +50,7 @@ class Launchers:
         argv = (sys.executable, "-m", _RUNS, " ".join(what.arguments), *words)
         spec = TaskSpec("", argv, env, *[nowhere] * 3, what)
         process = self._pool.process_for(spec)
-        if process is None or not process.hear(60) or process.unfit:
+        if process is None or not process.is_ready(60) or process.unfit:
             return None
         before = os.getcwd()
         os.chdir(cwd)

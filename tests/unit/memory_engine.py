@@ -169,7 +169,7 @@ class MemoryAllocation:
     def listening(self, addresses: Collection[str]) -> set[str]:
         return set()
 
-    def blame(self, host: str) -> None:
+    def note_host_failure(self, host: str) -> None:
         self.blamed.append(host)
 
     def release_ports(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from distlaunch.supervise.diagnose.advice import Advice, advise
 from distlaunch.supervise.diagnose.exit_reason import TaskError
-from distlaunch.supervise.state import Why
+from distlaunch.supervise.state import Cause
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/first.py", line 3, in <module>
@@ -53,16 +53,16 @@ def error(kind: str = "TypeError", traceback: str = TRACEBACK, **more: Any) -> T
     ],
 )
 def test_failures(found: TaskError | None, code: int, expected: Advice) -> None:
-    assert given(Why.FAILURE, found, code) == expected
+    assert given(Cause.FAILURE, found, code) == expected
 
 
 def test_memory_is_saved_first() -> None:
-    assert "data.global_batch" in given(Why.FAILURE, None, -signal.SIGKILL, oom=True).first
-    assert "data.global_batch" in given(Why.FAILURE, error("ResourceExhaustedError"), 3).first
+    assert "data.global_batch" in given(Cause.FAILURE, None, -signal.SIGKILL, oom=True).first
+    assert "data.global_batch" in given(Cause.FAILURE, error("ResourceExhaustedError"), 3).first
 
 
 def test_a_loss_that_is_not_finite_comes_again_with_the_same_values() -> None:
-    advice = given(Why.FAILURE, error("NonFiniteError", user_error=True), 3)
+    advice = given(Cause.FAILURE, error("NonFiniteError", user_error=True), 3)
     assert "--set" in advice.first
     assert advice.resume
 
@@ -70,18 +70,18 @@ def test_a_loss_that_is_not_finite_comes_again_with_the_same_values() -> None:
 @pytest.mark.parametrize(
     ("why", "late", "key"),
     [
-        (Why.OVERDUE, False, "cluster.start_timeout_s (now 300)"),
-        (Why.STALLED, False, "cluster.stall_timeout_s (now 1800)"),
-        (Why.TERMINATE, True, "cluster.stop_timeout_s (now 30)"),
+        (Cause.OVERDUE, False, "cluster.start_timeout_s (now 300)"),
+        (Cause.STALLED, False, "cluster.stall_timeout_s (now 1800)"),
+        (Cause.TERMINATE, True, "cluster.stop_timeout_s (now 30)"),
     ],
 )
-def test_what_took_too_long_may_take_longer(why: Why, late: bool, key: str) -> None:
+def test_what_took_too_long_may_take_longer(why: Cause, late: bool, key: str) -> None:
     assert key in given(why, None, -signal.SIGKILL, late=late).first
 
 
 def test_what_cannot_start_is_mended() -> None:
-    assert given(Why.FAILURE, None, 127, unstartable=True).first == "fix what keeps the process from starting"
+    assert given(Cause.FAILURE, None, 127, unstartable=True).first == "fix what keeps the process from starting"
 
 
-def given(why: Why, found: TaskError | None, code: int, **more: Any) -> Advice:
+def given(why: Cause, found: TaskError | None, code: int, **more: Any) -> Advice:
     return advise(why, found, code, start_timeout_s=300, stall_timeout_s=1800, stop_timeout_s=30, **more)

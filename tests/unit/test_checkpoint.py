@@ -19,7 +19,7 @@ from distlaunch.base.errors import CheckpointError
 from distlaunch.strategies.state.file_pieces import read_pieces
 from distlaunch.strategies.state.state_files import OLDER_STATE_FILE, STATE_FILE, write_state
 from distlaunch.training.checkpoints import state_set
-from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableError
+from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, UnreadableCheckpointError
 from distlaunch.training.checkpoints.meta import Progress, write_meta
 
 STATE = {
@@ -234,7 +234,7 @@ def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
     state = tmp_path / "step-00000002" / STATE_FILE
     kept = state.rename(tmp_path / "kept")
     state.mkdir()  # even root gets an OSError here
-    with pytest.raises(UnreadableError, match=r"cannot be read: .*Is a directory"):
+    with pytest.raises(UnreadableCheckpointError, match=r"cannot be read: .*Is a directory"):
         store.newest_good()
     state.rmdir()
     kept.rename(state)

@@ -12,7 +12,7 @@ from distlaunch.agent.remote.code_copy import CodeCopy, digest_of
 from distlaunch.agent.remote.file_transfer import receive
 from distlaunch.agent.remote.frames import FrameReader
 from distlaunch.base.errors import UsageError
-from distlaunch.engines.remote.code import Code
+from distlaunch.engines.remote.code import CodeFiles
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def _send(code: Code, to: Path) -> CodeCopy:
+def _send(code: CodeFiles, to: Path) -> CodeCopy:
     copy = CodeCopy(to, json.loads(code.listing()))
     if not copy.is_same:
         for data in code.messages():
@@ -38,8 +38,8 @@ def _send(code: Code, to: Path) -> CodeCopy:
 
 
 def test_all_but_hidden_files_and_runs_are_code(project: Path) -> None:
-    assert json.loads(Code(project, []).listing()).keys() == {"package/model.py", "notes.txt"}
-    assert json.loads(Code(project, ["/other/f.py"]).digests_as_json(outside=True)).keys() == {
+    assert json.loads(CodeFiles(project, []).listing()).keys() == {"package/model.py", "notes.txt"}
+    assert json.loads(CodeFiles(project, ["/other/f.py"]).digests_as_json(outside=True)).keys() == {
         "package/model.py",
         "/other/f.py",
     }
@@ -48,23 +48,23 @@ def test_all_but_hidden_files_and_runs_are_code(project: Path) -> None:
 def test_of_a_repository_it_is_what_git_knows(project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     (project / ".gitignore").write_text("notes.txt\nruns\n")
-    assert json.loads(Code(project, []).listing()).keys() == {"package/model.py", ".gitignore", ".hidden"}
+    assert json.loads(CodeFiles(project, []).listing()).keys() == {"package/model.py", ".gitignore", ".hidden"}
 
 
 def test_code_is_put_there_and_brought_up_to_date(project: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    _send(Code(project, []), there).close()
+    _send(CodeFiles(project, []), there).close()
     assert (there / "package" / "model.py").read_text() == "a = 1\n"
     (there / "result.txt").write_text("of a job")
     (project / "package" / "model.py").write_text("a = 2\n")
     (project / "notes.txt").unlink()
-    copy = _send(Code(project, []), there)
+    copy = _send(CodeFiles(project, []), there)
     assert (there / "package" / "model.py").read_text() == "a = 2\n"
     assert not (there / "notes.txt").exists()
     # nobody has sent it
     assert (there / "result.txt").exists()
     # the same once more: nothing to send
-    again = CodeCopy(there, json.loads(Code(project, []).listing()))
+    again = CodeCopy(there, json.loads(CodeFiles(project, []).listing()))
     assert again.is_same
     for each in (copy, again):
         each.close()
@@ -75,23 +75,23 @@ def test_other_code_is_not_touched(project: Path, tmp_path: Path) -> None:
     there.mkdir()
     (there / "mine.py").write_text("b = 1\n")
     with pytest.raises(UsageError, match="holds other code"):
-        _send(Code(project, []), there)
+        _send(CodeFiles(project, []), there)
     assert [path.name for path in there.iterdir()] == ["mine.py"]
 
 
 def test_code_that_a_job_works_with_is_not_changed(project: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    first = _send(Code(project, []), there)
-    same = _send(Code(project, []), there)
+    first = _send(CodeFiles(project, []), there)
+    same = _send(CodeFiles(project, []), there)
     (project / "notes.txt").write_text("changed")
     with pytest.raises(UsageError, match="another job works with other code"):
-        _send(Code(project, []), there)
+        _send(CodeFiles(project, []), there)
     for each in (first, same):
         each.close()
-    _send(Code(project, []), there).close()
+    _send(CodeFiles(project, []), there).close()
     assert digest_of(there / "notes.txt") == digest_of(project / "notes.txt")
 
 
 def test_code_outside_the_folder_cannot_be_sent(project: Path) -> None:
     with pytest.raises(UsageError, match="is not in"):
-        Code(project, ["/other/f.py"]).listing()
+        CodeFiles(project, ["/other/f.py"]).listing()

@@ -19,7 +19,7 @@ from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.cli.validate import command as validate
 from distlaunch.cluster import devices
 from distlaunch.cluster.devices import find_gpus, share_gpus
-from distlaunch.cluster.ports import find_holder, hold_ports, pick_ports
+from distlaunch.cluster.ports import find_holder, pick_ports, reserve_ports
 from distlaunch.jobs import job
 from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
@@ -207,6 +207,6 @@ def test_a_busy_port_is_named_with_its_holder() -> None:
         holder.listen()
         port = holder.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is in use by process {os.getpid()}"):
-            hold_ports([port])
+            reserve_ports([port])
         assert find_holder(port) is not None
-    hold_ports([port]).release()
+    reserve_ports([port]).release()

@@ -27,6 +27,6 @@ def test_the_end_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(export_check, "_SCRIPT", path)
     with pytest.raises(DistlaunchError) as told:
         export_check.check(
-            {}, None, export_check.Sample({}, None, 1e-4), export_check.Code("", {}), "tensorflow", tmp_path
+            {}, None, export_check.Sample({}, None, 1e-4), export_check.ModelFunction("", {}), "tensorflow", tmp_path
         )
     assert str(told.value) == f"the process that loads the exports to check them {expected}"

@@ -15,7 +15,7 @@ from distlaunch.supervise.diagnose.exit_reason import (
     describe_code,
     explain_exit,
     last_lines,
-    may_pass,
+    may_be_temporary,
     read_error,
 )
 from distlaunch.supervise.diagnose.headline import headline
@@ -106,7 +106,7 @@ def write(files: TaskDir, **data: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "blame"),
+    ("kind", "message", "role"),
     [
         ("UnavailableError", "x", ErrorRole.CONSEQUENCE),
         ("DeadlineExceededError", "x", ErrorRole.CONSEQUENCE),
@@ -118,12 +118,12 @@ def write(files: TaskDir, **data: object) -> None:
         ("ResourceExhaustedError", "OOM when allocating", ErrorRole.CAUSE),
     ],
 )
-def test_blame(tmp_path: Path, kind: str, message: str, blame: ErrorRole) -> None:
+def test_blame(tmp_path: Path, kind: str, message: str, role: ErrorRole) -> None:
     files = TaskDir(tmp_path)
     write(files, type=kind, message=message)
     error = read_error(files)
     assert error is not None
-    assert error.role is blame
+    assert error.role is role
 
 
 def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
@@ -204,4 +204,4 @@ def test_users_errors_need_no_traceback(tmp_path: Path) -> None:
     ],
 )
 def test_what_may_be_gone_the_next_time(error: TaskError | None, passes: bool) -> None:
-    assert may_pass(error) == passes
+    assert may_be_temporary(error) == passes

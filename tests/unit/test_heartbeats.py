@@ -22,7 +22,7 @@ class Watch:
 
     def follow(self, signs, until: int) -> list[Stalled]:
         for now in range(until):
-            if found := self.heartbeats.look(now, signs(now), training=self.training, heard=now in self.heard):
+            if found := self.heartbeats.check(now, signs(now), training=self.training, has_event=now in self.heard):
                 return found
         return []
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import Batch
-from distlaunch.training.checks.labels import label_rules, told_plainly, with_rules
+from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
 from distlaunch.training.checks.loss_fit import check_loss
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
@@ -162,7 +162,7 @@ def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad:
     rules = rules_of(SPARSE(from_logits=True, **options))
     checked = with_rules(split(labels, arrays=False), rules)
     zero, batches = tf.constant(0, tf.int64), []
-    with pytest.raises(DataError, match=rf"label {bad}\S* in a batch, but .* from 0 to 3"), told_plainly():
+    with pytest.raises(DataError, match=rf"label {bad}\S* in a batch, but .* from 0 to 3"), label_errors_explained():
         batches.extend(checked.batches(zero, zero).map(checked.load))
     assert len(batches) == int(np.argwhere(labels == bad)[0][0]) // 2
     good = with_rules(split(np.where(labels == bad, 3, labels), arrays=False), rules)

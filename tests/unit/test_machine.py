@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.errors import UsageError
-from distlaunch.cluster.ports import hold_ports
+from distlaunch.cluster.ports import reserve_ports
 from distlaunch.config.checks.machine import busy_ports, runs_dir_problems
 from distlaunch.config.read.load import load_config
 from distlaunch.config.run import RunConfig
@@ -36,7 +36,7 @@ def test_a_busy_port_is_told_as_the_start_of_a_run_tells_it(folder: Path) -> Non
         found = config(f"strategy: {{kind: multi_worker_mirrored}}\ncluster: {{workers: 1, ports: [{port}]}}\n")
         problems = list(busy_ports(found))
         with pytest.raises(UsageError) as refused:
-            hold_ports([port])
+            reserve_ports([port])
     assert [problem.dotted for problem in problems] == ["cluster.ports[0]"]
     assert problems[0].message.startswith(f"port {port} is in use by process {os.getpid()} (")
     assert str(refused.value) == f"cluster.ports: {problems[0].message}"

@@ -23,14 +23,14 @@ pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.strategies.coordination import AmongPeers, Peers
-from distlaunch.strategies.mesh.parts import Block, Held, MeshParts, shares
+from distlaunch.strategies.mesh.parts import Block, MeshParts, StoredVariable, shares
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.state import file_pieces
 from distlaunch.training.checkpoints import state_set
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.state_set import FileDamagedError, read_files, write_file
-from distlaunch.training.checkpoints.writers import Order, PartsWriter
+from distlaunch.training.checkpoints.writers import PartsWriter, WriteRequest
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
 
 VALUES = {
@@ -52,16 +52,16 @@ class Mesh:
     def __init__(self, values: State) -> None:
         self._values = values
 
-    def held(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, StoredVariable]:
         return {name: self._held(value, AXES.get(name, ())) for name, value in self._values.items()}
 
-    def _held(self, value: np.ndarray, axes: tuple[int, ...]) -> Held:
+    def _held(self, value: np.ndarray, axes: tuple[int, ...]) -> StoredVariable:
         devices = [(device // 2, _block(value.shape, axes, divmod(device, 2))) for device in range(4)]
 
         def value_of(block: Block) -> np.ndarray:
             return value[tuple(slice(*bounds) for bounds in block)].copy()
 
-        return Held(value.shape, value.itemsize, devices, value_of)
+        return StoredVariable(value.shape, value.itemsize, devices, value_of)
 
     def log_state(self) -> State:
         return dict(LOGS)
@@ -119,12 +119,12 @@ class Job:
         return results[0]
 
 
-def order(step: int, ranks: tuple[int, ...]) -> Order:
+def order(step: int, ranks: tuple[int, ...]) -> WriteRequest:
     def bad(name: str) -> None:
         raise NonFiniteError(name)
 
     alone = len(ranks) == 1
-    return Order(Progress(step=step), {}, False, {"model/rows"}, bad, nullcontext, lambda: alone)
+    return WriteRequest(Progress(step=step), {}, False, {"model/rows"}, bad, nullcontext, lambda: alone)
 
 
 @pytest.fixture
@@ -139,14 +139,14 @@ def same(state: State, other: State) -> bool:
 
 
 def test_each_block_is_written_once_by_one_who_holds_it() -> None:
-    held = Mesh(VALUES).held()
-    written = shares(held, 2)
+    stored = Mesh(VALUES).stored()
+    written = shares(stored, 2)
     assert not set(written[0]) & set(written[1])
     for rank, part in enumerate(written):
-        assert all((rank, block) in held[name].devices for name, block in part)
-    blocks = {(name, block) for name, one in held.items() for _, block in one.devices}
+        assert all((rank, block) in stored[name].devices for name, block in part)
+    blocks = {(name, block) for name, one in stored.items() for _, block in one.devices}
     assert {*written[0], *written[1]} == blocks
-    sizes = [sum(held[name].value_of(block).nbytes for name, block in part) for part in written]
+    sizes = [sum(stored[name].value_of(block).nbytes for name, block in part) for part in written]
     assert abs(sizes[0] - sizes[1]) <= max(value.nbytes for value in VALUES.values()) / 2
 
 
@@ -281,7 +281,7 @@ def test_only_the_commit_and_the_own_part_count_as_writing(job: Job) -> None:
 
     ordered = order(5, (0, 1))
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(chief.write, snapshots[0], Order(**{**vars(ordered), "writing": Writing}))
+        done = pool.submit(chief.write, snapshots[0], WriteRequest(**{**vars(ordered), "writing": Writing}))
         assert waiting.wait(DEADLINE_S)
         assert told == [1]
         other.write(snapshots[1], ordered)

@@ -21,7 +21,7 @@ class Host:
         self.missed: list[int] = []
         self.num_asked = 0
 
-    def ask(self, kind: str, **fields: Any) -> Future[Frame]:
+    def request(self, kind: str, **fields: Any) -> Future[Frame]:
         assert kind == "probe"
         assert [target[1] for target in fields["targets"]] == [1, 2, 3]
         self.num_asked += 1
@@ -41,7 +41,7 @@ class Scene:
     def look(self, progress: Any, times: int = 2) -> tuple[str, str] | None:
         found = None
         for _ in range(times):  # a round is asked for, then read
-            found = found or self.watch.look(progress)
+            found = found or self.watch.check(progress)
         return found
 
 

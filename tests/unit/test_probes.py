@@ -12,15 +12,15 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
-from distlaunch.supervise.facts import Came, ErrorReported, ErrorRole, Exited, Fact, GivenUp, Saving, Sent, Spawned
+from distlaunch.supervise.facts import ErrorReported, ErrorRole, Exited, Fact, GivenUp, Ready, Saving, Sent, Spawned
 from distlaunch.supervise.outcome import rules_of
 from distlaunch.supervise.probes import Probes
 from distlaunch.supervise.state import RunState
 
 CHIEF, WORKER, EVALUATOR = "chief:0", "worker:0", "evaluator:0"
-UP: list[Fact] = [*(Spawned(0, task) for task in (CHIEF, WORKER)), *(Came(1, task) for task in (CHIEF, WORKER))]
+UP: list[Fact] = [*(Spawned(0, task) for task in (CHIEF, WORKER)), *(Ready(1, task) for task in (CHIEF, WORKER))]
 KILLED = [Sent(9, Order.KILL, (WORKER,)), Exited(9, WORKER, -9)]
-AGAIN = [*KILLED, Spawned(9, WORKER), Came(10, WORKER)]
+AGAIN = [*KILLED, Spawned(9, WORKER), Ready(10, WORKER)]
 FAILED = Exited(20, WORKER, 3)
 GIVEN_UP = [Spawned(0, EVALUATOR), Exited(5, EVALUATOR, 1), GivenUp(5, EVALUATOR)]
 
@@ -53,13 +53,13 @@ def _probes(plan: LaunchPlan) -> Probes:
 )
 def test_the_error_of_a_task_that_has_failed(plan: LaunchPlan, history: list[Fact], found: list[Fact]) -> None:
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
-    assert _probes(plan).look(20, RunState.of(history)) == found
+    assert _probes(plan).poll(20, RunState.of(history)) == found
 
 
 @pytest.mark.parametrize("history", [UP, [*UP, *AGAIN], [*UP, *GIVEN_UP]], ids=["up", "again", "given up"])
 def test_errors_are_not_looked_for_while_all_goes_well(plan: LaunchPlan, history: list[Fact]) -> None:
     write_exception(plan.tasks[1].files, ValueError("no"), step=4)
-    assert _probes(plan).look(20, RunState.of(history)) == []
+    assert _probes(plan).poll(20, RunState.of(history)) == []
 
 
 @pytest.mark.parametrize("how", ["saving", "writing"])
@@ -67,7 +67,7 @@ def test_who_saves_is_told_once_another_has_ended(plan: LaunchPlan, how: str) ->
     probes, heartbeat = _probes(plan), Heartbeat(plan.tasks[0].files.heartbeat)
     failed = [*UP, Exited(20, WORKER, -9)]
     with getattr(heartbeat, how)():
-        assert probes.look(20, RunState.of(UP)) == []
-        assert probes.look(20, RunState.of(failed)) == [Saving(20, CHIEF)]
-        assert probes.look(21, RunState.of([*failed, Saving(20, CHIEF)])) == []
-    assert probes.look(22, RunState.of([*failed, Saving(20, CHIEF)])) == [Saving(22, CHIEF, over=True)]
+        assert probes.poll(20, RunState.of(UP)) == []
+        assert probes.poll(20, RunState.of(failed)) == [Saving(20, CHIEF)]
+        assert probes.poll(21, RunState.of([*failed, Saving(20, CHIEF)])) == []
+    assert probes.poll(22, RunState.of([*failed, Saving(20, CHIEF)])) == [Saving(22, CHIEF, over=True)]

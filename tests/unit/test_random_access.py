@@ -21,7 +21,7 @@ import keras  # noqa: E402
 
 from distlaunch.data.examples.each_example import ExampleMap, num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
-from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
+from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.data_ends import different_data  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
@@ -171,7 +171,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 @pytest.mark.parametrize(("data", "kind", "told"), BAD)
 def test_what_cannot_be_used_is_named(data: Any, kind: type[Exception], told: str) -> None:
-    with pytest.raises(kind, match=told), failures_told():
+    with pytest.raises(kind, match=told), data_errors_raised():
         whole(make_split(data, config(), seed=0, training=True).evaluation_source())
 
 

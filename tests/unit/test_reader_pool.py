@@ -18,7 +18,7 @@ from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.base.events import Notice
 from distlaunch.config.run import Data
 from distlaunch.data.examples import reader_pool as module
-from distlaunch.data.examples.news import news
+from distlaunch.data.examples.pending_events import take_events
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_pool import ReaderPool
 from distlaunch.data.source import make_split
@@ -118,9 +118,9 @@ def test_an_example_that_fails_is_told_with_its_line(pool: ReaderPool) -> None:
 
 def test_a_reader_that_is_killed_is_replaced(pool: ReaderPool) -> None:
     """Once may have been chance; twice is the example's fault, and others can still be read."""
-    news()
+    take_events()
     assert pool.read(0, 11)[0][0] == 11
-    (told,) = news()
+    (told,) = take_events()
     assert isinstance(told, Notice)
     again = "data.processes: a process ended by signal 9 (SIGKILL) while it read example 11; another reads it again"
     assert told.message == again

@@ -19,7 +19,7 @@ class _Link:
     def __init__(self, name: str, answer: Frame | Exception | None) -> None:
         self.name, self.keeps_copies, self.asked, self._answer = name, False, list[str](), answer
 
-    def ask(self, kind: str) -> Future[Frame]:
+    def request(self, kind: str) -> Future[Frame]:
         self.asked.append(kind)
         answer: Future[Frame] = Future()
         if isinstance(self._answer, Exception):

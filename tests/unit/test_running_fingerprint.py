@@ -38,19 +38,19 @@ class Processes:
         other = self.running[1 - at]
         other._gather, gather = (lambda told: {"worker:0": text, "worker:1": told}), other._gather
         try:
-            return dict(other._told(batches))
+            return dict(other._gathered(batches))
         finally:
             other._gather = gather
 
     def compare(self, batches: int, first_step: int = 0) -> None:
-        told = RunningFingerprint._told
+        told = RunningFingerprint._gathered
         mine = self.running[0]
 
         def remembered(asked: int) -> Any:
             self.batches = asked
             return told(mine, asked)
 
-        mine._told = remembered
+        mine._gathered = remembered
         mine.compare(batches, first_step)
 
 

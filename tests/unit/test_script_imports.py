@@ -16,8 +16,8 @@ _TELL = """
 import sys
 from pathlib import Path
 from distlaunch.base.run_files.task_dir import TaskDir
-from distlaunch.tasks.script import _tell_start
-_tell_start(TaskDir(Path(sys.argv[1])), 2, "worker:1")
+from distlaunch.tasks.script import _report_start
+_report_start(TaskDir(Path(sys.argv[1])), 2, "worker:1")
 """
 
 

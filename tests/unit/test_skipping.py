@@ -13,8 +13,8 @@ tf = pytest.importorskip("tensorflow")
 
 from distlaunch.base.errors import ConfigError, DataError  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
-from distlaunch.data.examples.news import news  # noqa: E402
-from distlaunch.data.examples.read_failures import failures_told  # noqa: E402
+from distlaunch.data.examples.pending_events import take_events  # noqa: E402
+from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
 from distlaunch.data.examples.skipping import first_good  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.replica.input import split_rows  # noqa: E402
@@ -51,7 +51,7 @@ def read(data: Any, section: Data, replicas: int = 1, passes: int = 2) -> list[i
         for replica in range(replicas)
     ]
     seen: list[int] = []
-    with failures_told():
+    with data_errors_raised():
         for elements in zip(*parts, strict=True):
             for batch, rows, *_ in elements:
                 seen += tf.nest.flatten(batch)[0][: int(rows)].numpy().tolist()
@@ -61,20 +61,20 @@ def read(data: Any, section: Data, replicas: int = 1, passes: int = 2) -> list[i
 @settings(max_examples=8, deadline=None)
 @given(st.sets(st.integers(0, NUMBER - 1), max_size=NUMBER - 2), st.integers(2, 3))
 def test_the_next_takes_its_place(bad: set[int], replicas: int) -> None:
-    news()
+    take_events()
     one = read(Items(bad), config())
     whole = read(Items(set()), config())
     assert one == [next(n for n in [*range(at, NUMBER), *range(at)] if n not in bad) for at in whole]
-    assert sorted(skipped.example for skipped in news()) == sorted(f"example {number}" for number in bad)
+    assert sorted(skipped.example for skipped in take_events()) == sorted(f"example {number}" for number in bad)
     assert read(Items(bad), config(), replicas) == one
 
 
 def test_a_map_that_fails() -> None:
-    news()
+    take_events()
     numbers = np.arange(NUMBER)
     seen = read(numbers, config(map=f"{__name__}:spoilt", shuffle=False), passes=1)
     assert seen == [1, 1, 2, 3, 4, 6, 6, 7, 8, 9, 11, 11]
-    told = news()
+    told = take_events()
     assert [skipped.example for skipped in told] == [f"example {number}" for number in (0, 5, 10)]
     assert all("could not correctly convert string: none (" in skipped.reason for skipped in told)
     assert all("test_skipping.py:" in skipped.reason for skipped in told)
@@ -93,7 +93,7 @@ def test_where_nothing_can_take_its_place() -> None:
     make_split(tf.data.Dataset.range(3), config(), seed=0, training=False)
     source = make_split(Items({1}), config(), seed=0, training=False).evaluation_source()
     first = split_rows(source, first_replica=0, num_local=1, num_replicas=1).take(1)
-    with pytest.raises(DataError, match="validation example 1 cannot be read: OSError: broken"), failures_told():
+    with pytest.raises(DataError, match="validation example 1 cannot be read: OSError: broken"), data_errors_raised():
         list(first)
 
 

@@ -10,8 +10,6 @@ import pytest
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import (
-    Asked,
-    Came,
     Closed,
     ErrorReported,
     ErrorRole,
@@ -19,15 +17,17 @@ from distlaunch.supervise.facts import (
     Fact,
     Finished,
     GivenUp,
+    Ready,
     Rules,
     Saving,
     Sent,
+    Signal,
     Spawned,
     Stalled,
     Training,
 )
 from distlaunch.supervise.policy import FAILURE_STOP_S, LOCKSTEP_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import RunState, Why
+from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import conclude
 
 RULES = Rules(chief="worker:0", needs_finish=True, start_timeout_s=100, stop_timeout_s=30)
@@ -37,94 +37,94 @@ A, B = "worker:0", "worker:1"
 STOP, KILL, DUMP = Order
 CONFIG, CAUSE, CONSEQUENCE = ErrorRole
 START: list[Fact] = [Spawned(0, A), Spawned(0, B)]
-TRAINING: list[Fact] = [*START, Came(1, A), Came(1, B), Training(2)]
+TRAINING: list[Fact] = [*START, Ready(1, A), Ready(1, B), Training(2)]
 DUMPED = Sent(100, DUMP)
 INT, TERM = signal.SIGINT, signal.SIGTERM
 
 DECISIONS = {
-    "starting": (START, 5, Decision(Why.NOTHING, wake_at=100)),
-    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP)),
-    "start deadline, dumped": ([*START, DUMPED], 100, Decision(Why.OVERDUE, wake_at=100.5)),
-    "start deadline, stop": ([*START, DUMPED], 100.5, Decision(Why.OVERDUE, send=STOP)),
-    "start deadline, told": ([*START, DUMPED, Sent(100.5, STOP)], 101, Decision(Why.OVERDUE, wake_at=105.5)),
-    "start deadline, kill": ([*START, DUMPED, Sent(100.5, STOP)], 105.5, Decision(Why.OVERDUE, send=KILL)),
-    "stalled": ([*TRAINING, Stalled(50, B, frozen=False)], 50, Decision(Why.STALLED, send=DUMP)),
+    "starting": (START, 5, Decision(Cause.NOTHING, wake_at=100)),
+    "start deadline": (START, 100, Decision(Cause.OVERDUE, send=DUMP)),
+    "start deadline, dumped": ([*START, DUMPED], 100, Decision(Cause.OVERDUE, wake_at=100.5)),
+    "start deadline, stop": ([*START, DUMPED], 100.5, Decision(Cause.OVERDUE, send=STOP)),
+    "start deadline, told": ([*START, DUMPED, Sent(100.5, STOP)], 101, Decision(Cause.OVERDUE, wake_at=105.5)),
+    "start deadline, kill": ([*START, DUMPED, Sent(100.5, STOP)], 105.5, Decision(Cause.OVERDUE, send=KILL)),
+    "stalled": ([*TRAINING, Stalled(50, B, frozen=False)], 50, Decision(Cause.STALLED, send=DUMP)),
     "stalled, dumped": (
         [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP)],
         50.1,
-        Decision(Why.STALLED, wake_at=50.5),
+        Decision(Cause.STALLED, wake_at=50.5),
     ),
     "stalled, stop": (
         [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP)],
         50.5,
-        Decision(Why.STALLED, send=STOP),
+        Decision(Cause.STALLED, send=STOP),
     ),
     "stalled, kill": (
         [*TRAINING, Stalled(50, B, frozen=True), Sent(50, DUMP), Sent(50.5, STOP)],
         50.5 + FAILURE_STOP_S,
-        Decision(Why.STALLED, send=KILL),
+        Decision(Cause.STALLED, send=KILL),
     ),
-    "training has no deadline": (TRAINING, 5000, Decision(Why.NOTHING)),
-    "failure settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
-    "failure, stop": ([*TRAINING, Exited(10, B, 1)], 10.8, Decision(Why.FAILURE, send=STOP)),
+    "training has no deadline": (TRAINING, 5000, Decision(Cause.NOTHING)),
+    "failure settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Cause.FAILURE, wake_at=10 + SETTLE_S)),
+    "failure, stop": ([*TRAINING, Exited(10, B, 1)], 10.8, Decision(Cause.FAILURE, send=STOP)),
     "failure, kill": (
         [*TRAINING, Exited(10, B, 1), Sent(10.8, STOP)],
         10 + SETTLE_S + FAILURE_STOP_S,
-        Decision(Why.FAILURE, send=KILL),
+        Decision(Cause.FAILURE, send=KILL),
     ),
-    "failure, all gone": ([*TRAINING, Exited(10, B, 1), Exited(10.2, A, 1)], 10.2, Decision(Why.FAILURE, over=True)),
-    "early exit 0": ([*TRAINING, Exited(10, B, 0)], 11, Decision(Why.FAILURE, send=STOP)),
-    "exit 0 after its end": ([*TRAINING, Finished(9, B), Exited(10, B, 0)], 99, Decision(Why.NOTHING)),
-    "exit 0 after the run's end": ([*TRAINING, Finished(9, A), Exited(10, B, 0)], 99, Decision(Why.NOTHING)),
+    "failure, all gone": ([*TRAINING, Exited(10, B, 1), Exited(10.2, A, 1)], 10.2, Decision(Cause.FAILURE, over=True)),
+    "early exit 0": ([*TRAINING, Exited(10, B, 0)], 11, Decision(Cause.FAILURE, send=STOP)),
+    "exit 0 after its end": ([*TRAINING, Finished(9, B), Exited(10, B, 0)], 99, Decision(Cause.NOTHING)),
+    "exit 0 after the run's end": ([*TRAINING, Finished(9, A), Exited(10, B, 0)], 99, Decision(Cause.NOTHING)),
     "chief done, worker lingers": (
         [*TRAINING, Finished(9, A), Exited(10, A, 0)],
         20,
-        Decision(Why.NOTHING, wake_at=40),
+        Decision(Cause.NOTHING, wake_at=40),
     ),
     "chief done, worker is ended": (
         [*TRAINING, Finished(9, A), Exited(10, A, 0)],
         40,
-        Decision(Why.LINGERING, send=STOP),
+        Decision(Cause.LINGERING, send=STOP),
     ),
-    "Ctrl-C": ([*TRAINING, Asked(10, INT)], 10, Decision(Why.INTERRUPT, send=STOP)),
-    "Ctrl-C, waiting": ([*TRAINING, Asked(10, INT), Sent(10, STOP)], 11, Decision(Why.INTERRUPT, wake_at=40)),
-    "Ctrl-C, too late": ([*TRAINING, Asked(10, INT), Sent(10, STOP)], 40, Decision(Why.INTERRUPT, send=KILL)),
+    "Ctrl-C": ([*TRAINING, Signal(10, INT)], 10, Decision(Cause.INTERRUPT, send=STOP)),
+    "Ctrl-C, waiting": ([*TRAINING, Signal(10, INT), Sent(10, STOP)], 11, Decision(Cause.INTERRUPT, wake_at=40)),
+    "Ctrl-C, too late": ([*TRAINING, Signal(10, INT), Sent(10, STOP)], 40, Decision(Cause.INTERRUPT, send=KILL)),
     "Ctrl-C told twice": (
-        [*TRAINING, Asked(10, INT), Asked(10.01, INT), Sent(10.01, STOP)],
+        [*TRAINING, Signal(10, INT), Signal(10.01, INT), Sent(10.01, STOP)],
         11,
-        Decision(Why.INTERRUPT, wake_at=40),
+        Decision(Cause.INTERRUPT, wake_at=40),
     ),
     "Ctrl-C twice": (
-        [*TRAINING, Asked(10, INT), Sent(10, STOP), Asked(11, INT)],
+        [*TRAINING, Signal(10, INT), Sent(10, STOP), Signal(11, INT)],
         11,
-        Decision(Why.INTERRUPT, send=KILL),
+        Decision(Cause.INTERRUPT, send=KILL),
     ),
-    "Ctrl-C before training": ([*START, Asked(10, INT), Sent(10, STOP)], 11, Decision(Why.INTERRUPT, wake_at=15)),
+    "Ctrl-C before training": ([*START, Signal(10, INT), Sent(10, STOP)], 11, Decision(Cause.INTERRUPT, wake_at=15)),
     "SIGTERM twice is patient": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP), Asked(12, TERM)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP), Signal(12, TERM)],
         12,
-        Decision(Why.TERMINATE, wake_at=40),
+        Decision(Cause.TERMINATE, wake_at=40),
     ),
     "Ctrl-C after SIGTERM": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP), Asked(12, INT)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP), Signal(12, INT)],
         12,
-        Decision(Why.TERMINATE, send=KILL),
+        Decision(Cause.TERMINATE, send=KILL),
     ),
     "a failure while stopping": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP), Exited(11, B, -9)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP), Exited(11, B, -9)],
         12,
-        Decision(Why.TERMINATE, wake_at=11 + SETTLE_S + FAILURE_STOP_S),
+        Decision(Cause.TERMINATE, wake_at=11 + SETTLE_S + FAILURE_STOP_S),
     ),
-    "stopped by someone else": ([*TRAINING, Exited(10, B, 4)], 11, Decision(Why.STOPPED, send=STOP)),
+    "stopped by someone else": ([*TRAINING, Exited(10, B, 4)], 11, Decision(Cause.STOPPED, send=STOP)),
     "killed, waiting": (
-        [*TRAINING, Asked(1, INT), Sent(1, STOP), Sent(2, KILL)],
+        [*TRAINING, Signal(1, INT), Sent(1, STOP), Sent(2, KILL)],
         3,
-        Decision(Why.INTERRUPT, wake_at=12),
+        Decision(Cause.INTERRUPT, wake_at=12),
     ),
     "nothing can end it": (
-        [*TRAINING, Asked(1, INT), Sent(1, STOP), Sent(2, KILL)],
+        [*TRAINING, Signal(1, INT), Sent(1, STOP), Sent(2, KILL)],
         12,
-        Decision(Why.INTERRUPT, wake_at=12, over=True),
+        Decision(Cause.INTERRUPT, wake_at=12, over=True),
     ),
 }
 
@@ -136,14 +136,14 @@ def test_decide(case: str) -> None:
 
 
 LATE_LAUNCHER = {
-    "training began in time, and is noticed late": ([*START, Training(110)], 110, Decision(Why.NOTHING)),
-    "stacks first": (START, 200, Decision(Why.OVERDUE, send=DUMP)),
-    "then time to write them": ([*START, Sent(200, DUMP)], 200, Decision(Why.OVERDUE, wake_at=200.5)),
-    "then SIGTERM": ([*START, Sent(200, DUMP)], 200.5, Decision(Why.OVERDUE, send=STOP)),
+    "training began in time, and is noticed late": ([*START, Training(110)], 110, Decision(Cause.NOTHING)),
+    "stacks first": (START, 200, Decision(Cause.OVERDUE, send=DUMP)),
+    "then time to write them": ([*START, Sent(200, DUMP)], 200, Decision(Cause.OVERDUE, wake_at=200.5)),
+    "then SIGTERM": ([*START, Sent(200, DUMP)], 200.5, Decision(Cause.OVERDUE, send=STOP)),
     "training began after the stacks": (
         [*START, DUMPED, Training(100.2)],
         100.5,
-        Decision(Why.OVERDUE, send=STOP),
+        Decision(Cause.OVERDUE, send=STOP),
     ),
 }
 
@@ -159,47 +159,47 @@ TOLD: list[Fact] = [*KILLED, Sent(10, STOP)]
 SAVES = Saving(10, A)
 KILL_AT = 10 + LOCKSTEP_STOP_S
 LOCKSTEP_DECISIONS = {
-    "killed: no peer's fault": (KILLED, 10, Decision(Why.FAILURE, send=STOP)),
-    "killed, told": (TOLD, 10.1, Decision(Why.FAILURE, wake_at=KILL_AT)),
-    "killed, kill": (TOLD, KILL_AT, Decision(Why.FAILURE, send=KILL)),
-    "killed, the chief saves": ([*TOLD, SAVES], KILL_AT, Decision(Why.FAILURE, wake_at=40)),
-    "killed, the chief has saved": ([*TOLD, SAVES, Saving(13, A, over=True)], 13, Decision(Why.FAILURE, send=KILL)),
-    "killed, the chief saves for too long": ([*TOLD, SAVES], 40, Decision(Why.FAILURE, send=KILL)),
+    "killed: no peer's fault": (KILLED, 10, Decision(Cause.FAILURE, send=STOP)),
+    "killed, told": (TOLD, 10.1, Decision(Cause.FAILURE, wake_at=KILL_AT)),
+    "killed, kill": (TOLD, KILL_AT, Decision(Cause.FAILURE, send=KILL)),
+    "killed, the chief saves": ([*TOLD, SAVES], KILL_AT, Decision(Cause.FAILURE, wake_at=40)),
+    "killed, the chief has saved": ([*TOLD, SAVES, Saving(13, A, over=True)], 13, Decision(Cause.FAILURE, send=KILL)),
+    "killed, the chief saves for too long": ([*TOLD, SAVES], 40, Decision(Cause.FAILURE, send=KILL)),
     "killed, the chief saves, Ctrl-C twice": (
-        [*TOLD, SAVES, Asked(11, INT), Asked(12, INT)],
+        [*TOLD, SAVES, Signal(11, INT), Signal(12, INT)],
         12,
-        Decision(Why.FAILURE, send=KILL),
+        Decision(Cause.FAILURE, send=KILL),
     ),
     "killed before training": (
         [*START, Exited(10, B, -signal.SIGKILL), Sent(10, STOP)],
         11,
-        Decision(Why.FAILURE, wake_at=10 + FAILURE_STOP_S),
+        Decision(Cause.FAILURE, wake_at=10 + FAILURE_STOP_S),
     ),
-    "an exception settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Why.FAILURE, wake_at=10 + SETTLE_S)),
+    "an exception settles": ([*TRAINING, Exited(10, B, 1)], 10, Decision(Cause.FAILURE, wake_at=10 + SETTLE_S)),
     "an exception, kill": (
         [*TRAINING, Exited(10, B, 1), Sent(10 + SETTLE_S, STOP)],
         10 + SETTLE_S + LOCKSTEP_STOP_S,
-        Decision(Why.FAILURE, send=KILL),
+        Decision(Cause.FAILURE, send=KILL),
     ),
     "a failure while stopping": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP), Exited(11, B, -signal.SIGKILL)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP), Exited(11, B, -signal.SIGKILL)],
         11,
-        Decision(Why.TERMINATE, wake_at=11 + SETTLE_S + LOCKSTEP_STOP_S),
+        Decision(Cause.TERMINATE, wake_at=11 + SETTLE_S + LOCKSTEP_STOP_S),
     ),
     "a failure while the chief saves before it stops": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP), Exited(11, B, -signal.SIGKILL), SAVES],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP), Exited(11, B, -signal.SIGKILL), SAVES],
         20,
-        Decision(Why.TERMINATE, wake_at=40),
+        Decision(Cause.TERMINATE, wake_at=40),
     ),
     "stalled: all may still stop together": (
         [*TRAINING, Stalled(50, B, frozen=False), Sent(50, DUMP), Sent(50.5, STOP)],
         50.5 + LOCKSTEP_STOP_S,
-        Decision(Why.STALLED, wake_at=50.5 + FAILURE_STOP_S),
+        Decision(Cause.STALLED, wake_at=50.5 + FAILURE_STOP_S),
     ),
     "stalled in a callback": (
         [*TRAINING, Stalled(50, A, frozen=False), SAVES, Sent(50, DUMP), Sent(50.5, STOP), Exited(51, B, 4)],
         52,
-        Decision(Why.STALLED, wake_at=50.5 + 30),
+        Decision(Cause.STALLED, wake_at=50.5 + 30),
     ),
 }
 
@@ -246,49 +246,49 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         None,
     ),
     "SIGTERM, all stop": (
-        [*TRAINING, Asked(10, TERM), Exited(11, A, 4), Exited(11, B, 4)],
+        [*TRAINING, Signal(10, TERM), Exited(11, A, 4), Exited(11, B, 4)],
         "stopped",
         ExitCode.PREEMPTED,
         None,
     ),
     "SIGTERM, one is killed": (
-        [*TRAINING, Asked(10, TERM), Exited(11, A, 4), Sent(40, KILL), Exited(40.1, B, -9)],
+        [*TRAINING, Signal(10, TERM), Exited(11, A, 4), Sent(40, KILL), Exited(40.1, B, -9)],
         "failed",
         ExitCode.FAILED,
         B,
     ),
     "SIGTERM, one fails": (
-        [*TRAINING, Asked(10, TERM), Exited(11, A, 1), Sent(17, KILL), Exited(17.1, B, -9)],
+        [*TRAINING, Signal(10, TERM), Exited(11, A, 1), Sent(17, KILL), Exited(17.1, B, -9)],
         "failed",
         ExitCode.FAILED,
         A,
     ),
     "SIGTERM before training": (
-        [*START, Asked(10, TERM), Exited(11, A, -15), Exited(11, B, -15)],
+        [*START, Signal(10, TERM), Exited(11, A, -15), Exited(11, B, -15)],
         "stopped",
         ExitCode.PREEMPTED,
         None,
     ),
     "SIGTERM at the very end": (
-        [*TRAINING, Asked(10, TERM), Finished(10, A), Exited(11, A, 0), Exited(11, B, 0)],
+        [*TRAINING, Signal(10, TERM), Finished(10, A), Exited(11, A, 0), Exited(11, B, 0)],
         "done",
         ExitCode.DONE,
         None,
     ),
     "SIGTERM, then Ctrl-C": (
-        [*TRAINING, Asked(10, TERM), Asked(11, INT), Sent(11, KILL), Exited(11, A, -9), Exited(11, B, -9)],
+        [*TRAINING, Signal(10, TERM), Signal(11, INT), Sent(11, KILL), Exited(11, A, -9), Exited(11, B, -9)],
         "interrupted",
         ExitCode.INTERRUPTED,
         None,
     ),
     "Ctrl-C": (
-        [*TRAINING, Asked(10, INT), Exited(11, A, 4), Exited(11, B, 4)],
+        [*TRAINING, Signal(10, INT), Exited(11, A, 4), Exited(11, B, 4)],
         "interrupted",
         ExitCode.INTERRUPTED,
         None,
     ),
     "Ctrl-C twice": (
-        [*TRAINING, Asked(10, INT), Asked(11, INT), Sent(11, KILL), Exited(11.1, A, -9), Exited(11.1, B, -9)],
+        [*TRAINING, Signal(10, INT), Signal(11, INT), Sent(11, KILL), Exited(11.1, A, -9), Exited(11.1, B, -9)],
         "interrupted",
         ExitCode.INTERRUPTED,
         None,
@@ -301,7 +301,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
         None,
     ),
     "a peer is lost while the chief writes the checkpoint it was asked for": (
-        [*TRAINING, Asked(9, TERM), Exited(10, B, -9), Closed(11, A), Sent(11, KILL), Exited(11, A, -9)],
+        [*TRAINING, Signal(9, TERM), Exited(10, B, -9), Closed(11, A), Sent(11, KILL), Exited(11, A, -9)],
         "stopped",
         ExitCode.PREEMPTED,
         None,
@@ -348,21 +348,21 @@ def test_silent_peers() -> None:
 
 
 def test_who_did_not_come() -> None:
-    history = [*START, Came(1, A), Sent(100, STOP), Exited(101, A, -15), Exited(101, B, -15)]
+    history = [*START, Ready(1, A), Sent(100, STOP), Exited(101, A, -15), Exited(101, B, -15)]
     verdict = conclude(history, 101, RULES)
-    assert (verdict.why, verdict.silent) == (Why.OVERDUE, (B,))
+    assert (verdict.why, verdict.silent) == (Cause.OVERDUE, (B,))
 
 
 def test_evaluation_ends_with_exit_code_0() -> None:
     history = [*TRAINING, Exited(10, B, 0), Exited(11, A, 0)]
-    assert decide(RunState.of(history), 11, EVALUATION) == Decision(Why.NOTHING, over=True)
+    assert decide(RunState.of(history), 11, EVALUATION) == Decision(Cause.NOTHING, over=True)
     assert conclude(history, 11, EVALUATION).status == "done"
 
 
 def test_servers_end_with_the_chief() -> None:
     rules = Rules("chief:0", True, 100, 30, frozenset({"ps:0"}))
     history = [Spawned(0, "chief:0"), Spawned(0, "ps:0"), Training(1), Finished(9, "chief:0"), Exited(10, "chief:0", 0)]
-    assert decide(RunState.of(history), 10, rules) == Decision(Why.LINGERING, send=STOP)
+    assert decide(RunState.of(history), 10, rules) == Decision(Cause.LINGERING, send=STOP)
     history += [Sent(10, STOP), Exited(10.1, "ps:0", -15)]
     assert conclude(history, 10.1, rules).status == "done"
     assert conclude(history, 10.1, rules).odd == ()
@@ -374,4 +374,4 @@ def test_who_stalled_is_the_culprit(task: str, culprit: str | None) -> None:
     history: list[Fact] = [*TRAINING, Stalled(50, task, frozen=True), Sent(50, DUMP), Sent(50.5, STOP)]
     history += [ErrorReported(51, A, CAUSE), Exited(51, A, 3), Sent(55.5, KILL), Exited(55.6, B, -9)]
     verdict = conclude(history, 56, RULES)
-    assert (verdict.status, verdict.why, verdict.culprit, verdict.frozen) == ("failed", Why.STALLED, culprit, True)
+    assert (verdict.status, verdict.why, verdict.culprit, verdict.frozen) == ("failed", Cause.STALLED, culprit, True)

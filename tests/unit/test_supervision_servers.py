@@ -10,8 +10,6 @@ import pytest
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.supervise.facts import (
-    Asked,
-    Came,
     Closed,
     ErrorReported,
     ErrorRole,
@@ -19,15 +17,17 @@ from distlaunch.supervise.facts import (
     Fact,
     Finished,
     GivenUp,
-    Heard,
+    Progressed,
+    Ready,
     Rules,
     Sent,
+    Signal,
     Spawned,
     Stalled,
     Training,
 )
 from distlaunch.supervise.policy import FAILURE_STOP_S, SETTLE_S, Decision, decide
-from distlaunch.supervise.state import RunState, Why
+from distlaunch.supervise.state import Cause, RunState
 from distlaunch.supervise.verdict import conclude
 
 CHIEF, W0, W1, PS, EV = "chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"
@@ -49,18 +49,18 @@ LONE = dataclasses.replace(
     optional=frozenset(),
 )
 START: list[Fact] = [Spawned(0, task) for task in (CHIEF, W0, W1, PS, EV)]
-TRAINING: list[Fact] = [*START, *(Came(1, task) for task in (CHIEF, W0, W1, PS, EV)), Training(2)]
+TRAINING: list[Fact] = [*START, *(Ready(1, task) for task in (CHIEF, W0, W1, PS, EV)), Training(2)]
 DONE: list[Fact] = [*TRAINING, Finished(9, CHIEF), Exited(10, CHIEF, 0)]
 SERVERS_GONE: list[Fact] = [
     *DONE,
     Sent(10, Order.STOP, (W0, W1, PS)),
     *(Exited(10.1, task, 0) for task in (W0, W1, PS)),
 ]
-ALONE: list[Fact] = [Spawned(0, W0), Came(1, W0), Training(1)]
+ALONE: list[Fact] = [Spawned(0, W0), Ready(1, W0), Training(1)]
 STOP, KILL, DUMP = Order
 CONFIG, CAUSE, CONSEQUENCE = ErrorRole
 INT, TERM = signal.SIGINT, signal.SIGTERM
-AGAIN = Decision(Why.NOTHING, respawn=(W1,))
+AGAIN = Decision(Cause.NOTHING, respawn=(W1,))
 
 
 def deaths(task: str, times: int, code: int = -9, since: float = 10) -> list[Fact]:
@@ -83,19 +83,19 @@ DECISIONS = {
     "two at once": (
         [*TRAINING, Exited(10, W0, -9), Exited(10, EV, -9)],
         10,
-        Decision(Why.NOTHING, respawn=(W0, EV)),
+        Decision(Cause.NOTHING, respawn=(W0, EV)),
     ),
-    "a worker is back": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1)], 11, Decision(Why.NOTHING)),
+    "a worker is back": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1)], 11, Decision(Cause.NOTHING)),
     "a worker dies again": ([*TRAINING, Exited(10, W1, -9), Spawned(10, W1), Exited(11, W1, -9)], 11, AGAIN),
     "a worker raises": (
         [*TRAINING, Exited(10, W1, 3), ErrorReported(10, W1, CAUSE)],
         10,
-        Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
+        Decision(Cause.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "a worker finds the config wrong": (
         [*TRAINING, Exited(10, W1, 2), ErrorReported(10, W1, CONFIG)],
         10,
-        Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
+        Decision(Cause.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "the error of a process before it": (
         [
@@ -103,111 +103,111 @@ DECISIONS = {
             Exited(10, W1, 3),
             ErrorReported(10, W1, CONSEQUENCE),
             Spawned(10, W1),
-            Came(12, W1),
+            Ready(12, W1),
             Exited(13, W1, -9),
         ],
         13,
         AGAIN,
     ),
     "twice in vain": ([*TRAINING, *deaths(W1, 2)], 12, AGAIN),
-    "three times in vain": ([*TRAINING, *deaths(W1, 3)], 13, Decision(Why.FAILURE, wake_at=13 + SETTLE_S)),
+    "three times in vain": ([*TRAINING, *deaths(W1, 3)], 13, Decision(Cause.FAILURE, wake_at=13 + SETTLE_S)),
     "three times in vain, all told": (
         [*TRAINING, *deaths(W1, 3), Sent(13.7, STOP)],
         14,
-        Decision(Why.FAILURE, wake_at=13 + SETTLE_S + FAILURE_STOP_S),
+        Decision(Cause.FAILURE, wake_at=13 + SETTLE_S + FAILURE_STOP_S),
     ),
-    "a chief that is killed": ([*TRAINING, Exited(10, CHIEF, -9)], 10.8, Decision(Why.FAILURE, send=STOP)),
-    "a ps that is killed": ([*TRAINING, Exited(10, PS, -9)], 10.8, Decision(Why.FAILURE, send=STOP)),
-    "a ps that ends": ([*TRAINING, Exited(10, PS, 0)], 10.8, Decision(Why.FAILURE, send=STOP)),
+    "a chief that is killed": ([*TRAINING, Exited(10, CHIEF, -9)], 10.8, Decision(Cause.FAILURE, send=STOP)),
+    "a ps that is killed": ([*TRAINING, Exited(10, PS, -9)], 10.8, Decision(Cause.FAILURE, send=STOP)),
+    "a ps that ends": ([*TRAINING, Exited(10, PS, 0)], 10.8, Decision(Cause.FAILURE, send=STOP)),
     "no restart in a failed attempt": (
         [*TRAINING, Exited(10, PS, -9), Exited(10.1, W1, -9)],
         10.2,
-        Decision(Why.FAILURE, wake_at=10 + SETTLE_S),
+        Decision(Cause.FAILURE, wake_at=10 + SETTLE_S),
     ),
     "no restart while stopping": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(11, W1, -9)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(11, W1, -9)],
         11,
-        Decision(Why.TERMINATE, wake_at=40),
+        Decision(Cause.TERMINATE, wake_at=40),
     ),
     "no restart when the chief is done": (
         [*TRAINING, Finished(9, CHIEF), Exited(9.5, W1, -9), Exited(9.5, EV, -9)],
         9.5,
-        Decision(Why.NOTHING),
+        Decision(Cause.NOTHING),
     ),
     "no restart when the chief has stopped": (
         [*TRAINING, Closed(9, CHIEF), Exited(9.5, EV, 0)],
         9.5,
-        Decision(Why.NOTHING),
+        Decision(Cause.NOTHING),
     ),
-    "an evaluator is killed": ([*TRAINING, Exited(10, EV, -9)], 10, Decision(Why.NOTHING, respawn=(EV,))),
+    "an evaluator is killed": ([*TRAINING, Exited(10, EV, -9)], 10, Decision(Cause.NOTHING, respawn=(EV,))),
     "an evaluator raises": (
         [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE)],
         10,
-        Decision(Why.NOTHING, give_up=(EV,)),
+        Decision(Cause.NOTHING, give_up=(EV,)),
     ),
-    "an evaluator in vain": ([*TRAINING, *deaths(EV, 3)], 13, Decision(Why.NOTHING, give_up=(EV,))),
+    "an evaluator in vain": ([*TRAINING, *deaths(EV, 3)], 13, Decision(Cause.NOTHING, give_up=(EV,))),
     "an evaluator that is given up": (
         [*TRAINING, Exited(10, EV, 3), ErrorReported(10, EV, CAUSE), GivenUp(10, EV)],
         11,
-        Decision(Why.NOTHING),
+        Decision(Cause.NOTHING),
     ),
     "SIGTERM goes to the chief first": (
-        [*TRAINING, Asked(10, TERM)],
+        [*TRAINING, Signal(10, TERM)],
         10,
-        Decision(Why.TERMINATE, send=STOP, to=(CHIEF, EV)),
+        Decision(Cause.TERMINATE, send=STOP, to=(CHIEF, EV)),
     ),
-    "so does Ctrl-C": ([*TRAINING, Asked(10, INT)], 10, Decision(Why.INTERRUPT, send=STOP, to=(CHIEF, EV))),
+    "so does Ctrl-C": ([*TRAINING, Signal(10, INT)], 10, Decision(Cause.INTERRUPT, send=STOP, to=(CHIEF, EV))),
     "servers wait for the chief": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0)],
         15,
-        Decision(Why.TERMINATE, wake_at=40),
+        Decision(Cause.TERMINATE, wake_at=40),
     ),
     "servers end after the chief": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0), Exited(15, CHIEF, 4)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(10.1, EV, 0), Exited(15, CHIEF, 4)],
         15,
-        Decision(Why.TERMINATE, send=STOP),
+        Decision(Cause.TERMINATE, send=STOP),
     ),
     "servers have a moment of their own": (
-        [*TRAINING, Asked(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(39.9, CHIEF, 4), Sent(39.9, STOP)],
+        [*TRAINING, Signal(10, TERM), Sent(10, STOP, (CHIEF, EV)), Exited(39.9, CHIEF, 4), Sent(39.9, STOP)],
         40,
-        Decision(Why.TERMINATE, send=KILL, to=(EV,)),
+        Decision(Cause.TERMINATE, send=KILL, to=(EV,)),
     ),
     "a second Ctrl-C ends all": (
-        [*TRAINING, Asked(10, INT), Sent(10, STOP, (CHIEF, EV)), Asked(11, INT)],
+        [*TRAINING, Signal(10, INT), Sent(10, STOP, (CHIEF, EV)), Signal(11, INT)],
         11,
-        Decision(Why.INTERRUPT, send=KILL),
+        Decision(Cause.INTERRUPT, send=KILL),
     ),
     "someone else stops the chief": (
         [*TRAINING, Exited(10, CHIEF, 4)],
         10 + SETTLE_S,
-        Decision(Why.STOPPED, send=STOP),
+        Decision(Cause.STOPPED, send=STOP),
     ),
-    "the chief is done": (DONE, 10, Decision(Why.LINGERING, send=STOP, to=(W0, W1, PS))),
-    "the evaluator is waited for": (SERVERS_GONE, 50, Decision(Why.NOTHING, awaits=(EV,), wake_at=110)),
+    "the chief is done": (DONE, 10, Decision(Cause.LINGERING, send=STOP, to=(W0, W1, PS))),
+    "the evaluator is waited for": (SERVERS_GONE, 50, Decision(Cause.NOTHING, awaits=(EV,), wake_at=110)),
     "it may take its time while it tells": (
-        [*SERVERS_GONE, Heard(90, EV)],
+        [*SERVERS_GONE, Progressed(90, EV)],
         120,
-        Decision(Why.NOTHING, awaits=(EV,), wake_at=190),
+        Decision(Cause.NOTHING, awaits=(EV,), wake_at=190),
     ),
-    "it takes too long": ([*SERVERS_GONE, Heard(90, EV)], 190, Decision(Why.LINGERING, send=STOP)),
-    "it ignores that": ([*SERVERS_GONE, Sent(110, STOP)], 110 + FAILURE_STOP_S, Decision(Why.LINGERING, send=KILL)),
-    "Ctrl-C while it is waited for": ([*SERVERS_GONE, Asked(20, INT)], 20, Decision(Why.INTERRUPT, send=STOP)),
+    "it takes too long": ([*SERVERS_GONE, Progressed(90, EV)], 190, Decision(Cause.LINGERING, send=STOP)),
+    "it ignores that": ([*SERVERS_GONE, Sent(110, STOP)], 110 + FAILURE_STOP_S, Decision(Cause.LINGERING, send=KILL)),
+    "Ctrl-C while it is waited for": ([*SERVERS_GONE, Signal(20, INT)], 20, Decision(Cause.INTERRUPT, send=STOP)),
     "a worker is frozen": (
         [*TRAINING, Stalled(50, W1, frozen=True)],
         50,
-        Decision(Why.STALLED, send=KILL, to=(W1,)),
+        Decision(Cause.STALLED, send=KILL, to=(W1,)),
     ),
     "a frozen worker is killed": (
         [*TRAINING, Stalled(50, W1, frozen=True), Sent(50, KILL, (W1,))],
         51,
-        Decision(Why.NOTHING),
+        Decision(Cause.NOTHING),
     ),
     "a frozen worker is replaced": (
         [*TRAINING, Stalled(50, W1, frozen=True), Sent(50, KILL, (W1,)), Exited(50.1, W1, -9)],
         51,
         AGAIN,
     ),
-    "start deadline": (START, 100, Decision(Why.OVERDUE, send=DUMP)),
+    "start deadline": (START, 100, Decision(Cause.OVERDUE, send=DUMP)),
 }
 
 
@@ -223,7 +223,7 @@ def test_twenty_kills_are_survived() -> None:
         at = 10.0 * (number + 1)
         history.append(Exited(at, W1, -9))
         assert decide(RunState.of(history), at, RULES) == AGAIN
-        history += [Spawned(at, W1), Came(at + 1, W1)]
+        history += [Spawned(at, W1), Ready(at + 1, W1)]
     history += [Finished(300, CHIEF), Exited(300, CHIEF, 0), Sent(300, STOP, (W0, W1, PS))]
     history += [*(Exited(301, task, 0) for task in (W0, W1, PS)), Exited(310, EV, 0)]
     verdict = conclude(history, 310, RULES)
@@ -253,7 +253,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "SIGTERM": (
         [
             *TRAINING,
-            Asked(10, TERM),
+            Signal(10, TERM),
             Sent(10, STOP, (CHIEF, EV)),
             Exited(10.1, EV, 0),
             Exited(12, CHIEF, 4),
@@ -267,7 +267,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "SIGTERM, a server and the evaluator are killed": (
         [
             *TRAINING,
-            Asked(10, TERM),
+            Signal(10, TERM),
             Sent(10, STOP, (CHIEF, EV)),
             Exited(12, CHIEF, 4),
             Sent(12, STOP),
@@ -283,7 +283,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "SIGTERM, the chief is killed": (
         [
             *TRAINING,
-            Asked(10, TERM),
+            Signal(10, TERM),
             Sent(10, STOP, (CHIEF, EV)),
             Exited(10.1, EV, 0),
             Sent(40, KILL),
@@ -311,7 +311,7 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
             Sent(50, KILL, (W1,)),
             Exited(50.1, W1, -9),
             Spawned(50.2, W1),
-            Came(55, W1),
+            Ready(55, W1),
             Exited(60, CHIEF, 3),
             ErrorReported(60, CHIEF, CAUSE),
         ],
@@ -327,7 +327,7 @@ def test_conclude(case: str) -> None:
     history, status, code, culprit = VERDICTS[case]
     verdict = conclude(history, 90, RULES)
     assert (verdict.status, verdict.exit_code, verdict.culprit) == (status, code, culprit)
-    assert verdict.in_vain == (case == "in vain")
+    assert verdict.unready == (case == "in vain")
 
 
 def test_what_becomes_of_the_evaluator_after_the_end_is_told() -> None:
@@ -335,24 +335,24 @@ def test_what_becomes_of_the_evaluator_after_the_end_is_told() -> None:
     assert (died.status, died.odd, died.unfinished) == ("done", (EV,), ())
     ended = conclude([*SERVERS_GONE, Sent(110, STOP), Sent(115, KILL), Exited(115, EV, -9)], 115, RULES)
     assert (ended.status, ended.odd, ended.late, ended.unfinished) == ("done", (), (), (EV,))
-    stopped = conclude([*SERVERS_GONE, Asked(20, INT), Sent(20, STOP), Exited(21, EV, 0)], 21, RULES)
+    stopped = conclude([*SERVERS_GONE, Signal(20, INT), Sent(20, STOP), Exited(21, EV, 0)], 21, RULES)
     assert (stopped.status, stopped.exit_code, stopped.unfinished) == ("done", ExitCode.DONE, ())
 
 
 def test_who_came_late_is_not_who_was_started_again() -> None:
-    history = [*START, Came(1, CHIEF), Exited(5, W0, -9), Spawned(5, W0), Came(6, W1), Sent(100, STOP)]
+    history = [*START, Ready(1, CHIEF), Exited(5, W0, -9), Spawned(5, W0), Ready(6, W1), Sent(100, STOP)]
     assert conclude(history, 101, RULES).silent == (PS,)
 
 
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ([Exited(10, W0, -9)], Decision(Why.NOTHING, respawn=(W0,))),
-        ([Exited(10, W0, 0)], Decision(Why.NOTHING, over=True)),
-        ([Exited(10, W0, 3), ErrorReported(10, W0, CONSEQUENCE)], Decision(Why.FAILURE, over=True)),
-        (deaths(W0, 3, since=7), Decision(Why.FAILURE, over=True)),
-        ([Asked(5, TERM)], Decision(Why.TERMINATE, send=STOP)),
-        ([Asked(5, TERM), Sent(5, STOP)], Decision(Why.TERMINATE, wake_at=5 + 30 + FAILURE_STOP_S)),
+        ([Exited(10, W0, -9)], Decision(Cause.NOTHING, respawn=(W0,))),
+        ([Exited(10, W0, 0)], Decision(Cause.NOTHING, over=True)),
+        ([Exited(10, W0, 3), ErrorReported(10, W0, CONSEQUENCE)], Decision(Cause.FAILURE, over=True)),
+        (deaths(W0, 3, since=7), Decision(Cause.FAILURE, over=True)),
+        ([Signal(5, TERM)], Decision(Cause.TERMINATE, send=STOP)),
+        ([Signal(5, TERM), Sent(5, STOP)], Decision(Cause.TERMINATE, wake_at=5 + 30 + FAILURE_STOP_S)),
     ],
 )
 def test_a_worker_whose_chief_is_elsewhere(facts: list[Fact], expected: Decision) -> None:
@@ -361,7 +361,7 @@ def test_a_worker_whose_chief_is_elsewhere(facts: list[Fact], expected: Decision
 
 def test_the_end_of_a_worker_whose_chief_is_elsewhere() -> None:
     assert conclude([*ALONE, Exited(10, W0, 0)], 10, LONE).status == "done"
-    assert conclude([*ALONE, Asked(5, TERM), Sent(5, STOP), Exited(10, W0, 0)], 10, LONE).status == "done"
-    killed = [*ALONE, Asked(5, TERM), Sent(5, STOP), Sent(40, KILL), Exited(40, W0, -9)]
+    assert conclude([*ALONE, Signal(5, TERM), Sent(5, STOP), Exited(10, W0, 0)], 10, LONE).status == "done"
+    killed = [*ALONE, Signal(5, TERM), Sent(5, STOP), Sent(40, KILL), Exited(40, W0, -9)]
     assert conclude(killed, 41, LONE).status == "stopped"
     assert conclude([*ALONE, Exited(10, W0, 3)], 10, LONE).culprit == W0

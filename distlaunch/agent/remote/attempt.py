@@ -1,4 +1,4 @@
-"""The tasks of this host in one attempt, and what the controller is told of them."""
+"""The tasks of this host in one attempt, and the messages to the controller about them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HostAttempt:
         copy: None: the disk is shared, and what tasks write is there already.
         num_computing: how many of this host's tasks share its cores.
         without: variables of this process that tasks do not get.
-        beat_s: how often the signs of life of all tasks are told.
+        beat_s: how often the heartbeats of all tasks are sent.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class HostAttempt:
         inherited = {name: value for name, value in os.environ.items() if name not in without}
         self._environ = {**pool_sizes(num_computing), **inherited}
         self._tasks: dict[str, HostTask] = {}
-        self._begun: set[str] = set()
+        self._started: set[str] = set()
         self._ends: dict[str, tuple[Exit, list[Any], float]] = {}
         self._copying = False
         self._beat_at = self._scan_at = float("-inf")
@@ -71,7 +71,7 @@ class HostAttempt:
         environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
         spec = TaskSpec(name, tuple(map(str, argv)), environ, files.stdout_log, files.stderr_log, files.heartbeat,
                         _preload(preload))  # fmt: skip
-        self._begun.add(name)
+        self._started.add(name)
         self._ends.pop(name, None)
         self._tasks.pop(name, None)
         try:
@@ -88,10 +88,10 @@ class HostAttempt:
         name = frame.text("task")
         if (task := self._tasks.get(name)) is not None:
             task.send(Order(frame.text("order")), whole_group=bool(frame.fields.get("whole_group")))
-        return task is not None or name in self._begun
+        return task is not None or name in self._started
 
-    def look(self) -> None:
-        """Tells what is new."""
+    def poll(self) -> None:
+        """Reports what is new."""
         now = self._clock()
         for name, task in list(self._tasks.items()):
             if (end := task.poll()) is not None:
@@ -102,7 +102,7 @@ class HostAttempt:
             quiet = not self._send_appended()
             for name, (end, signs, since) in list(self._ends.items()):
                 if quiet or now - since >= _TAIL_S:
-                    self._tell_end(name, end, signs)
+                    self._send_end(name, end, signs)
             self._send_checkpoints()
         if self._tasks and now - self._beat_at >= self._beat_s:
             self._beat_at = now
@@ -154,7 +154,7 @@ class HostAttempt:
 
         self._outbox.put_files(copied(self._copy))
 
-    def _tell_end(self, name: str, end: Exit, signs: list[Any]) -> None:
+    def _send_end(self, name: str, end: Exit, signs: list[Any]) -> None:
         error = self._run.task(self.number, name).error_json
         if self._copy is not None and error.exists():
             for message in _tolerant(send_file(error, self._name(error))):

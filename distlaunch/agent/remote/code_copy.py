@@ -1,6 +1,6 @@
-"""The code of a job on this host: is it here, as it is on the controller's host; if not, it is put here.
+"""The code of a job on this host: compares it with the controller's, and receives it if it is missing.
 
-Files that nobody has sent are never changed or deleted.
+Files that were not sent are never changed or deleted.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class CodeCopy:
         UsageError: there is other code in the folder, which no agent has put there, or another job works with it.
     """
 
-    def __init__(self, folder: Path, wanted: Mapping[str, str]) -> None:
-        self.folder, self._wanted = folder, wanted
-        self.is_same = all(digest_of(folder / name) == digest for name, digest in wanted.items())
+    def __init__(self, folder: Path, expected: Mapping[str, str]) -> None:
+        self.folder, self._expected = folder, expected
+        self.is_same = all(digest_of(folder / name) == digest for name, digest in expected.items())
         self._lock = -1
         mark = folder / _MARK
         if self.is_same and not mark.exists():
@@ -55,13 +55,13 @@ class CodeCopy:
         """All files have come: deletes those that belong to the code no more. Raises UsageError if one is missing."""
         if self.is_same:
             return
-        missing = [name for name, digest in self._wanted.items() if digest_of(self.folder / name) != digest]
+        missing = [name for name, digest in self._expected.items() if digest_of(self.folder / name) != digest]
         if missing:
             raise UsageError(f"{self.folder / missing[0]} could not be written")
-        for name in self._before() - self._wanted.keys():
+        for name in self._before() - self._expected.keys():
             (self.folder / name).unlink(missing_ok=True)
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, json.dumps(sorted(self._wanted)).encode(), 0)
+        os.pwrite(self._lock, json.dumps(sorted(self._expected)).encode(), 0)
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:

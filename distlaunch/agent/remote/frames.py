@@ -1,6 +1,6 @@
 """Messages between a controller and an agent: a header in JSON, perhaps followed by bytes.
 
-Lengths come first and are checked before anything else is read, so whoever sends nonsense costs no memory.
+Lengths come first and are checked before anything else is read, so an invalid message costs no memory.
 """
 
 from __future__ import annotations

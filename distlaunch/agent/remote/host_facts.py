@@ -1,4 +1,4 @@
-"""What an agent tells of its host when it begins: where it can be reached, what it has, which versions it runs."""
+"""Facts that an agent reports about its host when it starts: addresses, resources, versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be written to a connection: nothing waits for the other side, and files wait for everything else."""
+"""Data to be written to a connection. Writing never blocks, and files wait for all other messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether more of what can wait is to be put in."""
+        """Whether more messages that can wait should be added."""
         return self._size < _LOW_BYTES
 
     @property
-    def wants_to_write(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._waiting or self._files)
 
     def put(self, message: bytes) -> None:

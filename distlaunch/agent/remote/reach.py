@@ -126,7 +126,7 @@ class Prober:
         one = next((one for one in self._rounds if connection in one.tries), None)
         if one is None:
             return
-        number, heard = one.tries[connection]
+        number, received = one.tries[connection]
         if not one.targets[number].token:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
                 one.left.discard(number)
@@ -138,11 +138,11 @@ class Prober:
             return
         except OSError:  # refused, no route
             data = b""
-        heard += data
-        if data and len(heard) < TOKEN_BYTES:
+        received += data
+        if data and len(received) < TOKEN_BYTES:
             return
         self._drop(one, connection)
-        if heard.decode(errors="replace") == one.targets[number].token:
+        if received.decode(errors="replace") == one.targets[number].token:
             one.left.discard(number)
 
     def _finish(self, one: _Round) -> None:

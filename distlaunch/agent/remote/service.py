@@ -1,4 +1,4 @@
-"""The agent's loop: does what the controller asks, tells what happens, and ends everything when that is gone."""
+"""The agent's loop: executes requests, reports events, and ends everything when the controller is gone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.ports import HeldPorts, hold_ports, listening_ports, pick_ports
+from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 
 _TURN_S = 0.1
 _ENDING_TURN_S = 0.01  # while the end of a task waits to be told
@@ -51,7 +51,7 @@ class Agent:
         self._reader = FrameReader()
         self._warm = WarmStarts()
         self._prober = Prober(clock)
-        self._held = HeldPorts((), ())
+        self._ports = ReservedPorts((), ())
         self._tasks: HostTasks | None = None
         self._attempt: HostAttempt | None = None
         self._root: Path | None = None
@@ -61,7 +61,7 @@ class Agent:
         self._incoming: Incoming | None = None
         """Writes the files that come."""
         self._unwanted: set[str] = set()
-        self._lease_s, self._heard_at, self._beat_at = LEASE_S, clock(), clock()
+        self._lease_s, self._received_at, self._beat_at = LEASE_S, clock(), clock()
         self._greeted = self._over = self._writes = False
 
     def serve(self) -> None:
@@ -77,7 +77,7 @@ class Agent:
                         self._attempt = None
         finally:
             self._prober.close()
-            self._held.release()
+            self._ports.release()
 
     def _serve_attempt(self, tasks: HostTasks) -> None:
         """Until the tasks are to be ended, which leaving `HostTasks` does."""
@@ -90,11 +90,11 @@ class Agent:
             try:
                 attempt_over = self._read()
                 self._prober.turn()
-                self._look()
+                self._poll()
                 self._outbox.flush()
             except OSError:  # the connection is gone
                 self._over = True
-            if self._writes != self._outbox.wants_to_write:
+            if self._writes != self._outbox.has_pending:
                 self._writes = not self._writes
                 tasks.watch(self._writing, writing=True) if self._writes else tasks.unwatch(self._writing)
 
@@ -104,12 +104,12 @@ class Agent:
             data = os.read(self._reading, _READ_BYTES)
         except BlockingIOError:
             # frozen with its host, it has heard nothing either: so what has come is read first
-            self._over = self._clock() - self._heard_at > self._lease_s
+            self._over = self._clock() - self._received_at > self._lease_s
             return False
         if not data:
             self._over = True
             return False
-        self._heard_at = self._clock()
+        self._received_at = self._clock()
         attempt_over = False
         try:
             for frame in self._reader.feed(data):
@@ -188,14 +188,14 @@ class Agent:
         self._reply(frame, wrong=wrong[:20], count=len(wrong))
 
     def _on_reserve(self, frame: Frame) -> None:
-        self._held.release()
+        self._ports.release()
         ports = frame.fields.get("ports")
-        self._held = hold_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
-        self._reply(frame, ports=list(self._held.numbers))
+        self._ports = reserve_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
+        self._reply(frame, ports=list(self._ports.numbers))
 
     def _on_listen(self, frame: Frame) -> None:
         try:
-            self._prober.listen(self._held.numbers, frame.text("token"))
+            self._prober.listen(self._ports.numbers, frame.text("token"))
         except OSError as error:
             raise UsageError(str(error)) from None
         self._reply(frame)
@@ -212,7 +212,7 @@ class Agent:
         self._reply(frame, ports=sorted(listening_ports()))
 
     def _on_release(self, frame: Frame) -> None:
-        self._held.release()
+        self._ports.release()
 
     def _on_open(self, frame: Frame) -> None:
         """Whether the run directory is shared with the controller; if not, makes a copy."""
@@ -273,12 +273,12 @@ class Agent:
         if attempt is None:
             self._outbox.put(done)
             return
-        attempt.look()
+        attempt.poll()
         attempt.close(done)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._attempt is not None:
-            self._attempt.look()
+            self._attempt.poll()
         now = self._clock()
         if now - self._beat_at >= _BEAT_S:
             self._beat_at = now

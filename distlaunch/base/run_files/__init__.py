@@ -1,1 +1,1 @@
-"""What is in the files of a run: facts from its events, its lock, errors of tasks, records."""
+"""The contents of a run's files: facts from its events, its lock, errors of tasks, records."""

@@ -1,4 +1,4 @@
-"""What the events of a run add up to: the one place that knows what each event changes."""
+"""The state of a run, computed from its events: the one place that knows what each event changes."""
 
 from __future__ import annotations
 

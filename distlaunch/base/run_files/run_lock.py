@@ -1,4 +1,4 @@
-"""The lock of a run: who works on it holds it, and says in it where to find it."""
+"""The lock of a run. The process that works on the run holds it, and writes its own identity into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Owner:
     """Who holds a lock.
 
     Attributes:
-        pid: 0: it has not said so yet.
+        pid: 0: it has not written it yet.
         host: empty: not known.
         notebook: it is a process of the user's own, which does more than to launch.
     """
@@ -48,14 +48,14 @@ class Owner:
         return self.host in ("", socket.gethostname())
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """`process 12`, `process 12 on other-host`."""
         where = "" if self.is_here else f" on {self.host}"
         return f"process {self.pid or 'unknown'}{where}"
 
 
 @contextlib.contextmanager
-def hold(path: Path, *, notebook: bool = False) -> Iterator[None]:
+def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
     """Holds the lock; the system drops it if this process dies. Raises RunBusyError if another process holds it."""
     # a task that inherited it would hold the lock after the launcher's death
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -68,7 +68,7 @@ def hold(path: Path, *, notebook: bool = False) -> Iterator[None]:
                 if not left:
                     owner = Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
                     raise RunBusyError(
-                        f"{path.parent}: this run is still running ({owner.told}); `distlaunch stop` ends it"
+                        f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
                     ) from None
                 time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
         # only now: until it is held, the file tells of somebody else

@@ -1,4 +1,4 @@
-"""What is written of a job that waits, or has waited, in a scheduler's queue, and what the queue tells of it."""
+"""The record of a job in a scheduler's queue, and the state that the queue reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobState:
 
     Attributes:
         word: what the queue calls it, such as `PENDING`; empty: the queue has forgotten the job.
-        why: its reason to wait, as the queue tells it.
+        why: its reason to wait, as the queue reports it.
     """
 
     phase: Phase

@@ -1,4 +1,4 @@
-"""Writes error.json: why a task has failed, told by itself, or by the launcher in its place."""
+"""Writes error.json, the reason why a task has failed: by the task itself, or by the launcher in its place."""
 
 from __future__ import annotations
 
@@ -84,5 +84,5 @@ def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) ->
 
 
 def _write(files: TaskDir, data: dict[str, Any], step: int | None, host: str) -> None:
-    told = {**data, "step": step, "host": host, "time": time.time()}
-    write_atomically(files.error_json, SecretMask(os.environ).whole(json.dumps(told, indent=2)) + "\n")
+    content = {**data, "step": step, "host": host, "time": time.time()}
+    write_atomically(files.error_json, SecretMask(os.environ).whole(json.dumps(content, indent=2)) + "\n")

@@ -1,4 +1,4 @@
-"""What `distlaunch verify` orders from a worker, and what the worker records; launcher and worker share it.
+"""The orders of `distlaunch verify` to a worker, and the worker's records. Launcher and worker share them.
 
 A trial trains a config's model for a few steps under one strategy, from given weights, and records every step.
 """

@@ -1,4 +1,4 @@
-"""What arithmetic and tables can tell to be wrong about a config, without touching the machine."""
+"""Checks of a config that need only arithmetic and tables, not the machine."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
         yield Problem(("validation", "every_epochs"), f"{message}, or `validation: null` for none")
 
 
-def best_can_be_told(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+def best_is_measured(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Values of validation need validation."""
     best = config.checkpoint.best
     if best is not None and best.metric.startswith("val_") and config.validation is None:
@@ -140,7 +140,7 @@ def best_can_be_told(config: RunConfig, num_gpus: int | None) -> Iterator[Proble
 
 
 def most_steps(config: RunConfig) -> int | None:
-    """Steps of the whole run, at most; None if the config does not tell."""
+    """The maximum number of steps of the whole run; None if the config does not determine it."""
     data, train = config.data, config.train
     if train.steps_per_epoch is not None:
         return train.epochs * train.steps_per_epoch
@@ -187,7 +187,7 @@ def _learning_rate(site: Site) -> Iterator[Problem]:
 
 CHECKS = (
     Check(strategy.devices_suffice, frozenset({"strategy"})),
-    Check(strategy.section_holds, frozenset({"strategy"})),
+    Check(strategy.section_is_valid, frozenset({"strategy"})),
     Check(strategy.cluster_fits, frozenset({"strategy", "cluster"})),
     Check(strategy.variables_can_compile, frozenset({"strategy", "compile"})),
     Check(strategy.scale_is_kept, frozenset({"strategy", "cluster", "precision"})),
@@ -195,7 +195,7 @@ CHECKS = (
     Check(sharing_fits, frozenset({"data", "strategy", "cluster", "train"})),
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
-    Check(best_can_be_told, frozenset({"checkpoint", "validation"})),
+    Check(best_is_measured, frozenset({"checkpoint", "validation"})),
     Check(hosts_are_named, frozenset({"engine"})),
     Check(isolated_jobs_are_here, frozenset({"engine", "cluster"})),
     Check(slurm_can_take_it, frozenset({"engine"})),

@@ -1,4 +1,4 @@
-"""What only this machine can tell about a config, now: free ports, a place for the run directory."""
+"""Checks of a config that need this machine: free ports, a place for the run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of `engine.slurm:`: what sbatch would refuse, or would do in another way than the rest of the job expects."""
+"""Checks of `engine.slurm:`: settings that sbatch would refuse, or that conflict with the rest of the job."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
     yield Problem(needed[0], f"{message}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use virtual CPU devices")
 
 
-def section_holds(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+def section_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """What the strategy itself finds wrong with its section."""
     yield from config.strategy.problems(num_gpus)
 

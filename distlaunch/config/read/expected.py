@@ -1,4 +1,4 @@
-"""What a key of the config may hold, in plain words, read off the models' type annotations."""
+"""Describes the allowed values of a config key in plain words, from the models' type annotations."""
 
 from __future__ import annotations
 

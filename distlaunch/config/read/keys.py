@@ -1,4 +1,4 @@
-"""The keys of the config by their last word, for those who look for an option of that name."""
+"""The keys of the config by their last word, for users who try an option with that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config file, with overrides and environment variables, to a RunConfig that holds together."""
+"""Loads a config file, with overrides and environment variables, as a consistent RunConfig."""
 
 from __future__ import annotations
 

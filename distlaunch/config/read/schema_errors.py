@@ -71,7 +71,7 @@ def _key(location: Key, data: Any) -> Key | None:
             continue
         if _is_member(part, data, expect, last=last):
             if not _is_meant(str(part), data, expect):
-                return None if _holds(expect, data) else tuple(key)
+                return None if _accepts_kind(expect, data) else tuple(key)
             continue
         key.append(part)
         expect = expect.inner(part, data) if expect else None
@@ -96,7 +96,7 @@ def _fields(expect: Expected, data: Any) -> Any:
     return section.model_fields if section is not None else {}
 
 
-def _holds(expect: Expected | None, data: Any) -> bool:
+def _accepts_kind(expect: Expected | None, data: Any) -> bool:
     """Whether one of the members is of the value's kind, so that its own mistakes are the ones to tell."""
     if expect is None or not isinstance(data, dict | list):
         return False
@@ -203,26 +203,26 @@ def _hint(value: Any, expect: Expected) -> str:
         return f"; {'indent its keys below it' if is_section else 'write a value'}, or remove the line"
     if value is False and expect.accepts(type(None)):
         return "; write null for none"
-    wants_int, wants_float, wants_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
+    accepts_int, accepts_float, accepts_list = expect.accepts(int), expect.accepts(float), expect.accepts(list)
     if isinstance(value, str) and "\n" in value:
         return ""
     if isinstance(value, str):
-        return _hint_for_text(value, expect, wants_number=wants_int or wants_float)
-    if isinstance(value, float) and wants_int and value == value // 1:
+        return _hint_for_text(value, expect, accepts_number=accepts_int or accepts_float)
+    if isinstance(value, float) and accepts_int and value == value // 1:
         return f"; write {int(value)}"
     if isinstance(value, bool | int | float) and expect.accepts(str):
         return f"; put it in quotes if it is text: '{str(value).lower() if isinstance(value, bool) else value}'"
-    if isinstance(value, dict) and wants_list:
+    if isinstance(value, dict) and accepts_list:
         return "; begin each item with '- '"
-    if isinstance(value, list) and not wants_list:
+    if isinstance(value, list) and not accepts_list:
         return "; remove the '-'" if is_section or expect.accepts(dict) else "; remove the brackets or the '-'"
     return ""
 
 
-def _hint_for_text(value: str, expect: Expected, *, wants_number: bool) -> str:
+def _hint_for_text(value: str, expect: Expected, *, accepts_number: bool) -> str:
     if expect.accepts(bool) and value.lower() in _BOOLEAN_WORDS:
         return "; write true or false, without quotes"
-    if wants_number and value.replace("_", "").lstrip("+-").isdigit():
+    if accepts_number and value.replace("_", "").lstrip("+-").isdigit():
         return f"; write {value.replace('_', '')}, without {'underscores' if '_' in value else 'quotes'}"
     if hint := did_you_mean(value, expect.choices()):
         return hint

@@ -40,7 +40,7 @@ def parse(text: str, name: str) -> yaml.Node:
     if found:
         line = text.count("\n", 0, found.start()) + 1
         raise _error(name, line, f"a control character (0x{ord(found[0]):02x}) that YAML does not allow; remove it")
-    loader: Any = functools.partial(_Reader, name=name)
+    loader: Any = functools.partial(_NodeLoader, name=name)
     try:
         root: yaml.Node | None = yaml.compose(text, Loader=loader)
     except ComposerError as error:
@@ -60,7 +60,7 @@ def line_of(node: yaml.Node) -> int:
     return node.start_mark.line + 1
 
 
-class _Reader(_Loader):
+class _NodeLoader(_Loader):
     """Composes nodes, and refuses what a config cannot be."""
 
     def __init__(self, stream: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""`strategy:`, who computes what. A strategy is a config class with its traits, and a line in the table below."""
+"""`strategy:`, how work is divided. A strategy is a config class with its traits, and a line in the table below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traits: what the rest of the program must know of a strategy. Its config class says it; nobody asks for the kind."""
+"""Traits of strategies. The config class of a strategy declares them; the rest of the program never asks its kind."""
 
 from __future__ import annotations
 

@@ -59,10 +59,10 @@ def _why(leaf: Any, array: np.ndarray) -> str:
 
 def _why_no_frame(frame: Any) -> str:
     columns = [(str(name), str(dtype)) for name, dtype in zip(frame.columns, frame.dtypes, strict=True)]
-    told = ", ".join(f"{name} {dtype}" for name, dtype in columns[:_MOST_NAMED])
+    listed = ", ".join(f"{name} {dtype}" for name, dtype in columns[:_MOST_NAMED])
     more = f" and {len(columns) - _MOST_NAMED} more" if len(columns) > _MOST_NAMED else ""
     return (
-        f"got a DataFrame with columns that do not make one array: {told}{more}; return dict(frame) instead, so that "
+        f"got a DataFrame with columns that do not make one array: {listed}{more}; return dict(frame) instead, so that "
         "the model, or a keras.utils.FeatureSpace as data.preprocessing, takes each column by name; or numbers alone: "
         'frame[["a", "b"]].to_numpy("float32")'
     )

@@ -1,4 +1,4 @@
-"""How long reading and mapping an example takes: measured in the input pipeline, and told to Python once a batch.
+"""How long reading and mapping an example takes: measured in the input pipeline, and reported to Python once per batch.
 
 Of the whole process: what is to be known is what its training waits for, and what else reads meanwhile is left out.
 """

@@ -1,4 +1,4 @@
-"""Why an example could not be read: TensorFlow hands on a text, in which the user's own lines are lost."""
+"""Why an example could not be read. TensorFlow passes on only a text, without the user's own lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
 
     Args:
         what: is being read, e.g. `example 17`, for the message; empty: the error says it.
-        keep: for `failures_told`, where TensorFlow hands on a text; the first of this process is told.
+        keep: for `data_errors_raised`, where TensorFlow hands on a text; the first of this process is told.
     """
     try:
         yield
@@ -74,15 +74,15 @@ def quiet_function(function: Callable[..., Any], inputs: Any, types: Sequence[tf
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
+def data_errors_raised() -> Iterator[None]:
     """Raises, for an operation that failed because an example could not be read, the DataError that says why."""
     try:
         yield
     except tf.errors.OpError as error:
         with _lock:
             # another pass, which has read ahead, may have failed too
-            told = [failure for failure in _first if str(failure) in error.message]
-            failure = next(iter(told or _first), None)
+            named = [failure for failure in _first if str(failure) in error.message]
+            failure = next(iter(named or _first), None)
             _first.clear()
         failure = failure or _found()
         if failure is None:

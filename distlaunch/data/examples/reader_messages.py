@@ -1,6 +1,6 @@
-"""What a task and the processes that read for it say to each other: pickles with their lengths, on a socket pair.
+"""Messages between a task and its reader processes: pickles with their lengths, on a socket pair.
 
-Both ends are the same user's on one host, and nobody else has the sockets.
+Both ends belong to the same user on one host, and no other process has the sockets.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReadRequest:
     """Read this example, in this pass."""
 
     number_of_pass: int
@@ -48,7 +48,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Status:
-    """Wait for this process, which has ended, and tell its exit code, -N for signal N."""
+    """Wait for this process, which has ended, and return its exit code, -N for signal N."""
 
     pid: int
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import Notice
-from distlaunch.data.examples.news import tell
-from distlaunch.data.examples.reader_messages import Asked, Failed, Fork, Setup, Status, receive, send
+from distlaunch.data.examples.pending_events import add_event
+from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
 from distlaunch.data.function_references import imported_files
 
 _KEY = ("data", "processes")
@@ -64,7 +64,7 @@ class ReaderPool:
         # at once: it imports while the model is being built
         send(self._control, setup)
         self._number, self._ready, self._lock = number, False, threading.Lock()
-        self._idle: queue.SimpleQueue[_Reader] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[_ReaderProcess] = queue.SimpleQueue()
 
     def open(self) -> None:
         """Waits until readers are there.
@@ -96,13 +96,13 @@ class ReaderPool:
         try:
             for left in reversed(range(_TRIES)):
                 try:
-                    answer = reader.ask(Asked(number_of_pass, index))
+                    answer = reader.ask(ReadRequest(number_of_pass, index))
                 except EOFError:
                     ended, reader = self._replaced(reader)
                     if not left:
                         raise DataError(f"the process that reads it ended by {ended}, {_TRIES} times") from None
                     message = f"data.processes: a process ended by {ended} while it read example {index:,}"
-                    tell(Notice(level="warning", message=f"{message}; another reads it again"))
+                    add_event(Notice(level="warning", message=f"{message}; another reads it again"))
                     continue
                 if isinstance(answer, Failed):
                     raise DataError(answer.reason)
@@ -115,7 +115,7 @@ class ReaderPool:
         self._control.close()
         self._process.wait()
 
-    def _replaced(self, reader: _Reader) -> tuple[str, _Reader]:
+    def _replaced(self, reader: _ReaderProcess) -> tuple[str, _ReaderProcess]:
         """How a reader ended, in words, and one in its place."""
         with self._lock:
             try:
@@ -125,21 +125,21 @@ class ReaderPool:
                 ended = _ending(self._process.wait())
                 raise DataError(f"the process that starts readers ended by {ended}") from None
 
-    def _fork(self) -> _Reader:
+    def _fork(self) -> _ReaderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             send(self._control, Fork(), theirs.fileno())
-        return _Reader(ours, receive(self._control)[0])
+        return _ReaderProcess(ours, receive(self._control)[0])
 
 
-class _Reader:
+class _ReaderProcess:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection, self.pid = connection, pid
 
-    def ask(self, asked: Asked) -> Any:
+    def ask(self, request: ReadRequest) -> Any:
         """Raises EOFError if the process has ended."""
         try:
-            send(self._connection, asked)
+            send(self._connection, request)
         except OSError:
             raise EOFError from None
         return receive(self._connection)[0]

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
-from distlaunch.data.examples.news import tell
+from distlaunch.data.examples.pending_events import add_event
 from distlaunch.data.examples.read_failures import explained, reading
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows
@@ -117,7 +117,7 @@ class Skipping:
             return
         count = len(self._left_out)
         if count <= self._limit and count < self._number:
-            tell(ExampleSkipped(example=self._name(index), reason=str(failure)))
+            add_event(ExampleSkipped(example=self._name(index), reason=str(failure)))
             return
         names = [self._name(number) for number in sorted(self._left_out)]
         all_of_them = ", ".join(names if len(names) <= _NAMED else [*names[:_NAMED], "..."])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import DataError
-from distlaunch.data.files.base import STRING, FilesOfRecords, UnreadableError, as_objects, first_line
+from distlaunch.data.files.base import STRING, FilesOfRecords, UnreadableRecordError, as_objects, first_line
 from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet, Patterns, find_files, mistake
@@ -58,9 +58,9 @@ class ArrayRecordFiles(FilesOfRecords):
             try:
                 reader = self._open(file_id, os.getpid())
             except OSError as error:
-                raise UnreadableError(int(places[0]), why_unreadable(error)) from error
+                raise UnreadableRecordError(int(places[0]), why_unreadable(error)) from error
             except _ERRORS as error:
-                raise UnreadableError(int(places[0]), first_line(error)) from error
+                raise UnreadableRecordError(int(places[0]), first_line(error)) from error
             # one call for each file: the library reads many records at once
             found[places] = as_objects(_read_records(reader, records[places], places))
         return (found,)
@@ -74,8 +74,8 @@ def _read_records(reader: Any, records: np.ndarray, places: np.ndarray) -> list[
             try:
                 reader.read([record])
             except _ERRORS as error:
-                raise UnreadableError(place, f"the file is damaged: {first_line(error)}") from error
-        raise UnreadableError(int(places[0]), first_line(failed)) from failed
+                raise UnreadableRecordError(place, f"the file is damaged: {first_line(error)}") from error
+        raise UnreadableRecordError(int(places[0]), first_line(failed)) from failed
 
 
 def _open(files: FileSet, file_id: int) -> Any:

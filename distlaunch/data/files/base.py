@@ -19,7 +19,7 @@ from distlaunch.data.files.samples import hash_files
 STRING = tf.TensorSpec([], tf.string)
 
 
-class UnreadableError(Exception):
+class UnreadableRecordError(Exception):
     """One of the examples that were asked for cannot be read.
 
     Attributes:
@@ -147,13 +147,13 @@ class FilesOfRecords(IndexedFiles):
         assert not indices.size or (indices.min() >= 0 and indices.max() < len(self)), "indices of examples"
         try:
             return self._read(indices)
-        except UnreadableError as error:
+        except UnreadableRecordError as error:
             index = int(indices[error.position])
             raise RecordError(index, self.where(index), error.reason) from error
 
     @abstractmethod
     def _read(self, indices: np.ndarray) -> tuple[np.ndarray, ...]:
-        """As `read`. Raises UnreadableError."""
+        """As `read`. Raises UnreadableRecordError."""
 
     def fingerprint(self) -> str:
         return self._fingerprint

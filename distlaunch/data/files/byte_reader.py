@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distlaunch.data.files.base import UnreadableError
+from distlaunch.data.files.base import UnreadableRecordError
 from distlaunch.data.files.listing import FileSet
 from distlaunch.data.files.samples import why_unreadable
 
@@ -43,7 +43,7 @@ class ByteReader:
         """The bytes of each span, in the order of the arguments, which are int64 [n].
 
         Raises:
-            UnreadableError: a file has vanished, changed, or cannot be read.
+            UnreadableRecordError: a file has vanished, changed, or cannot be read.
         """
         # by file, then by offset: neighbours come next to each other
         order = np.lexsort((starts, file_ids)).tolist()
@@ -74,13 +74,13 @@ class ByteReader:
             opened = self._open(files[group[0]])
             data = read_fully(opened.number, low, high - low)
         except OSError as error:
-            raise UnreadableError(group[0], why_unreadable(error)) from error
+            raise UnreadableRecordError(group[0], why_unreadable(error)) from error
         except _ChangedError as error:
-            raise UnreadableError(group[0], str(error)) from error
+            raise UnreadableRecordError(group[0], str(error)) from error
         for place in group:
             if stops[place] - low > len(data):
                 now = os.fstat(opened.number).st_size
-                raise UnreadableError(place, changed_size(self._files.sizes[files[place]], now))
+                raise UnreadableRecordError(place, changed_size(self._files.sizes[files[place]], now))
             found[place] = data[begins[place] - low : stops[place] - low]
 
 

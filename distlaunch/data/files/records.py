@@ -94,7 +94,7 @@ class FilesOfSpans(FilesOfRecords):
 
     @abstractmethod
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
-        """What `read` returns, from the bytes of each record. Raises UnreadableError."""
+        """What `read` returns, from the bytes of each record. Raises UnreadableRecordError."""
 
 
 def _build(files: FileSet, form: Format) -> Index:

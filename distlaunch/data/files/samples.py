@@ -1,4 +1,4 @@
-"""A hash of names, sizes and samples of bytes: tells other data from the same data, on any host, in milliseconds."""
+"""A hash of names, sizes and samples of bytes: detects different data, on any host, in milliseconds."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.data.files.base import STRING, UnreadableError, as_objects
+from distlaunch.data.files.base import STRING, UnreadableRecordError, as_objects
 from distlaunch.data.files.byte_reader import read_fully
 from distlaunch.data.files.listing import FileSet, Patterns, compressed, find_files, mistake
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
@@ -68,10 +68,10 @@ class TFRecordFiles(FilesOfSpans):
         for position, span in enumerate(spans):
             length, _ = _HEADER.unpack_from(span)
             if length + _AROUND != len(span):
-                raise UnreadableError(position, "the length before it has changed since the file was indexed")
+                raise UnreadableRecordError(position, "the length before it has changed since the file was indexed")
             data = span[_HEADER.size : -_FOOTER.size]
             if checksum is not None and checksum(data) != _FOOTER.unpack_from(span, len(span) - _FOOTER.size)[0]:
-                raise UnreadableError(position, "its checksum does not fit: the file is damaged")
+                raise UnreadableRecordError(position, "its checksum does not fit: the file is damaged")
             records.append(data)
         return (as_objects(records),)
 

@@ -1,1 +1,1 @@
-"""The ways to give data: examples by number, a pipeline, streams; each as global batches at any position."""
+"""The kinds of data sources: examples by number, a pipeline, streams; each as global batches at any position."""

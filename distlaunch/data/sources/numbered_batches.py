@@ -1,6 +1,6 @@
 """Global batches by number, for the workers of a parameter-server cluster.
 
-Number k of the training data is the batch that one device would train on in step k, whoever asks for it.
+Number k of the training data is the batch that one device would train on in step k, whichever worker requests it.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -17,7 +17,7 @@ import tensorflow as tf
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.examples.example_times import left_out
-from distlaunch.data.examples.read_failures import failures_told
+from distlaunch.data.examples.read_failures import data_errors_raised
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
@@ -49,7 +49,7 @@ class Reader:
 
     def read(self, number: int) -> Batch:
         """Batch `number`, or one without rows past the end."""
-        with tf.device("CPU:0"), failures_told():
+        with tf.device("CPU:0"), data_errors_raised():
             return self._load(self._find(number))
 
     def _find(self, number: int) -> Any:

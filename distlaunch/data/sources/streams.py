@@ -127,9 +127,9 @@ class Streams:
         return next((failure for failure in found if failure is not None), None)
 
     def _describe(self) -> str:
-        told = {stream: json.loads(part.describe()) for stream, part in self._splits.items()}
-        first = next(iter(told.values()))
-        parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in told.items()}
+        described = {stream: json.loads(part.describe()) for stream, part in self._splits.items()}
+        first = next(iter(described.values()))
+        parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in described.items()}
         shared = {"types": first["types"], "shuffle": first["shuffle"]}
         return json.dumps({"streams": self._number, **shared, "parts": parts})
 

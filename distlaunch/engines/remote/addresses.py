@@ -1,4 +1,4 @@
-"""By which address each host is reached by all others: tried, before a task starts."""
+"""Finds the address at which all other hosts reach a host, by trying before a task starts."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class UnreachableError(UsageError):
     """
 
     def __init__(self, pairs: Mapping[tuple[str, str], str]) -> None:
-        told = list(pairs.values())
-        more = [f"and {len(told) - 8:,} more"] if len(told) > 8 else []
-        super().__init__("\n".join([*told[:8], *more, _FIREWALL]))
+        reasons = list(pairs.values())
+        more = [f"and {len(reasons) - 8:,} more"] if len(reasons) > 8 else []
+        super().__init__("\n".join([*reasons[:8], *more, _FIREWALL]))
         self._pairs = pairs
 
     def worst(self, hosts: Sequence[str]) -> tuple[str, str]:
         """The host that takes part in most of it, of several the last; and what there is to say of it."""
         counts = [sum(host in pair for pair in self._pairs) for host in hosts]
         name = max(range(len(hosts)), key=lambda number: (counts[number], number))
-        return hosts[name], next(told for pair, told in self._pairs.items() if hosts[name] in pair)
+        return hosts[name], next(reasons for pair, reasons in self._pairs.items() if hosts[name] in pair)
 
 
 def at(address: str, port: int | str) -> str:
@@ -74,7 +74,7 @@ def choose_addresses(
     if len(links) == 1:
         return first
     tokens = {link.name: secrets.token_hex(TOKEN_BYTES // 2) for link in links}
-    raise_for(refusals({link.name: link.ask("listen", token=tokens[link.name]) for link in links}, _ANSWER_S))
+    raise_for(refusals({link.name: link.request("listen", token=tokens[link.name]) for link in links}, _ANSWER_S))
     try:
         chosen, missed = dict(first), dict[str, list[tuple[str, int]]]()
         open_hosts = set(left)
@@ -93,7 +93,7 @@ def choose_addresses(
             raise UnreachableError(_unreachable(first, missed, open_hosts))
         return chosen
     finally:
-        raise_for(refusals({link.name: link.ask("unlisten") for link in links}, _ANSWER_S))
+        raise_for(refusals({link.name: link.request("unlisten") for link in links}, _ANSWER_S))
 
 
 def ports_to_try(ports: Sequence[int], number: int, count: int) -> Sequence[int]:
@@ -108,17 +108,17 @@ def _probe(
     links: Sequence[Link], addresses: Mapping[str, str], ports: Mapping[str, Sequence[int]], tokens: Mapping[str, str]
 ) -> dict[str, list[tuple[str, int]]]:
     """Of each host that is not reached by all: from which host, and at which port."""
-    asked, targets = {}, {}
+    pending, targets = {}, {}
     for number, link in enumerate(links):
         # also itself: TensorFlow connects to its own address
         targets[link.name] = [
             (name, port) for name in addresses for port in ports_to_try(ports[name], number, len(links))
         ]
         plain = [[addresses[name], port, tokens[name]] for name, port in targets[link.name]]
-        asked[link.name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
-    raise_for(refusals(asked, _PROBE_S + _ANSWER_S))
+        pending[link.name] = link.request("probe", targets=plain, seconds=_PROBE_S)
+    raise_for(refusals(pending, _PROBE_S + _ANSWER_S))
     failed: dict[str, list[tuple[str, int]]] = {}
-    for source, answer in asked.items():
+    for source, answer in pending.items():
         for number in answer.result().fields["missed"]:
             name, port = targets[source][number]
             failed.setdefault(name, []).append((source, port))

@@ -1,4 +1,4 @@
-"""Hosts with agents as an allocation: who runs where, at which address."""
+"""Hosts with agents as an allocation: which task runs on which host, at which address."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class RemoteAllocation:
         links: the hosts that get a task, by name.
         environ: what tasks get beside their host's own environment.
         num_computing: how many tasks share the cores, by host.
-        blame: notes the name of a host that was lost, or on which a task was.
+        note_host_failure: notes the name of a host that was lost, or on which a task was.
         patience_s: how long no task makes a step before the paths between hosts are tried.
-        held: what is given back at the end.
+        resources: what is given back at the end.
     """
 
     places: tuple[Place, ...]
     links: Mapping[str, Link]
     environ: Mapping[str, str]
     num_computing: Mapping[str, int]
-    held: ExitStack
-    blame: Callable[[str], None]
+    resources: ExitStack
+    note_host_failure: Callable[[str], None]
     engine: str
     patience_s: float = 15.0
     given: tuple[ClusterSpec, Task] | None = None
@@ -68,7 +68,7 @@ class RemoteAllocation:
         incoming = Incoming(run.path)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
-        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.blame)
+        tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure)
         # who reads checkpoints: the one that leads, and what runs beside it
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
@@ -85,7 +85,7 @@ class RemoteAllocation:
                 link.take = None
                 link.keeps_copies = link.keeps_copies or bool(incoming.problem)
                 if link.lost:
-                    self.blame(name)
+                    self.note_host_failure(name)
             if incoming.problem:
                 show("", incoming.problem)
             tasks.close()
@@ -99,10 +99,10 @@ class RemoteAllocation:
         """Agents do so when they start tasks."""
 
     def listening(self, addresses: Collection[str]) -> set[str]:
-        asked = {name: link.ask("listening") for name, link in self.links.items()}
+        pending = {name: link.request("listening") for name, link in self.links.items()}
         until = time.monotonic() + _LISTENING_S
         ports: dict[str, set[int]] = {}
-        for name, answer in asked.items():
+        for name, answer in pending.items():
             try:
                 ports[name] = set(answer.result(max(0.0, until - time.monotonic())).fields["ports"])
             except (LinkError, TimeoutError):
@@ -116,4 +116,4 @@ class RemoteAllocation:
 
     def release(self) -> None:
         self.release_ports()
-        self.held.close()
+        self.resources.close()

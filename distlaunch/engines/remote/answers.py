@@ -1,4 +1,4 @@
-"""Answers of several hosts: waited for together, and everything that is wrong told at once."""
+"""Waits for the answers of several hosts together, and reports all errors at once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]]
     return failed
 
 
-def refusals(asked: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
+def refusals(pending: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) -> dict[str, str]:
     """Why hosts did not do what they were asked to."""
-    wrong = unanswered(asked, seconds)
-    told = {name: asked[name].result().fields.get("error") for name in asked.keys() - wrong.keys()}
-    return wrong | {name: str(error) for name, error in told.items() if error}
+    wrong = unanswered(pending, seconds)
+    errors = {name: pending[name].result().fields.get("error") for name in pending.keys() - wrong.keys()}
+    return wrong | {name: str(error) for name, error in errors.items() if error}
 
 
 def raise_for(wrong: Mapping[str, str]) -> None:

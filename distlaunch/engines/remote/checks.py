@@ -1,4 +1,4 @@
-"""Whether hosts have what a job needs: versions, the working directory, the code. All that is wrong, at once."""
+"""Checks that hosts have what a job needs: versions, the working directory, the code. Reports all errors at once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame
 from distlaunch.agent.remote.host_facts import package_versions
 from distlaunch.engines.remote.answers import ANSWER_S, raise_for, refusals
-from distlaunch.engines.remote.code import Code
+from distlaunch.engines.remote.code import CodeFiles
 from distlaunch.engines.remote.link import Link
 
 _SEND_S = 600.0  # for code to be sent
 
 
 def check_hosts(
-    links: Sequence[Link], folders: Mapping[str, str], lease_s: int, code: Code, paths: Sequence[str], *, sync: bool
+    links: Sequence[Link],
+    folders: Mapping[str, str],
+    lease_s: int,
+    code: CodeFiles,
+    paths: Sequence[str],
+    *,
+    sync: bool,
 ) -> None:
     """Makes hosts ready whose agents have just started, and notes their state. Raises UsageError.
 
@@ -31,32 +37,32 @@ def check_hosts(
     left = {link.name: link for link in links if not link.is_ready}
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
 
-    def ask(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
+    def request(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
         """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
-        asked = {
-            name: link.ask(kind, payload, folder=folders[name], **fields)
+        pending = {
+            name: link.request(kind, payload, folder=folders[name], **fields)
             for name, link in left.items()
             if name not in wrong
         }
-        wrong.update(refusals(asked, seconds))
-        return {name: answer for name, answer in asked.items() if name not in wrong}
+        wrong.update(refusals(pending, seconds))
+        return {name: answer for name, answer in pending.items() if name not in wrong}
 
-    ask("hello", protocol=PROTOCOL, distlaunch=__version__, lease_s=lease_s)
+    request("hello", protocol=PROTOCOL, distlaunch=__version__, lease_s=lease_s)
     for link in left.values():
         link.takes_beats = link.name not in wrong
     if sync:
-        for name, answer in ask("code", code.listing()).items():
+        for name, answer in request("code", code.listing()).items():
             if not answer.result().fields["same"]:
                 left[name].post_in_order(code.messages())
-        ask("code_sent", seconds=_SEND_S, after_files=True)
-    ask("enter")
-    for name, answer in ask("compare", code.digests_as_json(outside=not sync)).items():
+        request("code_sent", seconds=_SEND_S, after_files=True)
+    request("enter")
+    for name, answer in request("compare", code.digests_as_json(outside=not sync)).items():
         fields = answer.result().fields
         if fields["count"]:
             named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
             wrong[name] = (f"its code differs from this machine's in {fields['count']} file(s): {named}; "
                            "copy it there, or use `engine.sync: code`")  # fmt: skip
-    for name, answer in ask("state", paths=list(paths)).items():
+    for name, answer in request("state", paths=list(paths)).items():
         left[name].state = answer.result().fields["state"]
     raise_for({name: wrong[name] for name in folders if name in wrong})
     for link in left.values():

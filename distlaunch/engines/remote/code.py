@@ -1,4 +1,4 @@
-"""The code of a job: which files it is, what they hold, and how they are sent."""
+"""The code of a job: its files, their digests, and the messages that send them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 500_000_000
 _PASSED_OVER = ("node_modules", "site-packages", "__pycache__", "runs")
 
 
-class Code:
+class CodeFiles:
     """The files of a folder. Where git knows the folder: those that it knows or would add. Else: all but hidden ones,
     environments, and runs.
 
@@ -68,7 +68,7 @@ class Code:
         return data
 
     def messages(self) -> Iterator[bytes]:
-        """Puts all files there."""
+        """The messages that send all files."""
         for name in self._names:
             yield from send_file(self._folder / name, name)
 

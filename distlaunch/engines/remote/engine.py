@@ -1,4 +1,4 @@
-"""An engine whose hosts run agents, whoever starts these: connections, checks, places, addresses."""
+"""An engine whose hosts run agents, however these are started: connections, checks, places, addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distlaunch.engines.remote.addresses import UnreachableError, at, choose_add
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.checks import check_hosts
-from distlaunch.engines.remote.code import Code
+from distlaunch.engines.remote.code import CodeFiles
 from distlaunch.engines.remote.fleet import Fleet
 from distlaunch.engines.remote.host_failures import LIMIT
 from distlaunch.engines.remote.link import Command, Link
@@ -101,17 +101,19 @@ class RemoteEngine:
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             fleet.num_starts += 1
             idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
-            held = stack.pop_all()
+            resources = stack.pop_all()
 
-        def blame(name: str) -> None:
+        def note_host_failure(name: str) -> None:
             fleet.failures.note(name, fleet.num_starts)
 
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
-        notes += self._news(used)
+        notes += self._warnings_of(used)
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
-        return RemoteAllocation(places, used, env, computing, held, blame, self.kind, patience_s, notes=notes)
+        return RemoteAllocation(
+            places, used, env, computing, resources, note_host_failure, self.kind, patience_s, notes=notes
+        )
 
     def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
         """As far as it is known without asking a host."""
@@ -137,21 +139,21 @@ class RemoteEngine:
     def _warnings(self, link: Link) -> Iterator[str]:
         return host_warnings(link.name, link.state, self._data, link.clock_s)
 
-    def _news(self, used: Mapping[str, Link]) -> list[str]:
+    def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
         """What is worth a word of hosts that are new to this job."""
         new = {name: link for name, link in used.items() if not link.is_known}
-        told = [warning for link in new.values() for warning in self._warnings(link)]
-        told += driver_warnings({name: link.facts["driver"] for name, link in (used if new else {}).items()})
+        warnings = [warning for link in new.values() for warning in self._warnings(link)]
+        warnings += driver_warnings({name: link.facts["driver"] for name, link in (used if new else {}).items()})
         for link in new.values():
             link.is_known = True
-        return told
+        return warnings
 
     def _ready(self, fleet: Fleet) -> list[Link]:
         """Hosts that have what a job needs. Raises UsageError."""
         links = self._connected(fleet)
         folders = {link.name: self._folder(link.host) for link in links}
         lease_s = max(1, round(self._settings.host_timeout_s * 2))
-        code = Code(Path.cwd(), self._files.code)
+        code = CodeFiles(Path.cwd(), self._files.code)
         sync = self._settings.sync == "code"
         check_hosts(links, folders, lease_s, code, [*self._data.values()], sync=sync)
         return links
@@ -231,10 +233,10 @@ def _slots(link: Link) -> int:
 def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> dict[str, Sequence[int]]:
     """Ports on each host, in the order of its tasks. Raises UsageError."""
     with_address = list(chosen[: needs.num_addresses])
-    asked = {}
+    pending = {}
     for name, link in links.items():
         mine = [number for number, host in enumerate(with_address) if host == name]
         wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]
-        asked[name] = link.ask("reserve", ports=wanted)
-    raise_for(refusals(asked))
-    return {name: answer.result().fields["ports"] for name, answer in asked.items()}
+        pending[name] = link.request("reserve", ports=wanted)
+    raise_for(refusals(pending))
+    return {name: answer.result().fields["ports"] for name, answer in pending.items()}

@@ -1,4 +1,4 @@
-"""All agents of a job. One thread does the I/O of all connections, so that nothing that waits holds another up."""
+"""All agents of a job. One thread does the I/O of all connections, so that a slow connection never delays another."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Fleet:
 
     def _make(self, host: Host, lifeline: Lifeline) -> Link:
         link = Link(host, self._command_of(host), lifeline, self._wake)
-        link.heard_at = time.monotonic()
+        link.received_at = time.monotonic()
         with self._lock:
             self.links[host.label] = link
         self._wake()
@@ -191,7 +191,7 @@ class Fleet:
         for link in [*links, *(link for link, _ in dropped)]:
             stdin, stdout, stderr = link.fds
             gone = bool(link.lost) or link not in links
-            for fd, wanted in ((stdin, link.wants_to_write), (stdout, True), (stderr, not link.is_silent)):
+            for fd, wanted in ((stdin, link.has_pending), (stdout, True), (stderr, not link.is_silent)):
                 is_watched = fd in watched and watched[fd] is link
                 if wanted and not gone and not is_watched:
                     watched[fd] = link
@@ -215,10 +215,10 @@ class Fleet:
             if link.lost:
                 continue
             if pause > 2 * _TURN_S:
-                link.heard_at += pause
+                link.received_at += pause
             if link.takes_beats:
                 link.post("beat")
-                if now - link.heard_at > self._timeout_s:
+                if now - link.received_at > self._timeout_s:
                     link.lose(f"it has shown no sign of life for {self._timeout_s:g} s (engine.host_timeout_s)")
         return True
 

@@ -1,4 +1,4 @@
-"""Which hosts have let a job down, and when: a restart does without those that did so twice."""
+"""Which hosts have failed during a job, and when: a restart leaves out those that failed twice."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Link:
         self.is_known = False
         self.lost = ""
         self.clock_s = 0.0
-        self.heard_at = 0.0
+        self.received_at = 0.0
         self.is_ready = False
         """Whether it was found to have what a job needs."""
         self.takes_beats = False
@@ -74,7 +74,7 @@ class Link:
         self.greeted: Future[None] = Future()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, Future[Frame]] = {}
+        self._pending: dict[int, Future[Frame]] = {}
         self._stderr = b""
         self._greeting: GreetingReader | None = GreetingReader()
         self._reader = FrameReader()
@@ -108,9 +108,9 @@ class Link:
         return process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
 
     @property
-    def wants_to_write(self) -> bool:
+    def has_pending(self) -> bool:
         with self._lock:
-            return self._outbox.wants_to_write
+            return self._outbox.has_pending
 
     def post(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Sends a message; nobody hears of it if the agent is gone."""
@@ -124,7 +124,7 @@ class Link:
             self._outbox.put_files(messages)
         self._wake()
 
-    def ask(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
+    def request(self, kind: str, payload: bytes = b"", *, after_files: bool = False, **fields: Any) -> Future[Frame]:
         """Sends a message; the result is the answer, or LinkError.
 
         Args:
@@ -136,7 +136,7 @@ class Link:
             if self.lost:
                 answer.set_exception(LinkError(self.lost))
                 return answer
-            self._asked[number] = answer
+            self._pending[number] = answer
             message = encode(kind, payload, id=number, **fields)
             self._outbox.put_files([message]) if after_files else self._outbox.put(message)
         self._wake()
@@ -157,7 +157,7 @@ class Link:
         if not data:
             self._end()
             return
-        self.heard_at = now
+        self.received_at = now
         try:
             if self._greeting is not None:
                 rest = self._greeting.feed(data)
@@ -181,9 +181,9 @@ class Link:
         """There is no agent any more, or none that can be talked to."""
         with self._lock:
             self.lost = self.lost or reason
-            asked, self._asked = self._asked, {}
+            pending, self._pending = self._pending, {}
         error = LinkError(self.lost)
-        for answer in asked.values():
+        for answer in pending.values():
             answer.set_exception(error)
         if not self.greeted.done():
             self.greeted.set_exception(error)
@@ -215,7 +215,7 @@ class Link:
             self.lose(frame.text("message"))
         elif frame.kind == "reply":
             with self._lock:
-                answer = self._asked.pop(frame.number("id"), None)
+                answer = self._pending.pop(frame.number("id"), None)
             if answer is not None:
                 answer.set_result(frame)
         elif self.take is not None:
@@ -227,13 +227,13 @@ class Link:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(2.0)
         self.pump_errors()
-        told = self._stderr.decode(errors="replace")
+        reason = self._stderr.decode(errors="replace")
         if self.facts:
-            last = [line for line in told.splitlines() if line.strip()][-1:]
+            last = [line for line in reason.splitlines() if line.strip()][-1:]
             self.lose("the connection to its agent has ended" + (f": {last[0]}" if last else ""))
         else:
             noise = self._greeting.noise.decode(errors="replace") if self._greeting else ""
-            self.lose(self._command.explain(told or noise, code))
+            self.lose(self._command.explain(reason or noise, code))
 
     def _kill(self) -> None:
         if self._process.poll() is None:

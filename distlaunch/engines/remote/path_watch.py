@@ -1,6 +1,6 @@
-"""Finds two hosts that no longer reach each other, which TensorFlow and JAX never notice unless one of them leads.
+"""Finds two hosts that no longer reach each other; TensorFlow and JAX detect that only if one of them is the chief's.
 
-Asked while no task makes a step: who could connect to whom when training began, and cannot any more?
+It runs while no task makes a step, and compares the connections that work with those that worked when training began.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class PathWatch:
         self, links: Mapping[str, Link], hosts: Mapping[str, str], patience_s: float, clock: Callable[[], float]
     ) -> None:
         self._links, self._hosts, self._patience_s, self._clock = links, dict(hosts), patience_s, clock
-        self._asked: dict[str, Future[Frame]] = {}
+        self._pending: dict[str, Future[Frame]] = {}
         self._usable: set[Path] | None = None
         """Paths that worked when training began; None: not tried yet."""
         self._broken: Counter[Path] = Counter()
         self._progress: Any = None
         self._moved_at = clock()
 
-    def look(self, progress: Any) -> tuple[str, str] | None:
+    def check(self, progress: Any) -> tuple[str, str] | None:
         """The host to be given up and why, if two hosts cannot reach each other.
 
         Args:
@@ -53,25 +53,25 @@ class PathWatch:
         if progress != self._progress:
             self._progress, self._moved_at = progress, self._clock()
             self._broken.clear()
-        if self._asked:
-            return self._read_answers() if all(answer.done() for answer in self._asked.values()) else None
+        if self._pending:
+            return self._read_answers() if all(answer.done() for answer in self._pending.values()) else None
         if self._usable is None or self._clock() - self._moved_at >= self._patience_s:
-            self._ask()
+            self._send_probes()
         return None
 
-    def _ask(self) -> None:
+    def _send_probes(self) -> None:
         for name, link in self._links.items():
             plain = [[*split_address(address), ""] for address in self._hosts]
-            self._asked[name] = link.ask("probe", targets=plain, seconds=_PROBE_S)
+            self._pending[name] = link.request("probe", targets=plain, seconds=_PROBE_S)
 
     def _read_answers(self) -> tuple[str, str] | None:
         addresses, missed = list(self._hosts), set[Path]()
-        for name, answer in self._asked.items():
+        for name, answer in self._pending.items():
             try:
                 missed |= {(name, addresses[number]) for number in answer.result().fields["missed"]}
             except LinkError:  # a lost host is found by itself
                 missed |= {(name, address) for address in addresses}
-        self._asked.clear()
+        self._pending.clear()
         if self._usable is None:
             every = {(name, address) for name in self._links for address in addresses}
             self._usable = every - missed

@@ -1,4 +1,4 @@
-"""The run directory across hosts: what a host needs of it is sent there, and what its tasks write comes back."""
+"""The run directory across hosts: sends each host the files it needs, and gets back those that its tasks write."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def open_run(run: RunDir, links: Sequence[Link]) -> dict[str, list[int]]:
     # a fresh name: what a network disk remembers of older ones does not matter
     (run.path / nonce).touch()
     try:
-        asked = {link.name: link.ask("open", root=str(run.path), nonce=nonce) for link in links}
-        failed = refusals(asked, _ANSWER_S)
+        pending = {link.name: link.request("open", root=str(run.path), nonce=nonce) for link in links}
+        failed = refusals(pending, _ANSWER_S)
     finally:
         (run.path / nonce).unlink(missing_ok=True)
     raise_for(dict(sorted(failed.items())))
-    answers = {name: answer.result().fields for name, answer in asked.items()}
+    answers = {name: answer.result().fields for name, answer in pending.items()}
     return {name: list(fields["checkpoints"]) for name, fields in answers.items() if not fields["shared"]}
 
 

@@ -1,4 +1,4 @@
-"""Why an agent did not start, read from what ssh and the host's shell have printed."""
+"""Explains why an agent did not start, from the output of ssh and the host's shell."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def explain(stderr: str, code: int | None, *, target: str, name: str, python: st
     for pattern, message in _CAUSES:
         if re.search(pattern, stderr):
             return message.format(target=target, name=name)
-    if told := explain_python(stderr, python):
-        return told
+    if reason := explain_python(stderr, python):
+        return reason
     last = [line for line in stderr.splitlines() if line.strip()][-3:]
     how = "the connection was closed" if code is None or code == 0 else f"ssh ended with exit code {code}"
     return f"{how}: {' / '.join(last)}" if last else f"{how} and nothing was said; try `ssh {target}`"

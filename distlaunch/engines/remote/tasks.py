@@ -24,8 +24,8 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
 """Of a task whose host is lost: nothing of it runs, or will for longer than the lease."""
-_LOOK_S = 0.25
-_TELL_S = 2.0
+_CHECK_INTERVAL_S = 0.25
+_NOTE_AFTER_S = 2.0
 
 
 @dataclass
@@ -62,17 +62,17 @@ class RemoteTasks:
         show: takes the lines that tasks print, in the thread that calls `wait`.
         environ: what the tasks get beside their host's own environment.
         paths: watches whether the hosts still reach each other.
-        blame: called with the name of a host that is given up.
+        note_host_failure: called with the name of a host that is given up.
     """
 
     def __init__(
         self, plan: LaunchPlan, links: Mapping[str, Link], incoming: Incoming, show: Callable[[str, str], None],
         environ: Mapping[str, str],
         paths: PathWatch,
-        blame: Callable[[str], None],
+        note_host_failure: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._plan, self._links, self._incoming = plan, links, incoming
-        self._show, self._environ, self._paths, self._blame = show, environ, paths, blame
+        self._show, self._environ, self._paths, self._note_host_failure = show, environ, paths, note_host_failure
         self._tasks: dict[str, RemoteTask] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
@@ -110,18 +110,18 @@ class RemoteTasks:
         if self._is_collected:
             return
         self._is_collected = True
-        asked = {link.ask("end"): link for link in self._links.values()}
-        left, waited_s = set(asked), 0.0
+        pending = {link.request("end"): link for link in self._links.values()}
+        left, waited_s = set(pending), 0.0
         # without a limit: a host that does not answer any more is lost, by which this ends
-        while left := wait(left, timeout=_LOOK_S).not_done:
-            waited_s += _LOOK_S
-            names = ", ".join(asked[answer].name for answer in asked if answer in left)
-            if waited_s == _TELL_S:
+        while left := wait(left, timeout=_CHECK_INTERVAL_S).not_done:
+            waited_s += _CHECK_INTERVAL_S
+            names = ", ".join(pending[answer].name for answer in pending if answer in left)
+            if waited_s == _NOTE_AFTER_S:
                 self._show("", f"waiting for the last files of {names}; Ctrl-C leaves them there")
             if gives_up():
                 self._show("", f"the last files of {names} are not here; they stay in the run directory there")
                 for answer in left:
-                    asked[answer].keeps_copies = True
+                    pending[answer].keeps_copies = True
                 return
 
     def watch(self, fd: int) -> None:
@@ -135,7 +135,7 @@ class RemoteTasks:
             self._is_woken = False  # only now: who did not write has left what is taken below
         while self._lines:
             self._show(*self._lines.popleft())
-        if (given_up := self._paths.look(self._progress())) is not None:
+        if (given_up := self._paths.check(self._progress())) is not None:
             self._give_up(*given_up)
         if self._has_ended.is_set():
             self._has_ended.clear()
@@ -172,7 +172,7 @@ class RemoteTasks:
 
     def _give_up(self, host: str, reason: str) -> None:
         """Ends the tasks of a host that others cannot reach."""
-        self._blame(host)
+        self._note_host_failure(host)
         with self._lock:
             for task in self._tasks.values():
                 if task.host == host and task.exit is None:
@@ -201,8 +201,8 @@ class RemoteTasks:
             task = self._tasks.get(frame.text("task"))
         if task is None:
             return
-        if told := frame.fields.get("unstartable"):
-            self._lines.append((task.name, f"could not be started: {told}"))
+        if reason := frame.fields.get("unstartable"):
+            self._lines.append((task.name, f"could not be started: {reason}"))
         if isinstance(signs := frame.fields.get("signs"), list):
             task.shown = Signs(*signs)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))

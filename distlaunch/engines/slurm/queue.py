@@ -1,4 +1,4 @@
-"""Slurm's queue: submits jobs, tells how they stand, asks them to stop. Each call is one of Slurm's commands."""
+"""Slurm's queue: submits jobs, returns their states, stops them. Each call runs one of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class SlurmQueue:
         """Hands a script to sbatch. Raises UsageError with what Slurm says against it."""
         # `--parsable` prints JOB or JOB;CLUSTER
         try:
-            told = _run(["sbatch", "--parsable", str(script)], submission_environment(config.engine.slurm, environ))
+            output = _run(["sbatch", "--parsable", str(script)], submission_environment(config.engine.slurm, environ))
         except QueueBusyError as error:
             raise UsageError(f"Slurm has not taken the job: {error}") from None
-        job, _, cluster = told.strip().splitlines()[-1].partition(";")
+        job, _, cluster = output.strip().splitlines()[-1].partition(";")
         return Submission(self.name, job, time.time(), cluster)
 
     def states(self, jobs: Sequence[Submission]) -> dict[Submission, JobState]:
@@ -61,8 +61,8 @@ class SlurmQueue:
         found: dict[Submission, JobState] = {}
         for cluster in dict.fromkeys(job.cluster for job in jobs):
             of_it = [job for job in jobs if job.cluster == cluster]
-            told = _squeue(cluster, [job.job for job in of_it])
-            found |= {job: told.get(job.job, JobState("ended")) for job in of_it}
+            output = _squeue(cluster, [job.job for job in of_it])
+            found |= {job: output.get(job.job, JobState("ended")) for job in of_it}
         return found
 
     def cancel(self, job: Submission) -> None:
@@ -92,8 +92,8 @@ def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
         for text in setup_check(command):
             done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True)
             if done.returncode or done.stderr or "\0" in text:
-                told = done.stderr.strip().splitlines()[:1]
-                why = told[0].removeprefix("bash: line ").partition(": ")[2] if told else "NUL"
+                output = done.stderr.strip().splitlines()[:1]
+                why = output[0].removeprefix("bash: line ").partition(": ")[2] if output else "NUL"
                 yield Problem(
                     ("engine", "slurm", "setup", number), f"got {show(command)}, which bash cannot read: {why}"
                 )
@@ -104,14 +104,14 @@ def _squeue(cluster: str, jobs: Sequence[str]) -> dict[str, JobState]:
     """Not `--json`: its fields change with Slurm's version, and old ones print all jobs of the cluster with it."""
     command = ["squeue", *_clusters(cluster), "--noheader", "--states=all", "--format=%i|%T|%r"]
     try:
-        told = _run([*command, f"--jobs={','.join(jobs)}"])
+        output = _run([*command, f"--jobs={','.join(jobs)}"])
     except QueueBusyError as error:
         # a single job that it has forgotten
         if "Invalid job id" in str(error):
             return {}
         raise
     found = {}
-    for line in told.splitlines():
+    for line in output.splitlines():
         job, _, rest = line.strip().partition("|")
         word, _, why = rest.partition("|")
         if word:
@@ -135,6 +135,6 @@ def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> st
         raise QueueBusyError(f"`{command[0]}` does not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        told = " / ".join(line.removeprefix(f"{command[0]}: error: ") for line in lines[-3:])
-        raise QueueBusyError(f"{command[0]}: {told or f'exit code {done.returncode}'}")
+        output = " / ".join(line.removeprefix(f"{command[0]}: error: ") for line in lines[-3:])
+        raise QueueBusyError(f"{command[0]}: {output or f'exit code {done.returncode}'}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""How runs that were handed to a scheduler's queue stand there."""
+"""The states of runs that were submitted to a scheduler's queue."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.paths import shown
 
-_ASK_AGAIN_S = 5.0
-"""A scheduler is asked as rarely as a person at a terminal would mind."""
-_ASK_SOON_S = 1.0
+_QUERY_INTERVAL_S = 5.0
+"""A scheduler is queried as rarely as a person at a terminal accepts."""
+_SHORT_QUERY_INTERVAL_S = 1.0
 """The same for a job that has stopped, and will perhaps be queued again."""
 _NOTHING_WRITTEN = "it wrote nothing into {}; is that on a disk that its nodes share?"
 
 
 def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
-    """The submitted job of a run that waits or runs; None: there is none, or its queue does not answer here."""
+    """The submitted job of a run if it is pending or running; None: there is none, or its queue does not answer."""
     job = run.live_submission()
     if job is None:
         return None
@@ -28,18 +28,18 @@ def live_job(run: RunDir) -> tuple[Submission, JobState] | None:
 
 
 def state_of(run: RunDir) -> JobState | None:
-    """How the submitted job of a run stands; None: it has none, has told its end, or its queue does not answer here."""
+    """The state of a run's submitted job; None: it has none, has reported its end, or its queue does not answer."""
     job = run.live_submission()
     return None if job is None else job_state(job)
 
 
 def job_state(job: Submission) -> JobState | None:
-    """How a job stands; None: its queue does not answer here."""
+    """The state of a job; None: its queue does not answer here."""
     return job_states([job]).get(job)
 
 
 def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
-    """How jobs stand, as far as their queues answer here."""
+    """The states of jobs, as far as their queues answer here."""
     found: dict[Submission, JobState] = {}
     of_engines: dict[str, list[Submission]] = {}
     for job in jobs:
@@ -59,25 +59,27 @@ class JobWatch:
     """Follows a submitted job from where its run directory is seen.
 
     Args:
-        note: takes what there is to be said about it.
+        note: shows a message about the job.
     """
 
     def __init__(self, run: RunDir, job: Submission, note: Callable[[str], None]) -> None:
         self._run, self._job, self._note = run, job, note
-        self._asked_at: float | None = None
-        self._told = ""
+        self._queried_at: float | None = None
+        self._last_note = ""
         self._state: JobState | None = None
 
-    def goes_on(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the job waits or runs. An answer may be some seconds old."""
         if not self._run.may_be_queued():
             return False
         now = time.monotonic()
         has_ended = self._run.job_exit_code() is not None
-        if self._asked_at is None or now - self._asked_at >= (_ASK_SOON_S if has_ended else _ASK_AGAIN_S):
+        if self._queried_at is None or now - self._queried_at >= (
+            _SHORT_QUERY_INTERVAL_S if has_ended else _QUERY_INTERVAL_S
+        ):
             self._state = job_state(self._job) or self._state
-            self._asked_at = now
-            self._tell()
+            self._queried_at = now
+            self._note_state()
         return self._state is None or self._state.phase != "ended"
 
     def exit_code(self) -> int:
@@ -94,13 +96,13 @@ class JobWatch:
         self._note(f"job {self._job.job} has ended{f' as {word}' if word else ''}, and has not told its end; {where}")
         return ExitCode.FAILED
 
-    def _tell(self) -> None:
+    def _note_state(self) -> None:
         state = self._state
         # that it runs is seen by what it shows, once it shows something
-        is_news = state is not None and (
+        is_shown = state is not None and (
             state.phase == "pending" or (state.phase == "running" and not self._run.attempts())
         )
-        told = f"job {self._job.job}: {state}" if is_news else ""
-        if told and told != self._told:
-            self._note(told)
-        self._told = told
+        note = f"job {self._job.job}: {state}" if is_shown else ""
+        if note and note != self._last_note:
+            self._note(note)
+        self._last_note = note

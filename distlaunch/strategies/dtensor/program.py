@@ -28,7 +28,7 @@ from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
-from distlaunch.strategies.mesh.parts import Held
+from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
 from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
 from distlaunch.strategies.patches.keras_private import put_value, value_of
@@ -45,7 +45,7 @@ from distlaunch.strategies.variables import (
     state_variables,
 )
 
-_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
+_STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
 
 
 class DTensorProgram:
@@ -127,7 +127,7 @@ class DTensorProgram:
         batches = self._feed.batches(source)
         done = 0
         while max_steps is None or done < max_steps:
-            if done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
+            if done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
             if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=done):
@@ -146,7 +146,7 @@ class DTensorProgram:
         for batch in self._feed.batches(source):
             if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=len(batches)):
                 break
-            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+            if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             with in_plain_words():
                 outputs = call(batch)
@@ -239,9 +239,9 @@ class DTensorProgram:
         value: MeshVariable = value_of(variable)
         return value.gathered() if self._peers.number > 1 and any(value.axes) else value.numpy()
 
-    def held(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, StoredVariable]:
         """As of `PartedProgram`."""
-        return {name: value_of(variable).held() for name, variable in snapshot_variables(self._model).items()}
+        return {name: value_of(variable).stored() for name, variable in snapshot_variables(self._model).items()}
 
     def log_state(self) -> State:
         """As of `PartedProgram`."""
@@ -268,5 +268,5 @@ def _read(variables: list[Any]) -> list[Any]:
 def _assign(variables: list[Any], before: list[Any], values: list[Any]) -> None:
     for variable, old, value in zip(variables, before, values, strict=True):
         if value is not old:
-            held = value_of(variable)
-            held.on_mesh.assign(tf.cast(value, held.dtype))
+            stored = value_of(variable)
+            stored.on_mesh.assign(tf.cast(value, stored.dtype))

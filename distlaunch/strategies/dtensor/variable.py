@@ -11,7 +11,7 @@ from tensorflow.experimental import dtensor
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.dtensor.arrays import gathered, joined, layout_of, parts_of, place
 from distlaunch.strategies.mesh.layout import Axes
-from distlaunch.strategies.mesh.parts import Block, Held
+from distlaunch.strategies.mesh.parts import Block, StoredVariable
 from distlaunch.strategies.mesh.state import placed
 from distlaunch.strategies.stand_in import StandIn
 
@@ -63,7 +63,7 @@ class MeshVariable(StandIn):
         """The whole value; every process must call it."""
         return gathered(self.on_mesh.read_value())
 
-    def held(self) -> Held:
+    def stored(self) -> StoredVariable:
         """What each device holds of it."""
         blocks = self._blocks()
         components: list[Any] = []
@@ -76,7 +76,7 @@ class MeshVariable(StandIn):
 
         local = self.layout.mesh.local_device_ids()
         devices = [(device // len(local), block) for device, block in enumerate(blocks)]
-        return Held(self._sizes(), self.dtype.size, devices, value_of)
+        return StoredVariable(self._sizes(), self.dtype.size, devices, value_of)
 
     def placed(self, name: str) -> dict[str, Any]:
         """As the event VariablesPlaced has it."""

@@ -40,16 +40,16 @@ def _uniform(seed: Any, shape: Any, minval: float = 0.0, maxval: float = 1.0, dt
 
 def _normal_in_step(seed: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None) -> Any:
     kind = dtype or keras.config.floatx()
-    return jax_random.normal(seed, shape, kind) * stddev + mean if jax_random.knows(kind) else None
+    return jax_random.normal(seed, shape, kind) * stddev + mean if jax_random.is_supported(kind) else None
 
 
 def _uniform_in_step(seed: Any, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None) -> Any:
     kind = dtype or keras.config.floatx()
-    return jax_random.uniform(seed, shape, kind) * (maxval - minval) + minval if jax_random.knows(kind) else None
+    return jax_random.uniform(seed, shape, kind) * (maxval - minval) + minval if jax_random.is_supported(kind) else None
 
 
 def _dropout_in_step(seed: Any, inputs: Any, rate: float, noise_shape: Any = None) -> Any:
-    if rate in (0, 1) or not jax_random.knows(inputs.dtype):
+    if rate in (0, 1) or not jax_random.is_supported(inputs.dtype):
         return None
     shape = inputs.shape
     if noise_shape is not None:
@@ -86,7 +86,7 @@ def tensorflow_draws() -> AbstractContextManager[None]:
     """Within it Keras draws what it draws on TensorFlow.
 
     In traced functions that holds for normal and uniform numbers and for dropout, of the types that
-    `jax_random.knows`; everything else is drawn by JAX.
+    `jax_random.is_supported`; everything else is drawn by JAX.
     """
     return drawn_by({name: _on_host(draw) for name, draw in _BY_TENSORFLOW.items()}, _IN_STEP)
 

@@ -27,14 +27,14 @@ from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.mesh.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
 from distlaunch.strategies.mesh.layout import Axes
-from distlaunch.strategies.mesh.parts import Held
+from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
 from distlaunch.strategies.variables import metric_results, plain_logs
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded
-_LOOK = 16  # steps of an evaluation between two looks at the wish to stop
+_STEPS_PER_CHECK = 16  # steps of an evaluation between two looks at the wish to stop
 
 
 class JaxProgram:
@@ -107,7 +107,7 @@ class JaxProgram:
         trainable, others, slots, metrics = self._values.read()
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
-            stopped = done % _LOOK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
+            stopped = done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
             if stopped or self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=done):
                 break
             if self._test_call is None:
@@ -140,7 +140,7 @@ class JaxProgram:
         while not self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=len(batches)):
             if not batches:
                 self._check_convolutions(step, state, batch)
-            if len(batches) % _LOOK == 0 and self.agree(Vote(stop=should_stop())).stop:
+            if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             outputs = call(state, batch)
             feed.load_ahead()
@@ -234,9 +234,9 @@ class JaxProgram:
     def snapshot(self) -> State:
         return state_of(self._model, self._sums or {}, self._steps_in_epoch, self._values.copy)
 
-    def held(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, StoredVariable]:
         """As of `PartedProgram`."""
-        return self._values.held()
+        return self._values.stored()
 
     def log_state(self) -> State:
         """As of `PartedProgram`."""

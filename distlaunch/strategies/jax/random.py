@@ -32,7 +32,7 @@ _LAYOUTS = {
 }
 
 
-def knows(dtype: Any) -> bool:
+def is_supported(dtype: Any) -> bool:
     """Whether numbers of this type can be drawn here."""
     return jnp.dtype(dtype).name in _LAYOUTS
 
@@ -42,7 +42,7 @@ def uniform(seed: jax.Array, shape: Sequence[int], dtype: Any = "float32") -> ja
 
     Args:
         seed: state of a Keras `SeedGenerator`, shape [2].
-        dtype: one that `knows` is true of.
+        dtype: one that `is_supported` is true of.
     """
     return _joined([_unit(word, dtype) for word in _words(seed, shape)], shape)
 

@@ -14,7 +14,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.jax.feed import place
 from distlaunch.strategies.mesh.functional_step import TrainState
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
-from distlaunch.strategies.mesh.parts import Block, Held
+from distlaunch.strategies.mesh.parts import Block, StoredVariable
 from distlaunch.strategies.mesh.state import placed, snapshot_variables
 from distlaunch.strategies.variables import state_variables
 
@@ -86,12 +86,12 @@ class Values:
             value = self._gather(value)
         return _copied(value)
 
-    def held(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, StoredVariable]:
         """What each device holds of each variable of a snapshot."""
         self.assign(self.read())
-        return {name: self._held(variable.value) for name, variable in snapshot_variables(self._model).items()}
+        return {name: self._stored(variable.value) for name, variable in snapshot_variables(self._model).items()}
 
-    def _held(self, value: Any) -> Held:
+    def _stored(self, value: Any) -> StoredVariable:
         shape = tuple(value.shape)
 
         def block_of(index: Any) -> Block:
@@ -105,7 +105,7 @@ class Values:
             devices = [(device.process_index, block_of(index)) for device, index in indices.items()]
         else:  # it takes no part in steps: each process has a whole one
             devices = [(rank, tuple((0, size) for size in shape)) for rank in range(self._peers.number)]
-        return Held(shape, value.dtype.itemsize, devices, value_of)
+        return StoredVariable(shape, value.dtype.itemsize, devices, value_of)
 
     def placement(self) -> list[dict[str, Any]]:
         """As of `Program`."""

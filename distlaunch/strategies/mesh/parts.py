@@ -17,7 +17,7 @@ Block = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredVariable:
     """One variable, and what each device holds of it; the same in all processes but for `value_of`.
 
     Attributes:
@@ -34,7 +34,7 @@ class Held:
 class PartedProgram(Protocol):
     """A program on a mesh."""
 
-    def held(self) -> dict[str, Held]:
+    def stored(self) -> dict[str, StoredVariable]:
         """All variables that a snapshot has, by name; every process must call it."""
         ...
 
@@ -52,11 +52,11 @@ class MeshParts:
         self.post, self.collect = peers.post, peers.collect
 
     def snapshot(self) -> tuple[State, Mapping[str, Cut]]:
-        held = self._program.held()
+        stored = self._program.stored()
         state: State = self._program.log_state() if self.rank == 0 else {}
         cuts = {}
-        for name, block in shares(held, self.number)[self.rank]:
-            one = held[name]
+        for name, block in shares(stored, self.number)[self.rank]:
+            one = stored[name]
             if _is_whole(block, one.shape):
                 state[name] = one.value_of(block)
                 continue
@@ -65,20 +65,20 @@ class MeshParts:
             cuts[part] = Cut(name, one.shape, tuple(start for start, _ in block))
         return state, cuts
 
-    def wanted(self) -> Mapping[str, list[tuple[slice, ...]]]:
+    def needed_blocks(self) -> Mapping[str, list[tuple[slice, ...]]]:
         found = {}
-        for name, one in self._program.held().items():
+        for name, one in self._program.stored().items():
             blocks = dict.fromkeys(block for rank, block in one.devices if rank == self.rank)
             if not any(_is_whole(block, one.shape) for block in blocks):
                 found[name] = [tuple(slice(*bounds) for bounds in block) for block in blocks]
         return found
 
 
-def shares(held: Mapping[str, Held], number: int) -> list[list[tuple[str, Block]]]:
+def shares(stored: Mapping[str, StoredVariable], number: int) -> list[list[tuple[str, Block]]]:
     """Which blocks each process writes: each block one process that holds it, and all about equally many bytes."""
     blocks = [
         (_num_bytes(block, one.itemsize), name, block, ranks)
-        for name, one in held.items()
+        for name, one in stored.items()
         for block, ranks in _holders(one.devices).items()
     ]
     found: list[list[tuple[str, Block]]] = [[] for _ in range(number)]

@@ -1,4 +1,4 @@
-"""What a worker gives back of the steps that it was given, and the wait for it."""
+"""The results of the steps that a worker was assigned, and the wait for them."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # pyright: reportFunctionMemberAccess=false
@@ -35,15 +35,15 @@ class Block:
 
 def wait_for_blocks(coordinator: Any) -> None:
     """Until all blocks are done. What a worker's data function raised is raised here."""
-    told_after = STALL_S
+    report_after_s = STALL_S
     began = time.monotonic()
     try:
         while not coordinator.done():
             _pause.wait(_POLL_S)
             waited = time.monotonic() - began
-            if waited > told_after:
+            if waited > report_after_s:
                 # ever more rarely
-                told_after *= 2
+                report_after_s *= 2
                 print(f"waiting for the workers' steps for {waited:.0f} s; one may be suspended", flush=True)
         coordinator.join()
     except tf.errors.OpError:

@@ -51,7 +51,7 @@ def current_graph() -> Any:
 
 
 @contextlib.contextmanager
-def standing_in(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[Cell]]:
+def as_cells(variables: list[Any], tensors: list[tf.Tensor]) -> Iterator[list[Cell]]:
     """Within it, the variables are cells that hold these tensors."""
     kept = [value_of(variable) for variable in variables]
     cells = [Cell(tensor, variable.path) for variable, tensor in zip(variables, tensors, strict=True)]

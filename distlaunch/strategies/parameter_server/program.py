@@ -1,4 +1,4 @@
-"""Steps dealt out to the workers of a parameter-server cluster.
+"""Assigns steps to the workers of a parameter-server cluster.
 
 The unit of work is a block: a few consecutive global batches, which one worker trains on inside one graph call.
 Variables lie on the servers and are updated in place. What a block adds to the metrics comes back as its result, and is
@@ -23,7 +23,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.parameter_server.blocks import Block, wait_for_blocks
-from distlaunch.strategies.parameter_server.cells import standing_in
+from distlaunch.strategies.parameter_server.cells import as_cells
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
     batch_spec,
@@ -153,7 +153,7 @@ class CoordinatorProgram:
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
-            with standing_in(self._counters, counts) as counters, standing_in(self._metrics, metrics) as cells:
+            with as_cells(self._counters, counts) as counters, as_cells(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
             if trains:
                 self._increments = [cell.assignments for cell in counters]
@@ -207,7 +207,7 @@ class CoordinatorProgram:
         def trace(batch: Any) -> Any:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
-            with standing_in(self._counters, counts), standing_in(self._metrics, metrics):
+            with as_cells(self._counters, counts), as_cells(self._metrics, metrics):
                 return self._strategy.run(self._steps.train, args=(batch,))
 
         with self._strategy.scope():
@@ -241,7 +241,7 @@ class CoordinatorProgram:
 
     def _logs(self, totals: list[np.ndarray], *, own: bool) -> Logs:
         tensors = [tf.constant(t, v.dtype) for t, v in zip(totals, self._metrics, strict=True)]
-        with tf.device("CPU:0"), standing_in(self._metrics, tensors):
+        with tf.device("CPU:0"), as_cells(self._metrics, tensors):
             results = metric_results(self._model)
             values = {name: np.asarray(tf.convert_to_tensor(value)) for name, value in results.items()}
         if own and self._log_names and self._steps.logs == "last":

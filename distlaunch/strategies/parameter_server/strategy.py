@@ -1,4 +1,4 @@
-"""`parameter_server`: workers compute, servers hold the variables, a coordinator deals the steps out."""
+"""`parameter_server`: workers compute, servers hold the variables, a coordinator assigns the steps."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)

@@ -65,13 +65,13 @@ def offer(split: str, offered: Offered) -> None:
         answer(_TIMES_TOKEN, _times)
 
 
-def tell_failures(to: Callable[[Exception], None]) -> None:
-    """From now on a failure to read is told, and the graph that asked waits for the end of this process."""
+def report_failures(to: Callable[[Exception], None]) -> None:
+    """From now on a failure to read is reported, and the graph that requested it waits for the end of this process."""
     _on_failure[:] = [to]
 
 
 def report_times(to: Callable[[StepTimes], None]) -> None:
-    """From now on whoever runs graphs in this process learns how the time of the steps of each block went."""
+    """From now on the times of the steps of each block are reported."""
     _on_times[:] = [to]
 
 
@@ -123,8 +123,8 @@ def check_data(source: Source, num_workers: int) -> None:
     for worker in range(num_workers):
         try:
             with tf.device(f"/job:worker/task:{worker}"):
-                [told] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
-            length, description, process = json.loads(told.numpy())
+                [described] = tf.raw_ops.PyFunc(input=[tf.constant(source.name)], token=_DATA_TOKEN, Tout=[tf.string])
+            length, description, process = json.loads(described.numpy())
         # a worker that is just being started again, or has not offered its data yet
         except tf.errors.OpError:
             continue

@@ -168,13 +168,13 @@ def raw_counter(optimizer: Any) -> Any:
 # state of the process
 
 
-def held_dtype_policy() -> Any:
+def current_dtype_policy() -> Any:
     """The dtype policy that was set; None: none, where `keras.config.dtype_policy` would fix one by asking."""
     return _GET_STATE.get()("dtype_policy")
 
 
 def put_dtype_policy(policy: Any) -> None:
-    """Sets what `held_dtype_policy` gave."""
+    """Sets what `current_dtype_policy` gave."""
     _SET_STATE.get()("dtype_policy", policy)
 
 

@@ -1,6 +1,6 @@
 """In a graph: what replicas must agree upon before a step, where each process knows its own data alone.
 
-Each is one small all-reduce, and is asked only where it must be.
+Each is one small all-reduce, and is made only where it is needed.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false

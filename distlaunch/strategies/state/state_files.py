@@ -169,22 +169,22 @@ def _entries(header: dict[str, Any]) -> dict[str, Entry]:
     metadata = header.pop(_METADATA)
     types, cuts = json.loads(metadata[_TYPES]), json.loads(metadata.get(_CUTS, "{}"))
     entries = {}
-    for name, told in header.items():
-        shape = tuple(told["shape"] if name not in types else told["shape"][:-1])
-        dtype = _dtype(types.get(name) or _OF_NAMES[told["dtype"]])
-        begin, end = told["data_offsets"]
+    for name, facts in header.items():
+        shape = tuple(facts["shape"] if name not in types else facts["shape"][:-1])
+        dtype = _dtype(types.get(name) or _OF_NAMES[facts["dtype"]])
+        begin, end = facts["data_offsets"]
         # checked before memory is taken: a header may claim any size
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != end - begin:
-            raise ValueError(f"its header is wrong: '{name}' cannot be {told}")
+            raise ValueError(f"its header is wrong: '{name}' cannot be {facts}")
         entries[name] = Entry(dtype, shape, begin, end, _cut(cuts[name], shape) if name in cuts else None)
     return entries
 
 
-def _cut(told: dict[str, Any], part: tuple[int, ...]) -> Cut:
-    cut = Cut(told["of"], tuple(told["shape"]), tuple(told["start"]))
+def _cut(facts: dict[str, Any], part: tuple[int, ...]) -> Cut:
+    cut = Cut(facts["of"], tuple(facts["shape"]), tuple(facts["start"]))
     ends = [first + size for first, size in zip(cut.start, part, strict=True)]
     if any(first < 0 or end > size for first, end, size in zip(cut.start, ends, cut.shape, strict=True)):
-        raise ValueError(f"its header is wrong: '{cut.of}' has no part {told}")
+        raise ValueError(f"its header is wrong: '{cut.of}' has no part {facts}")
     return cut
 
 
@@ -208,14 +208,14 @@ def _header(state: State, placed: list[str], cuts: Mapping[str, Cut]) -> bytes:
     metadata = {_TYPES: json.dumps(types)}
     if cuts:
         metadata[_CUTS] = json.dumps({name: asdict(cut) for name, cut in cuts.items()})
-    told: dict[str, Any] = {_METADATA: metadata}
+    facts: dict[str, Any] = {_METADATA: metadata}
     for name, value in state.items():
         assert name != _METADATA
         kind, shape = (
             ("U8", [*value.shape, value.itemsize]) if name in types else (_NAMES[value.dtype.name], value.shape)
         )
-        told[name] = {"dtype": kind, "shape": list(shape), "data_offsets": places[name]}
-    text = json.dumps(told, separators=(",", ":")).encode()
+        facts[name] = {"dtype": kind, "shape": list(shape), "data_offsets": places[name]}
+    text = json.dumps(facts, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
 
 

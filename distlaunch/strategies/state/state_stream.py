@@ -47,7 +47,7 @@ class StateServer:
         self.port: int = self._listener.getsockname()[1]
         self._over = threading.Event()
         self._unproven: deque[socket.socket] = deque()
-        self._has_told = False
+        self._has_reported = False
         self._thread = threading.Thread(target=self._accept, name="state")
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class StateServer:
         try:
             with connection, connection.makefile("wb") as file:
                 if not self._proves_itself(connection):
-                    self._tell(address)
+                    self._report_refusal(address)
                     return
                 connection.settimeout(_SILENCE_S)
                 # the checksum comes last: it is known once all has been sent
@@ -107,9 +107,9 @@ class StateServer:
         # takes the same time wherever the first wrong byte is
         return hmac.compare_digest(shown, self.secret)
 
-    def _tell(self, address: str) -> None:
-        if not self._has_told:  # once: a port scan must not fill a log
-            self._has_told = True
+    def _report_refusal(self, address: str) -> None:
+        if not self._has_reported:  # once: a port scan must not fill a log
+            self._has_reported = True
             message = f"refused a connection from {address} that asks for the run's state without its secret"
             print(f"distlaunch: {message}; further ones are refused without a word", file=sys.stderr)
 

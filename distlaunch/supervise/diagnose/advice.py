@@ -1,4 +1,4 @@
-"""What to do after a failure: what comes first, and whether resuming the run then helps."""
+"""What to do after a failure: the first step, and whether resuming the run then helps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distlaunch.supervise.diagnose.exit_reason import TaskError
 from distlaunch.supervise.diagnose.user_frames import last_own_place
-from distlaunch.supervise.state import Why
+from distlaunch.supervise.state import Cause
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ _KINDS = {
 
 
 def advise(
-    why: Why,
+    why: Cause,
     error: TaskError | None,
     code: int | None,
     *,
@@ -54,9 +54,9 @@ def advise(
         late: that task did not stop in time.
         unstartable: its process could not be started.
     """
-    if why is Why.OVERDUE:
+    if why is Cause.OVERDUE:
         return Advice(f"if the tasks were only slow, raise cluster.start_timeout_s (now {start_timeout_s:g})")
-    if why is Why.STALLED:
+    if why is Cause.STALLED:
         return Advice(f"if the step was only slow, raise cluster.stall_timeout_s (now {stall_timeout_s:g})")
     if late:
         return Advice(f"if it was only slow to save, raise cluster.stop_timeout_s (now {stop_timeout_s:g})")

@@ -1,4 +1,4 @@
-"""All that is found out about a failed attempt, also if a part of that fails itself."""
+"""The diagnosis of a failed attempt, also if a part of the diagnosis itself fails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distlaunch.supervise.diagnose.first_failure import (
     is_retryable,
     mark_of,
 )
-from distlaunch.supervise.state import Why
+from distlaunch.supervise.state import Cause
 from distlaunch.supervise.verdict import Verdict
 
 _Found = TypeVar("_Found")
@@ -70,7 +70,7 @@ def _plain_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failur
     return Failure(
         task=name,
         host=traces.hosts.get(name) or socket.gethostname(),
-        reason={Why.OVERDUE: "did not come up in time", Why.STALLED: "made no progress"}.get(verdict.why, ended),
+        reason={Cause.OVERDUE: "did not come up in time", Cause.STALLED: "made no progress"}.get(verdict.why, ended),
         detail=(),
         log=task.files.stderr_log,
     )
@@ -78,6 +78,6 @@ def _plain_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failur
 
 def _hint(error: Exception) -> str:
     place = traceback.extract_tb(error.__traceback__)[-1]
-    said = " ".join([f"{type(error).__name__}:", *str(error).split()])
+    text = " ".join([f"{type(error).__name__}:", *str(error).split()])
     where = f"{Path(place.filename).name}:{place.lineno}"
-    return f"this failure could not be explained, by a bug in distlaunch; please report it: {said} ({where})"
+    return f"this failure could not be explained, by a bug in distlaunch; please report it: {text} ({where})"

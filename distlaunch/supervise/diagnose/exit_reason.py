@@ -1,4 +1,4 @@
-"""What a failed task left behind, and how to tell it: error.json, the end of its log, its exit code or signal."""
+"""The reason why a task has failed, from its error.json, the end of its log, and its exit code or signal."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class TaskError:
         summary: the last line of the exception, e.g. `ValueError: no`.
         problems: mistakes in the config that show only when things are built.
         kind: the exception's class; empty if it was none.
-        consequence: it tells that another task is gone.
+        consequence: it reports that another task is gone.
         step: global batches done then; None before the first step.
-        lost: it tells that the task's host is lost.
+        lost: it reports that the task's host is lost.
     """
 
     summary: str
@@ -78,7 +78,7 @@ class Failure:
         hint: what helps, if that is known.
         first: what to do before the run is resumed; empty: nothing.
         resumable: the run can then go on.
-        step: global batches done when the task failed, if its error.json tells.
+        step: global batches done when the task failed, if its error.json has it.
     """
 
     task: str
@@ -105,8 +105,8 @@ def read_error(files: TaskDir) -> TaskError | None:
         if data["kind"] in ("signal", "exit", "stall"):  # as the launcher saw it
             return _aborted(files)
         if data["kind"] == "lost":
-            told = str(data["message"])
-            return TaskError(told, host=str(data["host"]), user_error=True, step=data["step"], lost=True)
+            shown = str(data["message"])
+            return TaskError(shown, host=str(data["host"]), user_error=True, step=data["step"], lost=True)
         kind, message = str(data["type"]), str(data["message"]).strip()
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -125,9 +125,9 @@ def read_error(files: TaskDir) -> TaskError | None:
 def _summary(kind: str, message: str) -> str:
     if not message:
         return kind
-    said = headline(message)
+    text = headline(message)
     # the message of an error in a compiled function ends as a traceback does, with the name
-    return said if said == kind or said.startswith(f"{kind}: ") else f"{kind}: {said}"
+    return text if text == kind or text.startswith(f"{kind}: ") else f"{kind}: {text}"
 
 
 def step_of(files: TaskDir) -> int | None:
@@ -182,8 +182,8 @@ def briefly(code: int, error: TaskError | None) -> str:
         return f"was {describe_code(code).partition(';')[0]}"
     if error is None:
         return f"ended with exit code {code}"
-    told = "; ".join(str(problem) for problem in error.problems) or error.summary
-    return f"ended with exit code {code} ({told})"
+    shown = "; ".join(str(problem) for problem in error.problems) or error.summary
+    return f"ended with exit code {code} ({shown})"
 
 
 _IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
@@ -210,9 +210,9 @@ def _signal_of(code: int) -> int:
     return -code if code < 0 else max(0, code - 128)
 
 
-def may_pass(error: TaskError | None, *, tells_steps: bool = True) -> bool:
+def may_be_temporary(error: TaskError | None, *, reports_steps: bool = True) -> bool:
     """Whether an exception may be gone the next time: not one of the config, of an import, or before the first step."""
-    if error is None or error.user_error or error.role is ErrorRole.CONFIG or (tells_steps and error.step is None):
+    if error is None or error.user_error or error.role is ErrorRole.CONFIG or (reports_steps and error.step is None):
         return False
     return not error.summary.startswith(_IMPORTS)
 
@@ -221,9 +221,9 @@ _PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
 """What programs that were called wrongly end with, and what shells tell of programs that cannot be run."""
 
 
-def may_come_further(code: int | None, step: int | None, *, tells_steps: bool = True) -> bool:
+def may_get_further(code: int | None, step: int | None, *, reports_steps: bool = True) -> bool:
     """Whether a task that ended by itself, without an exception, may not do so the next time."""
-    return code is not None and code not in _PERMANENT_CODES and (step is not None or not tells_steps)
+    return code is not None and code not in _PERMANENT_CODES and (step is not None or not reports_steps)
 
 
 def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES) -> tuple[str, ...]:
@@ -233,11 +233,11 @@ def last_lines(files: TaskDir, error: TaskError | None, limit: int = _LAST_LINES
         return ()
     if error is not None and error.traceback.strip():
         trace = COLOURS.sub("", error.traceback).rstrip().splitlines()
-        told = without_listing(trace)
+        shown = without_listing(trace)
         if place := place_of_node(trace):  # the graph was only called where the exception was raised
-            told = [*place, *dropwhile(lambda line: not line.endswith(GRAPH_ERROR), told)]
-        told = [line for line in told if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
-        return _tail_of(shortened([line for line in told if not is_noise(line)], limit), limit)
+            shown = [*place, *dropwhile(lambda line: not line.endswith(GRAPH_ERROR), shown)]
+        shown = [line for line in shown if line.strip("\t ^~|.,") and not _NUMBERS.fullmatch(line)]
+        return _tail_of(shortened([line for line in shown if not is_noise(line)], limit), limit)
     lines = _lines_of(telling_log(files))
     # faulthandler's list has all threads, and the last lines are those of any
     return _tail_of(of_crash(lines)[:limit] or lines, limit)

@@ -1,4 +1,4 @@
-"""From a verdict to what users read: which task, where, why, and the lines that show it."""
+"""Turns a verdict into the report for users: the task, the host, the reason, and the lines that show it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distlaunch.supervise.diagnose.exit_reason import (
     explain_exit,
     is_outside,
     last_lines,
-    may_come_further,
-    may_pass,
+    may_be_temporary,
+    may_get_further,
     read_error,
     step_of,
     telling_log,
 )
 from distlaunch.supervise.diagnose.hints import hint_for
-from distlaunch.supervise.state import TRIES, Why
+from distlaunch.supervise.state import TRIES, Cause
 from distlaunch.supervise.verdict import Verdict
 
 EXIT_MARK = "exit code "
@@ -66,31 +66,31 @@ def config_problems(plan: LaunchPlan, verdict: Verdict) -> tuple[Problem, ...]:
 def is_retryable(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     """Whether a failed attempt is worth another: it lost a task, hung, or met an exception in the midst of training."""
     # the tasks of other launchers would have to start anew at the same moment
-    if verdict.in_vain or plan.elsewhere:
+    if verdict.unready or plan.elsewhere:
         return False
-    if verdict.why in (Why.STALLED, Why.OVERDUE):
+    if verdict.why in (Cause.STALLED, Cause.OVERDUE):
         return True
-    if verdict.why is not Why.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
+    if verdict.why is not Cause.FAILURE or verdict.culprit is None or verdict.culprit in traces.spawn_errors:
         return False
     if is_lost(plan, verdict, traces):
         return True
-    error, tells_steps = _error_of(plan, verdict), plan.mode != "run"
+    error, reports_steps = _error_of(plan, verdict), plan.mode != "run"
     if error is None:
         code = traces.codes.get(verdict.culprit)
-        return may_come_further(code, traces.reached.get(str(verdict.culprit)), tells_steps=tells_steps)
-    return may_pass(error, tells_steps=tells_steps)
+        return may_get_further(code, traces.reached.get(str(verdict.culprit)), reports_steps=reports_steps)
+    return may_be_temporary(error, reports_steps=reports_steps)
 
 
 def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     """Whether an attempt failed by something outside its programs."""
     if verdict.culprit is None:
         return False
-    return verdict.why is Why.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
+    return verdict.why is Cause.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
 
 
 def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
     """What tells a failure by an exception or an exit at some step from another; empty for one of another kind."""
-    if verdict.why is not Why.FAILURE:
+    if verdict.why is not Cause.FAILURE:
         return ""
     if (error := _error_of(plan, verdict)) is not None:
         return error.mark
@@ -115,8 +115,8 @@ def find_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     finding = _find(plan, verdict, traces)
     finding = dataclasses.replace(finding, first=advice.first, resumable=advice.resume)
     # a script may be older than the Keras it runs with
-    told = plan.mode == "run" and verdict.why is Why.FAILURE
-    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if told else finding
+    is_script = plan.mode == "run" and verdict.why is Cause.FAILURE
+    return dataclasses.replace(finding, hint=hint_for(_error_of(plan, verdict))) if is_script else finding
 
 
 def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
@@ -136,9 +136,9 @@ def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
 
 def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     tasks = {str(task.task): task for task in plan.tasks}
-    if verdict.why is Why.OVERDUE:
+    if verdict.why is Cause.OVERDUE:
         return _overdue(plan, verdict, traces, tasks)
-    if verdict.why is Why.STALLED:
+    if verdict.why is Cause.STALLED:
         return _stalled(plan, verdict, traces, tasks)
     assert verdict.culprit is not None
     culprit = tasks[verdict.culprit]
@@ -151,10 +151,10 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _finding(culprit, f"could not be started: {traces.spawn_errors[verdict.culprit]}", traces)
     error = read_error(culprit.files)
     reason = explain_exit(traces.codes.get(verdict.culprit), error, oom=traces.ooms.get(str(verdict.culprit)))
-    if verdict.in_vain:
+    if verdict.unready:
         return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
     if plan.elsewhere and error is not None and error.consequence:
-        finding = _finding(culprit, f"{_gone(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
+        finding = _finding(culprit, f"{_missing_task(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
         # the traceback is that of the task that noticed it, and tells nothing about the one that is gone
         return dataclasses.replace(finding, detail=())
     if verdict.left:
@@ -209,7 +209,7 @@ def _stalled(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
     return dataclasses.replace(_finding(culprit, reason, traces), detail=())
 
 
-def _gone(elsewhere: Mapping[str, str]) -> str:
+def _missing_task(elsewhere: Mapping[str, str]) -> str:
     """Which task is gone, as far as a launcher knows that sees only its own."""
     who = _addresses(elsewhere)
     if len(who) == 1:

@@ -1,4 +1,4 @@
-"""The line of an error message that says most."""
+"""The most informative line of an error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a traceback helps the user: it begins and is seen to leave where their own code is."""
+"""Shortens a traceback to the part that helps the user: from their own code to the call that leaves it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
     # a chain of exceptions has several tracebacks, and the last is what ended the task
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
     own = [begin + number for number in _own_frames(lines[begin:])]
-    told = list(lines[own[0] if own else 0 :])
-    if len(told) <= limit:
-        return told
+    kept = list(lines[own[0] if own else 0 :])
+    if len(kept) <= limit:
+        return kept
     if not own or own[-1] >= len(lines) - limit:
-        return told[-limit:]
+        return kept[-limit:]
     place = lines[own[-1] : own[-1] + 2]
     return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from distlaunch.base.errors import StopAsked
+from distlaunch.base.errors import StopRequested
 from distlaunch.supervise.requests.control import ControlChannel
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -66,7 +66,7 @@ class SignalPipe:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """While entered, a signal that asks the job to end raises StopAsked: for what waits, and cannot look.
+        """While entered, a signal that asks the job to end raises StopRequested: for what waits, and cannot look.
 
         It is read from the pipe as well.
         """
@@ -105,7 +105,7 @@ class SignalPipe:
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    raise StopAsked(signal.Signals(number))
+    raise StopRequested(signal.Signals(number))
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Keras callbacks from the config: which run on which task, and what of them a checkpoint holds."""
+"""Keras callbacks from the config: which run on which task, and which part of their state a checkpoint holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which epoch's checkpoint is the best one, by a value that training or validation tells."""
+"""Which epoch's checkpoint is the best one, by a value that training or validation reports."""
 
 from __future__ import annotations
 

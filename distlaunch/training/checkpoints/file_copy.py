@@ -1,4 +1,4 @@
-"""The state of a checkpoint, as processes find it that did not choose it: in memory of this host, or on the disk."""
+"""The state of a checkpoint for processes that did not choose it: in shared memory of this host, or on the disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from distlaunch.training.checkpoints.shared_memory import MemoryName, read_memory
-from distlaunch.training.checkpoints.state_set import StateFile, Wanted, read_files
+from distlaunch.training.checkpoints.state_set import NeededBlocks, StateFile, read_files
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
@@ -52,11 +52,11 @@ class FileCopy:
         memory = MemoryName.from_plain(plain["memory"]) if plain["memory"] is not None else None
         return cls(plain["folder"], tuple(StateFile(**file) for file in plain["files"]), plain["host"], memory)
 
-    def read(self, wanted: Wanted | None = None) -> State | None:
+    def read(self, needed: NeededBlocks | None = None) -> State | None:
         """The state; None if this process cannot have it from there. What it reads from the disk, it verifies.
 
         Args:
-            wanted: blocks of variables that it needs; what lies beside them may be zero.
+            needed: blocks of variables that it needs; what lies beside them may be zero.
         """
         if self.memory is not None and self.host == this_host():
             state = read_memory(self.memory)
@@ -64,7 +64,7 @@ class FileCopy:
                 return state
         if self.files:
             with contextlib.suppress(OSError, ValueError):
-                return read_files(Path(self.folder), self.files, wanted)
+                return read_files(Path(self.folder), self.files, needed)
         return None
 
 

@@ -37,7 +37,7 @@ class DamagedError(CheckpointError):
     """A checkpoint is not as it was written, and never will be again."""
 
 
-class UnreadableError(CheckpointError):
+class UnreadableCheckpointError(CheckpointError):
     """The disk does not give a checkpoint out, at least for the moment."""
 
 
@@ -179,7 +179,7 @@ class CheckpointStore:
         except FileDamagedError as error:
             raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:
-            raise UnreadableError(f"{path}: cannot be read: {error}") from None
+            raise UnreadableCheckpointError(f"{path}: cannot be read: {error}") from None
 
     def _path(self, step: int | BestName) -> Path:
         return self.directory / (BEST if step == BEST else checkpoint_name(step))
@@ -219,7 +219,7 @@ class CheckpointStore:
         for pause_s in self._retry_s:
             try:
                 return self.load(step, memory())
-            except UnreadableError:
+            except UnreadableCheckpointError:
                 threading.Event().wait(pause_s)
         return self.load(step, memory())
 

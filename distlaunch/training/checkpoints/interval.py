@@ -1,4 +1,4 @@
-"""When the clock says that a checkpoint is due."""
+"""When a checkpoint is due by the clock."""
 
 from __future__ import annotations
 

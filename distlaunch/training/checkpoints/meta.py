@@ -91,9 +91,9 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
         saved_at: seconds since the epoch.
     """
     listed = [asdict(file) for file in files]
-    told = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
+    plain = {"format": FORMAT, "files": listed, "saved_at": saved_at, "progress": progress.to_plain(), "config": config}
     # what a reader gets: the checksum must not depend on types that JSON does not have, such as tuples
-    read_back = json.loads(strict_json.dumps(told))
+    read_back = json.loads(strict_json.dumps(plain))
     return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
 
 
@@ -112,7 +112,7 @@ def read_meta(text: str) -> Meta | None:
         candidates = [meta] if version > 1 else _of_format_1(meta)
         if all(own != _digest(candidate) for candidate in candidates):
             return None
-        files = [StateFile(**told) for told in meta.get("files", ())]
+        files = [StateFile(**plain) for plain in meta.get("files", ())]
         sha256 = meta["sha256"] if version < FORMAT else None
         return Meta(version, files, sha256, Progress.from_plain(meta["progress"]), meta["config"])
     except NewerFormatError:

@@ -1,4 +1,4 @@
-"""Finds the checkpoint to go on from, and gives it to all tasks."""
+"""Finds the checkpoint to continue from, and gives it to all tasks."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Restorer:
                 "the global batch size has changed since the checkpoint: the order of examples differs from here on"
             )
             self._emit(Notice(level="warning", message=message))
-        told = {
+        facts = {
             "progress": saved.progress.to_plain() if saved else None,
             "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
             "copy": saved.copy.to_plain() if saved else None,
         }
         # also on the chief: all go on from what was read back from the same text
-        received = json.loads(self._strategy.from_chief(json.dumps(told).encode()))
+        received = json.loads(self._strategy.from_chief(json.dumps(facts).encode()))
         self._changed = received["changed"]
         self._copy = FileCopy.from_plain(received["copy"]) if received["copy"] else None
         progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
@@ -127,7 +127,7 @@ class Restorer:
     def _read_copy(self) -> State | None:
         assert self._copy is not None
         parts = self._strategy.parts()
-        return self._copy.read(None if parts is None else parts.wanted())
+        return self._copy.read(None if parts is None else parts.needed_blocks())
 
     def restore(self, program: Program, step: int | BestName | None) -> None:
         """Gives a program the state of a checkpoint; every task must call it.

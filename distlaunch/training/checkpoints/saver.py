@@ -1,4 +1,4 @@
-"""Saves checkpoints of a training run, with what its callbacks keep, beside training; puts that back."""
+"""Saves checkpoints of a training run in the background, with the state of its callbacks, and restores them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distlaunch.training.callbacks.keras_callbacks import (
 from distlaunch.training.checkpoints.best import BestEpoch
 from distlaunch.training.checkpoints.interval import SaveTimer
 from distlaunch.training.checkpoints.meta import Progress
-from distlaunch.training.checkpoints.writers import ChiefWriter, Order, Snapshot, Writer
+from distlaunch.training.checkpoints.writers import ChiefWriter, Snapshot, Writer, WriteRequest
 from distlaunch.training.checks.nonfinite import NonFinite, trained_names
 from distlaunch.training.surroundings import Surroundings
 
@@ -185,7 +185,7 @@ class Saver:
             writing.callback(own_part.set)
             writing.enter_context(self._around.writing())
             # told before the thread runs, so that there is no moment at which nobody says that something is written
-            self._pending = _Pending(own_part, self._thread.submit(self._write_beside, save, writing.pop_all()))
+            self._pending = _Pending(own_part, self._thread.submit(self._write_in_background, save, writing.pop_all()))
 
     def _with_callbacks(self, state: State, progress: Progress) -> Progress:
         """Adds what callbacks hold at this step to the state and the progress."""
@@ -200,14 +200,14 @@ class Saver:
 
     # in the thread
 
-    def _write_beside(self, save: _Save, begun: ExitStack) -> None:
-        with begun:
-            self._write(save, begun)
+    def _write_in_background(self, save: _Save, writing: ExitStack) -> None:
+        with writing:
+            self._write(save, writing)
 
-    def _write(self, save: _Save, begun: ExitStack) -> None:
+    def _write(self, save: _Save, writing: ExitStack) -> None:
         step, began = save.progress.step, self._around.clock()
-        signs = iter([begun])  # entered already
-        order = Order(
+        signs = iter([writing])  # entered already
+        request = WriteRequest(
             save.progress,
             self._config.to_plain(),
             save.best,
@@ -217,9 +217,9 @@ class Saver:
             given_up=lambda: time.monotonic() > self._patient_until,
         )
         try:
-            written = self._writer.write(save.snapshot, order)
+            written = self._writer.write(save.snapshot, request)
         except OSError as error:
-            self._tell_failure(save, error.strerror or str(error))
+            self._report_failure(save, error.strerror or str(error))
             return
         if written is None or step == self._saved_step:
             return  # written anew with what callbacks or the end of an epoch have changed: no news to anyone
@@ -232,7 +232,7 @@ class Saver:
             CheckpointSaved(step=step, path=str(path), num_bytes=num_bytes, seconds=now - began, stalled_s=stalled_s)
         )
 
-    def _tell_failure(self, save: _Save, why: str) -> None:
+    def _report_failure(self, save: _Save, why: str) -> None:
         step = save.progress.step
         if save.best:
             self.best.lose()

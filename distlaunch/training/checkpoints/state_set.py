@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _DIGEST_CHARS = 64
 Shapes = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 """Type and shape of each array, by name."""
-Wanted = Mapping[str, Sequence[tuple[slice, ...]]]
+NeededBlocks = Mapping[str, Sequence[tuple[slice, ...]]]
 """Which blocks of variables a process needs; it needs the whole of others."""
 
 
@@ -68,13 +68,13 @@ def write_file(folder: Path, name: str, state: State, cuts: Mapping[str, Cut]) -
 def read_files(
     folder: Path,
     files: Sequence[StateFile],
-    wanted: Wanted | None = None,
+    needed: NeededBlocks | None = None,
     allocate: Callable[[Shapes], State] | None = None,
 ) -> State:
     """The variables that some files hold, put together, and verified as far as they are read.
 
     Args:
-        wanted: blocks that are needed; what lies beside them may be zero.
+        needed: blocks that are needed; what lies beside them may be zero.
         allocate: makes the arrays.
 
     Raises:
@@ -83,12 +83,12 @@ def read_files(
     """
     opened: list[_OpenFile] = []
     try:
-        opened.extend(_OpenFile(folder, told) for told in files)
+        opened.extend(_OpenFile(folder, facts) for facts in files)
         shapes = _shapes(opened)
-        make = allocate or (_zeros if wanted is not None else _empty)
+        make = allocate or (_zeros if needed is not None else _empty)
         state = make(shapes)
         for file in opened:
-            file.read_into(state, wanted)
+            file.read_into(state, needed)
         return state
     finally:
         for file in opened:
@@ -98,9 +98,9 @@ def read_files(
 class _OpenFile:
     """A file whose header has been read, but not yet verified."""
 
-    def __init__(self, folder: Path, told: StateFile) -> None:
-        self._told, self.name = told, told.name
-        self._file = (folder / told.name).open("rb", buffering=0)
+    def __init__(self, folder: Path, facts: StateFile) -> None:
+        self._file_facts, self.name = facts, facts.name
+        self._file = (folder / facts.name).open("rb", buffering=0)
         self._fd = self._file.fileno()
         try:
             self._read_header()
@@ -109,27 +109,27 @@ class _OpenFile:
             raise
 
     def _read_header(self) -> None:
-        told = self._told
+        facts = self._file_facts
         found = os.fstat(self._fd).st_size
-        if found != told.num_bytes:
-            raise FileDamagedError(told.name, f"it has {found:,} bytes, and {told.num_bytes:,} were written")
+        if found != facts.num_bytes:
+            raise FileDamagedError(facts.name, f"it has {found:,} bytes, and {facts.num_bytes:,} were written")
         try:
             head = os.pread(self._fd, 8, 0)
             text = os.pread(self._fd, header_bytes(head), 8)
             self._header = bytearray(head + text)
             self.entries = read_header(text)
         except ValueError as error:
-            raise FileDamagedError(told.name, str(error)) from None
+            raise FileDamagedError(facts.name, str(error)) from None
         data = sum(entry.end - entry.begin for entry in self.entries.values())
-        if len(self._header) + data != told.num_bytes or len(told.digests) != _DIGEST_CHARS * len(
-            pieces_of(0, told.num_bytes)
+        if len(self._header) + data != facts.num_bytes or len(facts.digests) != _DIGEST_CHARS * len(
+            pieces_of(0, facts.num_bytes)
         ):
-            raise FileDamagedError(told.name, "its header is wrong: it tells another size")
+            raise FileDamagedError(facts.name, "its header is wrong: it tells another size")
 
     def close(self) -> None:
         self._file.close()
 
-    def read_into(self, state: State, wanted: Wanted | None) -> None:
+    def read_into(self, state: State, needed: NeededBlocks | None) -> None:
         """Reads the arrays to where they belong."""
         buffers, copies = [memoryview(self._header)], []
         for name in in_order(self.entries):
@@ -141,28 +141,28 @@ class _OpenFile:
                 part = np.zeros(entry.shape, entry.dtype)  # not all of it may be read
                 copies.append((target, part))
                 buffers.append(bytes_of(part))
-        numbers = None if wanted is None else self._wanted_pieces(wanted)
+        numbers = None if needed is None else self._needed_pieces(needed)
         try:
             digests = read_pieces(self._fd, Buffers(buffers), numbers)
         except EOFError:
-            raise FileDamagedError(self._told.name, "it is cut off") from None
+            raise FileDamagedError(self._file_facts.name, "it is cut off") from None
         for number, digest in digests.items():
-            if digest.hex() != self._told.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
-                raise FileDamagedError(self._told.name, "its content does not match its checksum")
+            if digest.hex() != self._file_facts.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
+                raise FileDamagedError(self._file_facts.name, "its content does not match its checksum")
         for target, part in copies:
             target[...] = part
 
-    def _wanted_pieces(self, wanted: Wanted) -> Collection[int]:
+    def _needed_pieces(self, needed: NeededBlocks) -> Collection[int]:
         numbers = set(pieces_of(0, len(self._header)))
         for name, entry in self.entries.items():
             of = name if entry.cut is None else entry.cut.of
             start = len(self._header) + entry.begin
-            for first, stop in _wanted_bytes(entry, wanted.get(of)):
+            for first, stop in _needed_bytes(entry, needed.get(of)):
                 numbers.update(pieces_of(start + first, start + stop))
         return numbers
 
 
-def _wanted_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
+def _needed_bytes(entry: Entry, blocks: Sequence[tuple[slice, ...]] | None) -> list[tuple[int, int]]:
     """Where in an array the bytes of blocks of its variable lie, from the first to the last of each."""
     size = entry.end - entry.begin
     if blocks is None or not entry.shape:

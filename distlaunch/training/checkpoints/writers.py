@@ -1,4 +1,4 @@
-"""Who writes a checkpoint: the chief alone, or all processes of a mesh together, each the parts that it holds."""
+"""Writers of checkpoints: the chief alone, or all processes of a mesh together, each the parts that it holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Snapshot:
     """What one process writes of a state.
 
     Attributes:
-        cuts: as of `Parts.snapshot`.
+        cuts: as returned by `Parts.snapshot`.
         number: counts the snapshots, alike in all processes.
     """
 
@@ -39,12 +39,12 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Order:
+class WriteRequest:
     """How a checkpoint is to be written.
 
     Attributes:
         trained: names of the values that must be finite.
-        on_nonfinite: told of one that is not; may raise.
+        on_nonfinite: called with the name of one that is not; may raise.
         writing: to be left when this process has written what it can without others, and entered for the commit.
         given_up: whether nobody waits for other processes any more.
     """
@@ -67,7 +67,7 @@ class Writer(Protocol):
         """What this process has to write; every task must call it."""
         ...
 
-    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
+    def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
         """Writes it, in any thread; the chief commits, and gets the path and the size in bytes.
 
         Raises:
@@ -85,17 +85,17 @@ class ChiefWriter:
     def snapshot(self, program: Program) -> Snapshot:
         return Snapshot(program.snapshot(), {})
 
-    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
-        with order.writing():
-            bad = snapshot.nonfinite(order.trained)
+    def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
+        with request.writing():
+            bad = snapshot.nonfinite(request.trained)
             if bad is not None:
-                order.on_nonfinite(bad)
-            return self._store.save(snapshot.state, order.progress, order.config, best=order.best)
+                request.on_nonfinite(bad)
+            return self._store.save(snapshot.state, request.progress, request.config, best=request.best)
 
 
 @dataclass(frozen=True)
 class _Report:
-    """What a process tells of its part.
+    """The report of a process on its part.
 
     Attributes:
         nonfinite: a value that is not finite, but must be.
@@ -111,14 +111,14 @@ class _Report:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        told = json.loads(text)
-        return cls(**{**told, "file": StateFile(**told["file"]) if told["file"] else None})
+        received = json.loads(text)
+        return cls(**{**received, "file": StateFile(**received["file"]) if received["file"] else None})
 
 
 class PartsWriter:
     """Implements `Writer`: each process writes a file with its share of the state, and the chief commits.
 
-    The others tell the chief when the disk has theirs. As long as one has not, there is no checkpoint.
+    The others report to the chief when their files are on the disk. Until all have, there is no checkpoint.
 
     Args:
         key: what this attempt has, and no other.
@@ -139,39 +139,39 @@ class PartsWriter:
         key = uuid.uuid4().hex
         probe = store.directory / f".probe.{key}.tmp"
         made = strategy.is_chief and _tried(lambda: probe.mkdir(parents=True))
-        told = json.loads(strategy.from_chief(json.dumps([str(probe.absolute()), key]).encode()))
-        seen = made or _tried((Path(told[0]) / str(parts.rank)).touch)
-        told_by = strategy.gather("seen" if seen else "")
+        received = json.loads(strategy.from_chief(json.dumps([str(probe.absolute()), key]).encode()))
+        seen = made or _tried((Path(received[0]) / str(parts.rank)).touch)
+        seen_by = strategy.gather("seen" if seen else "")
         ranks = range(1, parts.number)
-        shared = made and all(told_by.values()) and all((probe / str(rank)).exists() for rank in ranks)
+        shared = made and all(seen_by.values()) and all((probe / str(rank)).exists() for rank in ranks)
         shared = bool(strategy.from_chief(b"shared" if shared else b""))
         if strategy.is_chief:
             _tried(lambda: [path.unlink() for path in probe.iterdir()])
             _tried(probe.rmdir)
-        return cls(CheckpointStore(Path(told[0]).parent, store.keep), parts, told[1]) if shared else None
+        return cls(CheckpointStore(Path(received[0]).parent, store.keep), parts, received[1]) if shared else None
 
     def snapshot(self, program: Program) -> Snapshot:
         self._count += 1
         return Snapshot(*self._parts.snapshot(), self._count)
 
-    def write(self, snapshot: Snapshot, order: Order) -> tuple[Path, int] | None:
-        name, step = f"{self._key}-{snapshot.number}", order.progress.step
+    def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
+        name, step = f"{self._key}-{snapshot.number}", request.progress.step
         if self._parts.rank != 0:
-            with order.writing():
-                report = self._write_part(self._store.draft_path(step, name), snapshot, order)
+            with request.writing():
+                report = self._write_part(self._store.draft_path(step, name), snapshot, request)
                 self._parts.post(name, report.to_json())
             return None
         with self._store.draft(step, name, shared=self._key) as folder:
-            with order.writing():
-                own = self._write_part(folder, snapshot, order)
-            others = self._parts.collect(name, order.given_up)
+            with request.writing():
+                own = self._write_part(folder, snapshot, request)
+            others = self._parts.collect(name, request.given_up)
             if others is None:
                 raise OSError("other processes have not written their parts")
-            with order.writing():
-                return self._commit(folder, [own, *map(_Report.from_json, others)], order)
+            with request.writing():
+                return self._commit(folder, [own, *map(_Report.from_json, others)], request)
 
-    def _write_part(self, folder: Path, snapshot: Snapshot, order: Order) -> _Report:
-        bad = snapshot.nonfinite(order.trained)
+    def _write_part(self, folder: Path, snapshot: Snapshot, request: WriteRequest) -> _Report:
+        bad = snapshot.nonfinite(request.trained)
         name = f"state-{self._parts.rank + 1:05d}-of-{self._parts.number:05d}.safetensors"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -179,10 +179,10 @@ class PartsWriter:
         except OSError as error:
             return _Report(None, bad, error.strerror or str(error))
 
-    def _commit(self, folder: Path, reports: list[_Report], order: Order) -> tuple[Path, int]:
+    def _commit(self, folder: Path, reports: list[_Report], request: WriteRequest) -> tuple[Path, int]:
         for report in reports:
             if report.nonfinite is not None:
-                order.on_nonfinite(report.nonfinite)
+                request.on_nonfinite(report.nonfinite)
         for report in reports:
             if report.error is not None:
                 raise OSError(report.error)
@@ -190,7 +190,7 @@ class PartsWriter:
         for file in files:
             if os.stat(folder / file.name).st_size != file.num_bytes:
                 raise OSError(f"{file.name}: another process has written it, but it has not arrived")
-        path = self._store.commit(folder, files, order.progress, order.config, best=order.best)
+        path = self._store.commit(folder, files, request.progress, request.config, best=request.best)
         return path, sum(file.num_bytes for file in files)
 
 

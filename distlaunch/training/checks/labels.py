@@ -76,14 +76,14 @@ def check_arrays(labels: Any, rules: Sequence[LabelRule], split: str) -> None:
         if not good.all():
             where = tuple(int(index) for index in np.argwhere(~good)[0])
             problems.append(
-                Problem(("data",), _told(values[where], f"in row {where[0]} of the {split} data", rule.text))
+                Problem(("data",), _message(values[where], f"in row {where[0]} of the {split} data", rule.text))
             )
     if problems:
         raise ConfigError(problems)
 
 
 def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
-    """The split, whose labels keep the rules, or will stop training: see `told_plainly`.
+    """The split, whose labels keep the rules, or will stop training: see `label_errors_explained`.
 
     Raises:
         ConfigError: a label in arrays is outside a rule.
@@ -119,7 +119,7 @@ def _assert_within(labels: Any, rule: LabelRule) -> None:
 
 
 @contextlib.contextmanager
-def told_plainly() -> Iterator[None]:
+def label_errors_explained() -> Iterator[None]:
     """Turns the failure of a pipeline that a label has stopped into a DataError."""
     try:
         yield
@@ -128,8 +128,8 @@ def told_plainly() -> Iterator[None]:
         found = _FOUND.search(str(error).replace("\n", " "))
         if found is None:
             raise
-        raise DataError(f"data: {_told(found[2].strip(chr(39) + chr(34)), 'in a batch', found[1])}") from None
+        raise DataError(f"data: {_message(found[2].strip(chr(39) + chr(34)), 'in a batch', found[1])}") from None
 
 
-def _told(label: Any, where: str, rule: str) -> str:
+def _message(label: Any, where: str, rule: str) -> str:
     return f"got the label {label} {where}, but {rule}; correct the labels, or give the last layer more units"

@@ -1,6 +1,6 @@
 """Whether a model's outputs and the labels are what its loss expects: found before the first step, in plain words.
 
-Keras trains without a word where a loss for probabilities gets anything else, and on JAX where a label is outside the
+Keras gives no warning where a loss for probabilities gets anything else, and on JAX where a label is outside the
 model's outputs. What must be wrong is an error; what may be meant so is a warning.
 """
 

@@ -14,5 +14,5 @@ def new_warnings(run: RunDir, backend: Backend) -> list[str]:
     warnings = untested(frameworks(backend))
     if not warnings:
         return []
-    told = {event.message for event in read_events(run.events) if isinstance(event, Notice)}
-    return [warning for warning in warnings if warning not in told]
+    reported = {event.message for event in read_events(run.events) if isinstance(event, Notice)}
+    return [warning for warning in warnings if warning not in reported]

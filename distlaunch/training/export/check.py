@@ -13,7 +13,7 @@ from typing import Any
 
 from distlaunch import serving
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.helper_process import ANSWER, ask
+from distlaunch.base.helper_process import ANSWER, run_helper
 
 _SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
@@ -53,14 +53,14 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Code:
+class ModelFunction:
     """The model's function, for formats that need code of the user's, with its arguments."""
 
     function: str
     args: Mapping[str, Any]
 
 
-def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: Code, backend: str,
+def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
           folder: Path) -> dict[str, Finding]:  # fmt: skip
     """Waits for the clean process.
 
@@ -84,7 +84,7 @@ def check(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, co
     return findings
 
 
-def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: Code, backend: str,
+def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, code: ModelFunction, backend: str,
          folder: Path) -> dict[str, Finding]:  # fmt: skip
     parcel = folder / "parcel.pickle"
     content = {
@@ -106,15 +106,15 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
     # on CPU: the GPUs are this process's
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
-        answer = ask(command, environment, cwd=folder, timeout_s=_LIMIT_S)
+        answer = run_helper(command, environment, cwd=folder, timeout_s=_LIMIT_S)
     except TimeoutError:
         raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
-    if answer.code != 0 or answer.told is None:
+    if answer.code != 0 or answer.value is None:
         why = " (perhaps since memory had run out)" if answer.code == -signal.SIGKILL else ""
-        how, said = f"{answer.how_it_ended}{why}", answer.last_lines(_LAST_LINES)
+        how, output = f"{answer.how_it_ended}{why}", answer.last_lines(_LAST_LINES)
         raise DistlaunchError(
             f"the process that loads the exports to check them {how}; nothing was replaced"
-            + (f":{said}" if said else "")
+            + (f":{output}" if output else "")
         )
-    found = answer.told
+    found = answer.value
     return {name: Finding(entry["signature"], entry["problem"], tuple(entry["notes"])) for name, entry in found.items()}

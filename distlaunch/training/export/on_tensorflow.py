@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
-from distlaunch.base.helper_process import ask
+from distlaunch.base.helper_process import run_helper
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
@@ -44,12 +44,12 @@ def export_on_tensorflow(
     parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
     command = [sys.executable, "-m", "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
-    answer = ask(command, environment)
+    answer = run_helper(command, environment)
     parcel.unlink()
     if answer.code != 0:
-        said = answer.last_lines(_LAST_LINES)
+        output = answer.last_lines(_LAST_LINES)
         message = "the SavedModel could not be written: the model was rebuilt on TensorFlow for it, which failed"
-        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):{said}")
+        raise DistlaunchError(f"{message} (`keras` and `weights` need no TensorFlow):{output}")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import Batch, State
 from distlaunch.training.export.backends import export_backend
-from distlaunch.training.export.check import Code, Finding, Sample, check
+from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow
 from distlaunch.training.export.writers import (
     on_host,
@@ -97,10 +97,10 @@ def export_all(trained: Trained, directory: Path, formats: Sequence[str], *, che
         # TFLite is converted in the clean process, so it takes part in any case
         if checked or "tflite" in files:
             to_convert = folder / (_PLAIN if alone else "saved_model")
-            code = Code(trained.config.model.function, trained.config.model.args)
-            sample, told = _sample(model, trained, with_preprocessing=() if alone else ("tflite",))
+            code = ModelFunction(trained.config.model.function, trained.config.model.args)
+            sample, found = _sample(model, trained, with_preprocessing=() if alone else ("tflite",))
             findings = check(files, to_convert, sample, code, keras.backend.backend(), folder)
-            notes += told
+            notes += found
         return _put_in_place(files, directory, findings, tuple(notes))
 
 

@@ -1,4 +1,4 @@
-"""The lines that stay on the screen, one for each event worth one. The same for terminals and for files."""
+"""The permanent lines on the screen, one for each event that users should see. The same for terminals and for files."""
 
 from __future__ import annotations
 

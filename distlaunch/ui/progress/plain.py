@@ -21,12 +21,12 @@ class PlainView:
         self._console = console
         self.state = ProgressState()
         self._now = 0.0
-        self._told_at: float | None = None
+        self._printed_at: float | None = None
         self._trains = False
 
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
-        self._told_at, self._trains = None, plan.mode == "train"
+        self._printed_at, self._trains = None, plan.mode == "train"
 
     def event(self, event: Event) -> None:
         self.state.add(event)
@@ -35,10 +35,10 @@ class PlainView:
         if line is not None:
             self._print(line)
         # any line shows that it lives: the time counts from there
-        if isinstance(event, TrainingStarted) or (line is not None and self._told_at is not None):
-            self._told_at = self._now
-        if isinstance(event, StepsDone) and self._told_at is not None and self._now >= self._told_at + EVERY_S:
-            self._told_at = self._now
+        if isinstance(event, TrainingStarted) or (line is not None and self._printed_at is not None):
+            self._printed_at = self._now
+        if isinstance(event, StepsDone) and self._printed_at is not None and self._now >= self._printed_at + EVERY_S:
+            self._printed_at = self._now
             self._print(_progress(self.state))
 
     def line(self, task: str, text: str) -> None:
@@ -50,10 +50,10 @@ class PlainView:
     def tick(self, now: float) -> None:
         self._now = now
         waiting = self.state.now.training is None and (self._trains or bool(self.state.missing))
-        if self._told_at is None:
-            self._told_at = now
-        elif waiting and now >= self._told_at + EVERY_S:
-            self._told_at = now
+        if self._printed_at is None:
+            self._printed_at = now
+        elif waiting and now >= self._printed_at + EVERY_S:
+            self._printed_at = now
             self._print(self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}"))
 
     def ended(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What the views of a running job draw from: the facts of its events, and how fast it goes."""
+"""The state behind the views of a running job: the facts of its events, and its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ProgressState(RunFacts):
     tasks: tuple[str, ...] = ()
     job_restarts: int = 0
     steps_per_s: float | None = None
-    _told_at: float | None = None  # when the last steps of this epoch were told
+    _reported_at: float | None = None  # when the last steps of this epoch were told
     _has_compiled: bool = False  # the first call of an attempt compiles: its time says nothing about the next
 
     def begin_attempt(self, tasks: tuple[str, ...]) -> None:
@@ -29,11 +29,11 @@ class ProgressState(RunFacts):
         super().add(event)
         match event:
             case TrainingStarted():
-                self._told_at, self._has_compiled, self.steps_per_s = None, False, None
+                self._reported_at, self._has_compiled, self.steps_per_s = None, False, None
             case StepsDone():
                 self._time(event)
             case EpochEnded():
-                self._told_at = None
+                self._reported_at = None
 
     @property
     def step(self) -> int:
@@ -75,8 +75,8 @@ class ProgressState(RunFacts):
 
     def _time(self, event: StepsDone) -> None:
         # what callbacks take between the calls counts, validation and checkpoints at the end of an epoch do not
-        seconds = event.seconds if self._told_at is None else max(event.seconds, event.time - self._told_at)
-        self._told_at = event.time
+        seconds = event.seconds if self._reported_at is None else max(event.seconds, event.time - self._reported_at)
+        self._reported_at = event.time
         if not self._has_compiled:
             self._has_compiled = True
         elif seconds > 0:

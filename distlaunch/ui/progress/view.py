@@ -36,10 +36,10 @@ class _Printing(Observer):
     state: ProgressState
     _console: Console
 
-    def catch_up(self, told: Sequence[Event | str], most: int) -> None:
+    def catch_up(self, entries: Sequence[Event | str], most: int) -> None:
         """Takes in events and notes, and shows only the last lines that they make."""
-        left = sum(_makes_line(each) for each in told)
-        for each in told:
+        left = sum(_makes_line(each) for each in entries)
+        for each in entries:
             if isinstance(each, Event):
                 (self.event if left <= most else self.state.add)(each)
             elif left <= most:
@@ -111,8 +111,8 @@ def finish_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _makes_line(told: Event | str) -> bool:
-    return isinstance(told, str) or event_line(told, 1) is not None
+def _makes_line(entry: Event | str) -> bool:
+    return isinstance(entry, str) or event_line(entry, 1) is not None
 
 
 def _report_errors(state: ProgressState, result: AttemptResult) -> None:

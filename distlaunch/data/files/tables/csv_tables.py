@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import DataError
-from distlaunch.data.files.base import UnreadableError
+from distlaunch.data.files.base import UnreadableRecordError
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.tables.base import Kind, Table, encode, kinds_from_facts
@@ -63,7 +63,9 @@ class CSVFiles(Table, FilesOfSpans):
                 try:
                     self._parse_rows([span])
                 except (csv_module.Error, ValueError, OverflowError) as error:
-                    raise UnreadableError(position, f"the row has changed since it was indexed: {error}") from error
+                    raise UnreadableRecordError(
+                        position, f"the row has changed since it was indexed: {error}"
+                    ) from error
             raise
 
     def _parse_rows(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from distlaunch.data.files.base import UnreadableError, as_objects, first_line
+from distlaunch.data.files.base import UnreadableRecordError, as_objects, first_line
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
 from distlaunch.data.files.records import FilesOfSpans, Format, ScanError, Scanned
 from distlaunch.data.files.tables.base import Kind, Table, kinds_from_facts
@@ -51,7 +51,7 @@ class JSONLines(Table, FilesOfSpans):
             try:
                 records.append(parse_object(span))
             except ValueError as error:
-                raise UnreadableError(position, f"the line has changed since it was indexed: {error}") from error
+                raise UnreadableRecordError(position, f"the line has changed since it was indexed: {error}") from error
         try:
             return self._convert(records)
         except (ValueError, TypeError, OverflowError):
@@ -60,7 +60,7 @@ class JSONLines(Table, FilesOfSpans):
                     self._convert([record])
                 except (ValueError, TypeError, OverflowError) as error:
                     reason = f"the line has changed since it was indexed: {first_line(error)}"
-                    raise UnreadableError(position, reason) from error
+                    raise UnreadableRecordError(position, reason) from error
             raise
 
     def _convert(self, records: list[dict[str, Any]]) -> tuple[np.ndarray, ...]:

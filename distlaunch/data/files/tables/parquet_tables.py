@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.errors import DataError
-from distlaunch.data.files.base import FilesOfRecords, UnreadableError, first_line
+from distlaunch.data.files.base import FilesOfRecords, UnreadableRecordError, first_line
 from distlaunch.data.files.byte_reader import unchanged
 from distlaunch.data.files.index_cache import Index, cached_index
 from distlaunch.data.files.listing import FileSet, Patterns, find_files
@@ -70,8 +70,8 @@ class ParquetFiles(Table, FilesOfRecords):
             for array, (name, kind) in zip(found, self._kinds.items(), strict=True):
                 values, null = as_numpy(rows.column(name), kind)
                 if null is not None:
-                    raise UnreadableError(int(places[null]), f"the column '{name}' is null; a tensor of {kind.name} "
-                                          "has no value for that: fill it when writing the file")  # fmt: skip
+                    reason = f"the column '{name}' is null; a tensor of {kind.name} has no value for that"
+                    raise UnreadableRecordError(int(places[null]), f"{reason}: fill it when writing the file")
                 array[places] = values
         return tuple(found)
 
@@ -79,9 +79,9 @@ class ParquetFiles(Table, FilesOfRecords):
         try:
             return self._cache.get(group)
         except FileNotFoundError as error:
-            raise UnreadableError(place, why_unreadable(error)) from error
+            raise UnreadableRecordError(place, why_unreadable(error)) from error
         except (OSError, ValueError, KeyError) as error:  # as which pyarrow's errors come too
-            raise UnreadableError(place, first_line(error)) from error
+            raise UnreadableRecordError(place, first_line(error)) from error
 
     def _load(self, group: int) -> Any:
         file_id = int(np.searchsorted(self._first_groups, group, side="right")) - 1

@@ -1,0 +1,22 @@
+"""Events of the threads that read examples, kept until training emits them between two steps."""
+
+from __future__ import annotations
+
+import threading
+
+from distlaunch.base.events import Event
+
+_lock = threading.Lock()
+_events: list[Event] = []
+
+
+def add_event(event: Event) -> None:
+    with _lock:
+        _events.append(event)
+
+
+def take_events() -> list[Event]:
+    """The events that were added since the last call."""
+    with _lock:
+        events, _events[:] = [*_events], []
+    return events
