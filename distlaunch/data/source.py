@@ -133,8 +133,8 @@ def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
     return reader_pool(data, config.processes, seed) if config.processes and _is_read_by_python(data) else None
 
 
-def _after(load: Callable[[Any], Batch], action: Callable[[Batch], Batch]) -> Callable[[Any], Batch]:
-    return lambda rows: action(load(rows))
+def _after(load: Callable[..., Batch], action: Callable[[Batch], Batch]) -> Callable[..., Batch]:
+    return lambda rows, *, at_once=1: action(load(rows, at_once=at_once))
 
 
 def open_splits(

@@ -41,7 +41,7 @@ class Split:
         load_raw: as `load`, without the preprocessing.
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
-        in_parallel: `load` handles several examples at the same time by itself.
+        at_once: see `Source.at_once`.
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
         in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
@@ -55,16 +55,16 @@ class Split:
     num_examples: int | None
     num_batches: int | None
     batches: Callable[[tf.Tensor, tf.Tensor], tf.data.Dataset]
-    load: Callable[[Any], Batch]
+    load: Callable[..., Batch]
     empty: Any
     sample: Callable[[int], tf.data.Dataset]
     endless: bool = False
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
-    load_raw: Callable[[Any], Batch] | None = None
+    load_raw: Callable[..., Batch] | None = None
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
-    in_parallel: bool = False
+    at_once: int | None = None
     work: str = ""
     in_python: bool = False
     buffer: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -129,7 +129,7 @@ class Split:
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
-            elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own,
+            elements, self.load, name, first, self.num_batches, ends, self.at_once, self.describe, self.own,
             self.global_batch,
         )  # fmt: skip
 

@@ -33,12 +33,14 @@ class Source:
         elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
             entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
             epoch whose length was not known.
-        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline. It
+            may be called with the keyword `at_once`: how many batches are being loaded at the same time, which then share
+            what it has of threads.
         name: which split and order this is; a process that reads batches by number knows it by that name.
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.
         ends: it has elements without rows, and only reading tells where: processes must agree on each.
-        in_parallel: `load` handles several rows at the same time by itself.
+        at_once: how many batches are loaded at the same time; None: as many as there are cores.
         describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
         own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
             one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
@@ -46,12 +48,12 @@ class Source:
     """
 
     elements: Any
-    load: Callable[[Any], Batch]
+    load: Callable[..., Batch]
     name: str = ""
     first: int = 0
     num_batches: int | None = None
     ends: bool = False
-    in_parallel: bool = False
+    at_once: int | None = None
     describe: Callable[[], str] = lambda: "{}"
     own: bool = False
     global_batch: int | None = None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from distlaunch.config.run import Data
+from distlaunch.data.source import make_split
 from distlaunch.strategies.patches import tensorflow_iterators
 from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Source
@@ -58,12 +61,12 @@ def test_pipelines_hold_no_more(
             grown.notify_all()
         return place
 
-    def load(rows: tf.Tensor) -> tf.Tensor:
+    def load(rows: tf.Tensor, *, at_once: int) -> tf.Tensor:
         with tf.control_dependencies([tf.py_function(count, [rows[0]], tf.int64)]):
             return tf.zeros([tf.shape(rows)[0], width])
 
     elements = tf.data.Dataset.range(batch).batch(batch).repeat()
-    source = Source(elements, load, in_parallel=True, global_batch=batch)
+    source = Source(elements, load, at_once=1, global_batch=batch)
     for parts, each in (
         (split_rows(source, first_replica=0, num_local=replicas, num_replicas=replicas), replicas),
         (own_rows(source, first=0, number=1, of=1), 1),
@@ -90,7 +93,7 @@ def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> No
         return make(dataset)
 
     monkeypatch.setattr(tf.data.Dataset, "__iter__", noted)
-    source = Source(tf.data.Dataset.range(8).batch(4).repeat(), lambda rows: rows, global_batch=4)
+    source = Source(tf.data.Dataset.range(8).batch(4).repeat(), lambda rows, at_once: rows, global_batch=4)
     if share == "of a process":
         assert int(next(iter(own_rows(source, first=0, number=1, of=2)))[2]) == 4
     else:
@@ -103,3 +106,42 @@ def test_no_iterator_is_tuned(monkeypatch: pytest.MonkeyPatch, share: str) -> No
         assert len(tuned) == 3, "the iterators of both devices"
     assert tuned
     assert not any(each is not False for each in tuned)
+
+
+class Busy:
+    """Which examples are being mapped, and were at some moment."""
+
+    changed = threading.Condition()
+    now: ClassVar[set[int]] = set()
+    seen: ClassVar[list[set[int]]] = []
+
+    @classmethod
+    def map(cls, number: np.int64) -> np.int64:
+        with cls.changed:
+            cls.now.add(int(number))
+            cls.seen.append(set(cls.now))
+            cls.changed.notify_all()
+            cls.changed.wait_for(cls.spans_batches, 20)
+            cls.now.remove(int(number))
+        return number
+
+    @classmethod
+    def spans_batches(cls) -> bool:
+        return any(len({number // 2 for number in numbers}) == 2 for numbers in cls.seen)
+
+
+def mapped(number: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(Busy.map, [number], tf.int64), [])
+
+
+def test_batches_made_at_once_share_the_threads() -> None:
+    Busy.seen.clear()
+    config = Data.model_validate(
+        {"function": "m:f", "global_batch": 2, "map": f"{__name__}:mapped", "threads": 2, "shuffle": False}
+    )
+    split = make_split(np.arange(12), config, seed=0, training=True)
+    source = split.training_source(0, 0, ends_visible=False, passes=1)
+    parts = split_rows(source, first_replica=0, num_local=1, num_replicas=1)
+    assert [batch.numpy().tolist() for batch, *_ in parts.take(6)] == [[at, at + 1] for at in range(0, 12, 2)]
+    assert Busy.spans_batches()
+    assert max(map(len, Busy.seen)) == 2

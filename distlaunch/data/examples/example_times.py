@@ -76,14 +76,15 @@ def timed(one: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @tf.autograph.experimental.do_not_convert
-def counted(batch: Any, seconds: tf.Tensor, began: tf.Tensor) -> Any:
+def counted(batch: Any, seconds: tf.Tensor, began: tf.Tensor, at_once: int) -> Any:
     """In a graph: the batch, when it is known how long it took.
 
     Args:
         seconds: of each example.
         began: when the batch was begun.
+        at_once: how many are made at the same time; this one's part of that time counts.
     """
-    known = tf.numpy_function(_note, [seconds, now(batch) - began], tf.bool)
+    known = tf.numpy_function(_note, [seconds, (now(batch) - began) / at_once], tf.bool)
     with tf.control_dependencies([known]):
         return tf.nest.map_structure(tf.identity, batch)
 

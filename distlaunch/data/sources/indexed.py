@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, num_threads
+from distlaunch.data.examples.each_example import ExampleMap, batch_of, batches_at_once, first_failure, num_threads
 from distlaunch.data.examples.read_failures import noted
 from distlaunch.data.examples.skipping import Skipping
 from distlaunch.data.split import Split
@@ -94,7 +94,7 @@ class Indexed:
             pick=self._pick,
             labels=self._examples.labels if self._map is None else None,
             describe=functools.cache(self._examples.describe),
-            in_parallel=not self._examples.whole or self._map is not None,
+            at_once=None if self._examples.whole and self._map is None else batches_at_once(self._config),
             work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
             global_batch=self._size,
             in_python=self._examples.in_python,
@@ -122,18 +122,19 @@ class Indexed:
         order = self._known_order(number_of_pass)
         return order[index * self._size : min((index + 1) * self._size, self._used)]
 
-    def _load(self, numbers: tf.Tensor) -> Batch:
+    def _load(self, numbers: tf.Tensor, *, at_once: int = 1) -> Batch:
         if self._examples.whole and self._map is None:
             # one gather: a dataset within the pipeline would cost small models a part of their step
             return self._examples.rows(tf.math.floormod(numbers, self._number))
-        return self._made(numbers) if self._skipping is None else self._skipping.load(numbers, self._made)
+        made = functools.partial(self._made, at_once=at_once)
+        return made(numbers) if self._skipping is None else self._skipping.load(numbers, made)
 
-    def _made(self, numbers: tf.Tensor) -> Batch:
+    def _made(self, numbers: tf.Tensor, at_once: int) -> Batch:
         numbers = noted(numbers, self._first_failure)
         began = now(numbers)
         given = tf.data.Dataset.from_tensor_slices(self._given(numbers))
         threads, skips = num_threads(self._config), self._skipping is not None
-        return batch_of(numbers, given, self._one, threads, began, skips=skips)
+        return batch_of(numbers, given, self._one, threads, began, skips=skips, at_once=at_once)
 
     def _given(self, numbers: tf.Tensor) -> Any:
         indices = tf.math.floormod(numbers, self._number)

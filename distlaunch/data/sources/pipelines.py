@@ -18,7 +18,15 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
-from distlaunch.data.examples.each_example import ExampleMap, batch_of, first_failure, no_rows, num_threads, packed
+from distlaunch.data.examples.each_example import (
+    ExampleMap,
+    batch_of,
+    batches_at_once,
+    first_failure,
+    no_rows,
+    num_threads,
+    packed,
+)
 from distlaunch.data.examples.read_failures import Find, noted
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.seeds import seed_of_pass
@@ -73,12 +81,12 @@ class Pipeline:
             None if batched else known,
             None if self._drop and batched else count,
             self._batches,
-            lambda rows: self.load(rows, self.first_failure),
+            lambda rows, *, at_once=1: self.load(rows, self.first_failure, at_once),
             tf.nest.map_structure(no_rows, rows.element_spec),
             self._sample,
             endless=length == tf.data.INFINITE_CARDINALITY,
             describe=functools.cache(self._describe),
-            in_parallel=self._map is not None,
+            at_once=None if self._map is None else batches_at_once(self._config),
             work="" if self._map is None else "map",
             buffer=self._buffer_size,
             global_batch=config.global_batch,
@@ -157,7 +165,7 @@ class Pipeline:
 
         return examples.enumerate().map(row)
 
-    def load(self, rows: Any, find: Find) -> Batch:
+    def load(self, rows: Any, find: Find, at_once: int = 1) -> Batch:
         """As `Source.load`, for rows of all streams.
 
         Args:
@@ -174,7 +182,7 @@ class Pipeline:
             return tf.data.Dataset.zip((one, tf.data.Dataset.from_tensors(key)))
 
         examples = tf.data.Dataset.from_tensor_slices(rows).flat_map(example)
-        return batch_of(rows, examples, self._one, num_threads(self._config), now(rows[1]))
+        return batch_of(rows, examples, self._one, num_threads(self._config), now(rows[1]), at_once=at_once)
 
     @tf.autograph.experimental.do_not_convert
     def _one(self, example: Any, key: tf.Tensor) -> Any:

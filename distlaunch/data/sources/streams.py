@@ -84,7 +84,7 @@ class Streams:
             parts[0].sample,
             endless=any(part.endless for part in parts),
             describe=functools.cache(self._describe),
-            in_parallel=parts[0].in_parallel,
+            at_once=parts[0].at_once,
             work=parts[0].work,
             buffer=self._buffer,
             global_batch=sum(part.global_batch or 0 for part in parts) or None,
@@ -119,8 +119,8 @@ class Streams:
 
         return tf.data.Dataset.zip(tuple(part.map(lambda *rows: (pack(rows),)) for part in parts)).map(join)
 
-    def _load(self, rows: Any) -> Batch:
-        return next(iter(self._pipelines.values())).load(rows, self._first_failure)
+    def _load(self, rows: Any, *, at_once: int = 1) -> Batch:
+        return next(iter(self._pipelines.values())).load(rows, self._first_failure, at_once)
 
     def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
         found = (pipeline.first_failure(keys) for pipeline in self._pipelines.values())

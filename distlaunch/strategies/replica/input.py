@@ -6,6 +6,7 @@ examples whatever the number of replicas, and all replicas come to the end of th
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -109,10 +110,10 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
 def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
     """Turns the row sources in `(row source, scalars)` into batches, `share` of the global ones."""
 
-    def load(element: Any, *counts: tf.Tensor) -> Any:
-        return source.load(element), *counts
+    def load(element: Any, *counts: tf.Tensor, calls: int) -> Any:
+        return source.load(element, at_once=calls), *counts
 
-    calls = 1 if source.in_parallel else num_cores()
+    calls = source.at_once or num_cores()
     loaded = _mapped(parts, load, calls)
     # what a batch is, the traced function tells; seldom is it so large that fewer must be made at the same time
     if (fewer := at_once(calls, *_batch(loaded, source, share))) < calls:
@@ -123,6 +124,7 @@ def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dat
 
 
 def _mapped(parts: tf.data.Dataset, load: Any, calls: int) -> tf.data.Dataset:
+    load = functools.partial(load, calls=calls)
     return parts.map(load) if calls == 1 else parts.map(load, num_parallel_calls=calls, deterministic=True)
 
 

@@ -96,11 +96,11 @@ def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
     return split
 
 
-def _checking(load: Callable[[Any], Batch], rules: Sequence[LabelRule]) -> Callable[[Any], Batch]:
+def _checking(load: Callable[..., Batch], rules: Sequence[LabelRule]) -> Callable[..., Batch]:
     """A `load` that fails, in the input pipeline, with a label outside a rule."""
 
-    def checked(rows: Any) -> Batch:
-        batch = load(rows)
+    def checked(rows: Any, *, at_once: int = 1) -> Batch:
+        batch = load(rows, at_once=at_once)
         for rule in rules:
             _assert_within(rule.place.of(keras.utils.unpack_x_y_sample_weight(batch)[1]), rule)
         return batch
