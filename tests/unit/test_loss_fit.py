@@ -86,6 +86,7 @@ def test_what_must_be_wrong(make: Callable[[], keras.Model], y: Any, told: str) 
         (lambda: model(dense(4, "softmax"), loss=SPARSE()), COLUMN),
         (lambda: model(dense(), loss=SPARSE(from_logits=True)), NUMBERS),
         (lambda: model(dense(), layers.Softmax(), loss=SPARSE()), NUMBERS),
+        (lambda: model(dense(kernel_initializer="zeros"), loss=SPARSE(from_logits=True)), NUMBERS),
         (lambda: model(dense(), layers.Lambda(keras.ops.exp), loss="categorical_crossentropy"), ONE_HOT),
         (lambda: model(dense(1, "sigmoid"), loss=BINARY()), YES_NO[:, 0]),
         (lambda: model(dense(1), loss=BINARY(from_logits=True)), YES_NO),
@@ -102,6 +103,22 @@ def test_what_may_be_right(make: Callable[[], keras.Model], y: Any) -> None:
     ("make", "y", "told"),
     [
         (lambda: model(dense(4, "softmax"), loss=SPARSE(from_logits=True)), NUMBERS, "gives probabilities (softmax)"),
+        (
+            lambda: model(dense(), layers.Softmax(name="last"), loss=SPARSE(from_logits=True)),
+            NUMBERS,
+            "sparse_categorical_crossentropy with from_logits=true takes logits, but the last layer, 'last', gives "
+            "probabilities (softmax); write {from_logits: false}",
+        ),
+        (
+            lambda: model(dense(1), layers.Activation("sigmoid"), loss=BINARY(from_logits=True)),
+            YES_NO,
+            "gives probabilities (sigmoid)",
+        ),
+        (
+            lambda: model(dense(), layers.Lambda(keras.ops.softmax), loss=SPARSE(from_logits=True)),
+            NUMBERS,
+            "the model's outputs are probabilities, which add up to 1",
+        ),
         (lambda: model(dense(1, "sigmoid"), loss="binary_crossentropy"), YES_NO * 2 - 1, "labels from 0 to 1"),
     ],
 )
