@@ -15,12 +15,18 @@ REASONS = (
 )
 
 
-def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
+def kind_of(source: str) -> str:
+    """`training` or `validation`, by the name of a `Source`."""
+    return "validation" if source.startswith("validation") else "training"
+
+
+def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: str) -> None:
     """Raises DataError if some processes have come to the end of their data, and others have not.
 
     Args:
         ended: of each process; `names`: what they are called.
         steps: global batches that have come from them in this pass.
+        kind: of data, in words.
     """
     # all ended: the ordinary end of an epoch
     if all(ended) or not any(ended):
@@ -28,7 +34,7 @@ def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
     first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
     others = ", ".join(name for name, end in zip(names, ended, strict=True) if not end)
     after = f"it ended after {steps:,} global batch{'es' * (steps != 1)} in {first}, but not in {others}"
-    raise DataError(f"data: the processes read data of different lengths: {after}; {REASONS}")
+    raise DataError(f"data: the processes read {kind} data of different lengths: {after}; {REASONS}")
 
 
 OF_FUNCTION = (

@@ -75,4 +75,7 @@ def test_lengths_are_named(tmp_path: Path, strategy: tuple, split: str, kind: st
     assert rc == code, out + err
     assert told in " ".join((out + err).split())
     assert ".shard()" in out + err
+    if told is AFTER:
+        kind = "validation" if split == "validation" else "training"
+        assert f"read {kind} data of different lengths" in " ".join((out + err).split())
     assert_nothing_left(RunDir(tmp_path / "runs" / "job"))

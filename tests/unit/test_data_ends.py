@@ -9,7 +9,7 @@ import pytest
 from distlaunch.base.errors import DataError
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import check_ends, different_lengths
+from distlaunch.strategies.data_ends import check_ends, different_lengths, kind_of
 from distlaunch.strategies.protocol import Vote
 from tests.unit.test_peers import in_each
 
@@ -18,13 +18,15 @@ NAMES = ["worker:0", "worker:1", "worker:2"]
 
 @pytest.mark.parametrize("ended", [[False] * 3, [True] * 3])
 def test_ends_that_are_the_same(ended: list[bool]) -> None:
-    check_ends(ended, NAMES, 5)
+    check_ends(ended, NAMES, 5, "training")
 
 
 @pytest.mark.parametrize("ended", [[False, True, False], [True, True, False]])
 def test_ends_that_differ(ended: list[bool]) -> None:
-    with pytest.raises(DataError, match=r"ended after 1,250 global batches in .*worker:1, but not in .*worker:2"):
-        check_ends(ended, NAMES, 1250)
+    with pytest.raises(
+        DataError, match=r"validation data of .*ended after 1,250 global batches in .*worker:1, but not in .*worker:2"
+    ):
+        check_ends(ended, NAMES, 1250, kind_of("validation:once"))
 
 
 def test_lengths() -> None:
@@ -51,5 +53,5 @@ def test_the_sum_of_ballots_holds_what_each_process_has_seen(monkeypatch: pytest
     for each in ballots:
         assert each.vote(total) == Vote(stop=False, finish=True, next_steps=8)
         assert each.first_nonfinite(total) == 4
-        each.check_ends(total, 3)
+        each.check_ends(total, 3, kind_of("train"))
     assert ballots[0].first_nonfinite(ballots[0].cast(Vote())) is None

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS, different_data, not_own_data
+from distlaunch.strategies.data_ends import REASONS, different_data, kind_of, not_own_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
@@ -118,7 +118,7 @@ def check_data(source: Source, num_workers: int) -> None:
     Raises:
         ConfigError: one sees other data than the coordinator.
     """
-    what = _what(source.name)
+    what = kind_of(source.name)
     facts, others = json.loads(source.describe()), {}
     for worker in range(num_workers):
         try:
@@ -180,11 +180,6 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray
 def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
     """Raises ConfigError if this process knows another number of batches than the coordinator."""
     if expected not in (own, _UNKNOWN):
-        has = (
-            f"chief has {expected:,} global batches for {_what(name)}; worker:{worker} has {own or 'an unknown number'}"
-        )
+        has = f"chief has {expected:,} global batches for {kind_of(name)}"
+        has = f"{has}; worker:{worker} has {own or 'an unknown number'}"
         raise ConfigError(Problem(("data",), f"the processes read data of different lengths: {has}; {REASONS}"))
-
-
-def _what(name: str) -> str:
-    return "validation" if name.startswith("validation") else "training"
