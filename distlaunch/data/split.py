@@ -39,6 +39,7 @@ class Split:
         name: `train` or `validation`.
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
+        check: see `Source.check`.
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         in_parallel: `load` handles several examples at the same time by itself.
@@ -62,6 +63,7 @@ class Split:
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[[Any], Batch] | None = None
+    check: Callable[[Batch], Batch] | None = None
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
     in_parallel: bool = False
@@ -130,7 +132,7 @@ class Split:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
             elements, self.load, name, first, self.num_batches, ends, self.in_parallel, self.describe, self.own,
-            self.global_batch,
+            self.global_batch, self.check,
         )  # fmt: skip
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:

@@ -43,6 +43,8 @@ class Source:
         own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
             one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
         global_batch: its rows, but for the last one of a pass; None if not known.
+        check: fails in the graph where a batch does not fit the model, or gives it back; `load` does it already, but
+            not that of another process, which has no model. None: nothing is looked at.
     """
 
     elements: Any
@@ -55,6 +57,7 @@ class Source:
     describe: Callable[[], str] = lambda: "{}"
     own: bool = False
     global_batch: int | None = None
+    check: Callable[[Batch], Batch] | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data.source import Split
+from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
 from distlaunch.strategies.protocol import Batch
 from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
 from distlaunch.training.checks.loss_fit import check_loss
@@ -184,6 +185,25 @@ def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad:
     assert len(batches) == int(np.argwhere(labels == bad)[0][0]) // 2
     good = with_rules(split(np.where(labels == bad, 3, labels), arrays=False), rules)
     assert len(list(good.batches(zero, zero).map(good.load))) == -(-len(labels) // 2)
+
+
+def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> None:
+    checked = with_rules(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
+    labels = [NUMBERS, NUMBERS + 1]
+    answer = lambda worker, number: (np.zeros((ROWS, 5), "float32"), labels[number])  # noqa: E731
+    offer(checked.name, Offered(answer, None, lambda: "{}"))
+    spec = (tf.TensorSpec([None, 5], tf.float32), tf.TensorSpec([None], tf.int64))
+
+    @tf.function
+    def graph(number: Any) -> Any:
+        (_, y), _ = fetch(checked, tf.constant(0, tf.int64), number, spec)
+        # as TensorFlow's own loss, which would tell less
+        tf.debugging.Assert(tf.reduce_all(y < 4), ["outside the valid range"])
+        return y
+
+    assert graph(tf.constant(0, tf.int64)).numpy().tolist() == NUMBERS.tolist()
+    with pytest.raises(DataError, match=r"label 4 in a batch, but .* from 0 to 3"), label_errors_explained():
+        graph(tf.constant(1, tf.int64))
 
 
 def test_labels_are_not_numbers_of_classes_for_other_losses() -> None:

@@ -104,7 +104,9 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     for component, part in zip(components, parts, strict=True):
         # what a Python function returns has no known shape
         component.set_shape(part.shape)
-    return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
+    batch = tf.nest.pack_sequence_as(spec, components, expand_composites=True)
+    # the process that has read it has no model; see `Source.check`
+    return (batch if source.check is None else source.check(batch)), rows
 
 
 def send_times(rows: tf.Tensor) -> tf.Operation:
