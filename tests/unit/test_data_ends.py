@@ -9,7 +9,7 @@ import pytest
 from distlaunch.base.errors import DataError
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import check_ends, different_lengths, kind_of
+from distlaunch.strategies.data_ends import FirstPass, check_ends, check_passes, different_lengths, kind_of
 from distlaunch.strategies.protocol import Vote
 from tests.unit.test_peers import in_each
 
@@ -27,6 +27,25 @@ def test_ends_that_differ(ended: list[bool]) -> None:
         DataError, match=r"validation data of .*ended after 1,250 global batches in .*worker:1, but not in .*worker:2"
     ):
         check_ends(ended, NAMES, 1250, kind_of("validation:once"))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {},
+        {"worker:0": FirstPass(None, 9), "worker:1": FirstPass(None, 2)},
+        {"worker:0": FirstPass(3, 3), "worker:1": FirstPass(None, 3), "worker:2": FirstPass()},
+    ],
+)
+def test_passes_that_may_be_the_same(seen: dict[str, FirstPass]) -> None:
+    check_passes(seen, "training")
+
+
+def test_passes_that_differ() -> None:
+    seen = {"worker:0": FirstPass(6, 6), "worker:1": FirstPass(2, 2), "worker:2": FirstPass(None, 4)}
+    told = r"after 2 global batches in worker:1, but not in worker:0 \(6\), worker:2 \(at least 4\);"
+    with pytest.raises(DataError, match=f"read training data of .* {told}"):
+        check_passes(seen, "training")
 
 
 def test_lengths() -> None:
