@@ -28,7 +28,7 @@ from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.sources.indexed import Examples, Indexed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.streams import Streams
-from distlaunch.data.split import Split
+from distlaunch.data.split import Split, after
 from distlaunch.data.splits import Splits, StreamData, read_splits
 from distlaunch.strategies.protocol import Batch, Share
 from distlaunch.strategies.replica.input import first_row, pack
@@ -82,8 +82,8 @@ def make_split(
         noun = "example" if training else "validation example"
         examples = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
         split = Indexed(examples, config, mapping, order_seed, drop=drop, skips=skips).split()
-    load = split.load if weigh is None else _after(split.load, weigh)
-    prepared = load if preprocessing is None else _after(load, preprocessing)
+    load = split.load if weigh is None else after(split.load, weigh)
+    prepared = load if preprocessing is None else after(load, preprocessing)
     name = "train" if training else "validation"
     return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
 
@@ -131,10 +131,6 @@ def _is_read_by_python(data: Any) -> bool:
 def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
     # validation data may be of another kind than the training data, for which `processes` is meant
     return reader_pool(data, config.processes, seed) if config.processes and _is_read_by_python(data) else None
-
-
-def _after(load: Callable[..., Batch], action: Callable[[Batch], Batch]) -> Callable[..., Batch]:
-    return lambda rows, *, at_once=1: action(load(rows, at_once=at_once))
 
 
 def open_splits(

@@ -39,6 +39,7 @@ class Split:
         name: `train` or `validation`.
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
+        check: see `Source.check`.
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         at_once: see `Source.at_once`.
@@ -62,6 +63,7 @@ class Split:
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[..., Batch] | None = None
+    check: Callable[[Batch], Batch] | None = None
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
     at_once: int | None = None
@@ -130,7 +132,7 @@ class Split:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
             elements, self.load, name, first, self.num_batches, ends, self.at_once, self.describe, self.own,
-            self.global_batch,
+            self.global_batch, self.check,
         )  # fmt: skip
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:
@@ -143,6 +145,11 @@ class Split:
         if not self.own:
             return tf.data.Dataset.from_tensors(self.empty).repeat()
         return self.sample(1).take(1).map(lambda *element: (pack(element), _ZERO)).repeat()
+
+
+def after(load: Callable[..., Batch], action: Callable[[Batch], Batch]) -> Callable[..., Batch]:
+    """A `load` whose batches go through an action."""
+    return lambda rows, *, at_once=1: action(load(rows, at_once=at_once))
 
 
 def _with_rows(elements: tf.data.Dataset) -> tf.data.Dataset:

@@ -50,8 +50,8 @@ class Ballots:
         steps = [int(step) for step in total.numpy()[_VOTE : _VOTE + self._peers.number] if step > 0]
         return min(steps, default=None)
 
-    def check_ends(self, total: Any, steps: int) -> None:
-        """Raises DataError if the data of some processes has ended after so many steps, and that of others has not."""
+    def check_ends(self, total: Any, steps: int, kind: str) -> None:
+        """Raises DataError if such data of some processes has ended after so many steps, and that of others has not."""
         ended = total.numpy()[_VOTE + self._peers.number :]
         if self._peers.number > 1 and ended.any():  # names are read from TF_CONFIG, which is no work for every call
-            check_ends([bool(each) for each in ended], self._peers.names, steps)
+            check_ends([bool(each) for each in ended], self._peers.names, steps, kind)

@@ -199,13 +199,14 @@ class Peers:
             messages.append(value.decode())
         return messages
 
-    def is_over(self, *, ended: bool, unknown: bool, steps: int) -> bool:
+    def is_over(self, *, ended: bool, unknown: bool, steps: int, kind: str) -> bool:
         """Whether the data ends here, in all processes alike.
 
         Args:
             ended: in this process.
             unknown: nobody knows the length of the data, so the processes ask each other.
             steps: global batches that have come from them in this pass.
+            kind: of data, in words.
 
         Raises:
             DataError: it does in some only.
@@ -213,7 +214,7 @@ class Peers:
         if self.number == 1 or not unknown:
             return ended
         every = [message == "1" for message in self.gather("1" if ended else "0")]
-        check_ends(every, self.names, steps)
+        check_ends(every, self.names, steps, kind)
         return all(every)
 
     def leave(self) -> None:

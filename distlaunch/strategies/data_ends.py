@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from distlaunch.base.errors import DataError
@@ -15,20 +16,65 @@ REASONS = (
 )
 
 
-def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int) -> None:
+def kind_of(source: str) -> str:
+    """`training` or `validation`, by the name of a `Source`."""
+    return "validation" if source.startswith("validation") else "training"
+
+
+def check_ends(ended: Sequence[bool], names: Sequence[str], steps: int, kind: str) -> None:
     """Raises DataError if some processes have come to the end of their data, and others have not.
 
     Args:
         ended: of each process; `names`: what they are called.
         steps: global batches that have come from them in this pass.
+        kind: of data, in words.
     """
     # all ended: the ordinary end of an epoch
     if all(ended) or not any(ended):
         return
     first = ", ".join(name for name, end in zip(names, ended, strict=True) if end)
     others = ", ".join(name for name, end in zip(names, ended, strict=True) if not end)
-    after = f"it ended after {steps:,} global batch{'es' * (steps != 1)} in {first}, but not in {others}"
-    raise DataError(f"data: the processes read data of different lengths: {after}; {REASONS}")
+    after = f"it ended after {_batches(steps)} in {first}, but not in {others}"
+    raise DataError(f"data: the processes read {kind} data of different lengths: {after}; {REASONS}")
+
+
+@dataclass(frozen=True)
+class FirstPass:
+    """What a process knows of the length of its data.
+
+    Attributes:
+        length: global batches of a pass; None as long as no end was seen.
+        read: so many batches were read without an end.
+    """
+
+    length: int | None = None
+    read: int = 0
+
+
+def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
+    """Raises DataError if the data of some processes ends at another batch than that of others.
+
+    Args:
+        seen: by process. Each reads what it is asked for, and begins the next pass where its data end.
+        kind: of data, in words.
+    """
+    lengths = {name: one.length for name, one in seen.items() if one.length is not None}
+    if not lengths:
+        return
+    shortest = min(lengths.values())
+    longer = [
+        f"{name} ({'at least ' if one.length is None else ''}{one.read if one.length is None else one.length:,})"
+        for name, one in seen.items()
+        if (one.read if one.length is None else one.length) > shortest
+    ]
+    if longer:
+        first = ", ".join(name for name, length in lengths.items() if length == shortest)
+        after = f"it ended after {_batches(shortest)} in {first}, but not in {', '.join(longer)}"
+        raise DataError(f"data: the processes read {kind} data of different lengths: {after}; {REASONS}")
+
+
+def _batches(number: int) -> str:
+    return f"{number:,} global batch{'es' * (number != 1)}"
 
 
 OF_FUNCTION = (

@@ -33,9 +33,8 @@ class Source:
         elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
             entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
             epoch whose length was not known.
-        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline. It
-            may be called with the keyword `at_once`: how many batches are being loaded at the same time, which then share
-            what it has of threads.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline. With
+            the keyword `at_once`, so many batches are being loaded at the same time, and share its threads.
         name: which split and order this is; a process that reads batches by number knows it by that name.
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.
@@ -45,6 +44,8 @@ class Source:
         own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
             one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
         global_batch: its rows, but for the last one of a pass; None if not known.
+        check: fails in the graph where a batch does not fit the model, or gives it back; `load` does it already, but
+            not that of another process, which has no model. None: nothing is looked at.
     """
 
     elements: Any
@@ -57,6 +58,7 @@ class Source:
     describe: Callable[[], str] = lambda: "{}"
     own: bool = False
     global_batch: int | None = None
+    check: Callable[[Batch], Batch] | None = None
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ train: {epochs: 3}
 """
 REPLICAS = ("strategy={kind: multi_worker_mirrored}", "cluster.workers=2")
 SERVERS = ("strategy={kind: parameter_server}", "cluster={workers: 2, ps: 1}")
+SERVERS_UNKNOWN = (*SERVERS, "train.steps_per_epoch=10")
 JAX = ("strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2")
 DTENSOR = ("strategy={kind: dtensor, mesh: {batch: 2}}", "cluster.workers=2")
 KNOWN = (
@@ -57,6 +58,7 @@ AFTER = "ended after 8 global batches in worker:1, but not in worker:0"
         (REPLICAS, "train", "unknown", 3, AFTER),
         pytest.param(REPLICAS, "validation", "unknown", 3, AFTER, marks=pytest.mark.slow),
         (SERVERS, "train", "known", 2, "chief has 10 global batches for training; worker:1 has 8"),
+        (SERVERS_UNKNOWN, "train", "unknown", 3, AFTER),
         (JAX, "train", "unknown", 3, AFTER),
         pytest.param(JAX, "validation", "unknown", 3, AFTER, marks=pytest.mark.slow),
         pytest.param(JAX, "train", "known", 2, KNOWN, marks=pytest.mark.slow),
@@ -73,6 +75,10 @@ def test_lengths_are_named(tmp_path: Path, strategy: tuple, split: str, kind: st
     settings = [word for value in (*strategy, f"data.args.{split}={kind}") for word in ("--set", value)]
     rc, out, err = run("train", "mine.yaml", *settings, cwd=tmp_path)
     assert rc == code, out + err
+    assert not (tmp_path / "runs" / "job" / "attempts" / "1").exists()
     assert told in " ".join((out + err).split())
     assert ".shard()" in out + err
+    if told is AFTER:
+        kind = "validation" if split == "validation" else "training"
+        assert f"read {kind} data of different lengths" in " ".join((out + err).split())
     assert_nothing_left(RunDir(tmp_path / "runs" / "job"))

@@ -227,6 +227,42 @@ def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None
     assert_nothing_left(RunDir(tmp_path / "runs" / "broken"))
 
 
+LABELS = """
+import keras, numpy as np, tensorflow as tf
+
+def model():
+    return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, "softmax")])
+
+def rows():
+    for number in range(128):
+        yield np.zeros(4, np.float32), number % 3 if number < 100 else 7
+
+def data():
+    spec = (tf.TensorSpec([4]), tf.TensorSpec([], tf.int64))
+    return {"train": tf.data.Dataset.from_generator(rows, output_signature=spec)}
+"""
+
+
+def test_a_label_outside_the_outputs_is_named_and_nothing_is_restarted(tmp_path: Path) -> None:
+    (tmp_path / "labels.py").write_text(LABELS)
+    config = {
+        "model": {"function": "labels.py:model"},
+        "data": {"function": "labels.py:data", "global_batch": 16, "shuffle": False},
+        "compile": {"optimizer": "sgd", "loss": "sparse_categorical_crossentropy"},
+        "train": {"steps_per_epoch": 8},
+        "strategy": {"kind": "parameter_server"},
+        "cluster": {"workers": 2, "ps": 1},
+    }
+    (tmp_path / "labels.yaml").write_text(json.dumps(config))
+    code, _, err = run("train", "labels.yaml", cwd=tmp_path)
+    assert code == 3, err
+    assert (
+        "data: got the label 7 in a batch, but sparse_categorical_crossentropy takes class numbers from 0 to 2" in err
+    )
+    assert not (tmp_path / "runs" / "labels" / "attempts" / "1").exists()
+    assert_nothing_left(RunDir(tmp_path / "runs" / "labels"))
+
+
 # a table in one piece is read as a tensor by Keras's layer: that this shows up proves that the test can fail
 WHOLE = pytest.param("null", marks=pytest.mark.slow)
 INSPECT = """

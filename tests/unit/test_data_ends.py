@@ -9,7 +9,7 @@ import pytest
 from distlaunch.base.errors import DataError
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import check_ends, different_lengths
+from distlaunch.strategies.data_ends import FirstPass, check_ends, check_passes, different_lengths, kind_of
 from distlaunch.strategies.protocol import Vote
 from tests.unit.test_peers import in_each
 
@@ -18,13 +18,34 @@ NAMES = ["worker:0", "worker:1", "worker:2"]
 
 @pytest.mark.parametrize("ended", [[False] * 3, [True] * 3])
 def test_ends_that_are_the_same(ended: list[bool]) -> None:
-    check_ends(ended, NAMES, 5)
+    check_ends(ended, NAMES, 5, "training")
 
 
 @pytest.mark.parametrize("ended", [[False, True, False], [True, True, False]])
 def test_ends_that_differ(ended: list[bool]) -> None:
-    with pytest.raises(DataError, match=r"ended after 1,250 global batches in .*worker:1, but not in .*worker:2"):
-        check_ends(ended, NAMES, 1250)
+    with pytest.raises(
+        DataError, match=r"validation data of .*ended after 1,250 global batches in .*worker:1, but not in .*worker:2"
+    ):
+        check_ends(ended, NAMES, 1250, kind_of("validation:once"))
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {},
+        {"worker:0": FirstPass(None, 9), "worker:1": FirstPass(None, 2)},
+        {"worker:0": FirstPass(3, 3), "worker:1": FirstPass(None, 3), "worker:2": FirstPass()},
+    ],
+)
+def test_passes_that_may_be_the_same(seen: dict[str, FirstPass]) -> None:
+    check_passes(seen, "training")
+
+
+def test_passes_that_differ() -> None:
+    seen = {"worker:0": FirstPass(6, 6), "worker:1": FirstPass(2, 2), "worker:2": FirstPass(None, 4)}
+    told = r"after 2 global batches in worker:1, but not in worker:0 \(6\), worker:2 \(at least 4\);"
+    with pytest.raises(DataError, match=f"read training data of .* {told}"):
+        check_passes(seen, "training")
 
 
 def test_lengths() -> None:
@@ -51,5 +72,5 @@ def test_the_sum_of_ballots_holds_what_each_process_has_seen(monkeypatch: pytest
     for each in ballots:
         assert each.vote(total) == Vote(stop=False, finish=True, next_steps=8)
         assert each.first_nonfinite(total) == 4
-        each.check_ends(total, 3)
+        each.check_ends(total, 3, kind_of("train"))
     assert ballots[0].first_nonfinite(ballots[0].cast(Vote())) is None

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data.source import Split
+from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
 from distlaunch.strategies.protocol import Batch
 from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
 from distlaunch.training.checks.loss_fit import check_loss
@@ -86,6 +87,7 @@ def test_what_must_be_wrong(make: Callable[[], keras.Model], y: Any, told: str) 
         (lambda: model(dense(4, "softmax"), loss=SPARSE()), COLUMN),
         (lambda: model(dense(), loss=SPARSE(from_logits=True)), NUMBERS),
         (lambda: model(dense(), layers.Softmax(), loss=SPARSE()), NUMBERS),
+        (lambda: model(dense(kernel_initializer="zeros"), loss=SPARSE(from_logits=True)), NUMBERS),
         (lambda: model(dense(), layers.Lambda(keras.ops.exp), loss="categorical_crossentropy"), ONE_HOT),
         (lambda: model(dense(1, "sigmoid"), loss=BINARY()), YES_NO[:, 0]),
         (lambda: model(dense(1), loss=BINARY(from_logits=True)), YES_NO),
@@ -102,6 +104,22 @@ def test_what_may_be_right(make: Callable[[], keras.Model], y: Any) -> None:
     ("make", "y", "told"),
     [
         (lambda: model(dense(4, "softmax"), loss=SPARSE(from_logits=True)), NUMBERS, "gives probabilities (softmax)"),
+        (
+            lambda: model(dense(), layers.Softmax(name="last"), loss=SPARSE(from_logits=True)),
+            NUMBERS,
+            "sparse_categorical_crossentropy with from_logits=true takes logits, but the last layer, 'last', gives "
+            "probabilities (softmax); write {from_logits: false}",
+        ),
+        (
+            lambda: model(dense(1), layers.Activation("sigmoid"), loss=BINARY(from_logits=True)),
+            YES_NO,
+            "gives probabilities (sigmoid)",
+        ),
+        (
+            lambda: model(dense(), layers.Lambda(keras.ops.softmax), loss=SPARSE(from_logits=True)),
+            NUMBERS,
+            "the model's outputs are probabilities, which add up to 1",
+        ),
         (lambda: model(dense(1, "sigmoid"), loss="binary_crossentropy"), YES_NO * 2 - 1, "labels from 0 to 1"),
     ],
 )
@@ -167,6 +185,25 @@ def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad:
     assert len(batches) == int(np.argwhere(labels == bad)[0][0]) // 2
     good = with_rules(split(np.where(labels == bad, 3, labels), arrays=False), rules)
     assert len(list(good.batches(zero, zero).map(good.load))) == -(-len(labels) // 2)
+
+
+def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> None:
+    checked = with_rules(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
+    labels = [NUMBERS, NUMBERS + 1]
+    answer = lambda worker, number: (np.zeros((ROWS, 5), "float32"), labels[number])  # noqa: E731
+    offer(checked.name, Offered(answer, None, lambda: "{}"))
+    spec = (tf.TensorSpec([None, 5], tf.float32), tf.TensorSpec([None], tf.int64))
+
+    @tf.function
+    def graph(number: Any) -> Any:
+        (_, y), _ = fetch(checked, tf.constant(0, tf.int64), number, spec)
+        # as TensorFlow's own loss, which would tell less
+        tf.debugging.Assert(tf.reduce_all(y < 4), ["outside the valid range"])
+        return y
+
+    assert graph(tf.constant(0, tf.int64)).numpy().tolist() == NUMBERS.tolist()
+    with pytest.raises(DataError, match=r"label 4 in a batch, but .* from 0 to 3"), label_errors_explained():
+        graph(tf.constant(1, tf.int64))
 
 
 def test_labels_are_not_numbers_of_classes_for_other_losses() -> None:

@@ -13,6 +13,7 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.data.sources.numbered_batches import Reader, offer_splits  # noqa: E402
 from distlaunch.data.splits import Splits  # noqa: E402
+from distlaunch.strategies.data_ends import FirstPass  # noqa: E402
 from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
 from distlaunch.strategies.protocol import Source  # noqa: E402
 from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
@@ -60,6 +61,18 @@ def test_the_end_is_remembered() -> None:
     opened.clear()
     assert [len(rows(reader.read(number))) for number in range(12)] == [5, 5, 5, 5, 3] + [0] * 7
     assert len(opened) == 1
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_reader_tells_how_far_the_first_pass_goes(once: bool) -> None:
+    reader = Reader(make_split(KINDS["unknown length"](), config(), seed=0, training=not once), once=once)
+    assert reader.first_pass == FirstPass(None, 0)
+    reader.read(2)
+    assert reader.first_pass == FirstPass(None, 3)
+    reader.read(0)
+    assert reader.first_pass == FirstPass(None, 3)
+    reader.read(3 * PER_PASS)
+    assert reader.first_pass == FirstPass(PER_PASS, PER_PASS)
 
 
 def job(**data: Any) -> RunConfig:

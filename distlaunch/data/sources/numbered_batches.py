@@ -7,7 +7,8 @@ Number k of the training data is the batch that one device would train on in ste
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.examples.read_failures import data_errors_raised
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
-from distlaunch.strategies.parameter_server.worker_batches import Offered, Read, offer
+from distlaunch.strategies.data_ends import FirstPass
+from distlaunch.strategies.parameter_server.worker_batches import Offered, offer
 from distlaunch.strategies.patches.tensorflow_iterators import untuned
 from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
@@ -46,6 +48,7 @@ class Reader:
         self._pass = 0
         self._end: int | None = None
         """Number after the last batch of the only pass, once it was seen."""
+        self.first_pass = FirstPass(split.num_batches)
 
     def read(self, number: int) -> Batch:
         """Batch `number`, or one without rows past the end."""
@@ -66,6 +69,8 @@ class Reader:
         while True:
             element = next(self._iterator, None) if self._iterator is not None else None
             if element is None:
+                if self.first_pass.length is None:
+                    self.first_pass = FirstPass(self._position, self._position)
                 if self._once or self._position == 0:
                     self._iterator, self._end = None, self._position
                     return split.empty
@@ -73,6 +78,8 @@ class Reader:
                 self._iterator = self._open(self._pass, 0)
                 continue
             self._position += 1
+            if self.first_pass.length is None and self._position > self.first_pass.read:
+                self.first_pass = FirstPass(None, self._position)
             if self._position > number:
                 return element
 
@@ -97,9 +104,14 @@ class Reader:
 class OwnReader:
     """Reads the next batch of a worker's own data, whichever number it is asked for.
 
+    Attributes:
+        first_pass: says nothing, since others may have more or less.
+
     Args:
         num_workers: how many share the numbers.
     """
+
+    first_pass = FirstPass()
 
     def __init__(self, split: Split, num_workers: int) -> None:
         self._reader, self._num_workers = Reader(split, once=False), num_workers
@@ -117,6 +129,30 @@ def first_worker(config: RunConfig) -> WorkerContext | None:
     return WorkerContext(config.cluster.num_workers, worker=0) if config.strategy.has_coordinator else None
 
 
+class EachReader:
+    """A reader for each worker of this process, made when it is asked for the first time.
+
+    Args:
+        timed: whether waits for it count as waits of training.
+    """
+
+    def __init__(self, make: Callable[[int], Reader | OwnReader], *, timed: bool = True) -> None:
+        self._make, self._timed = make, timed
+        self._readers: dict[int, Reader | OwnReader] = {}
+
+    def read(self, worker: int, number: int) -> Batch:
+        if worker not in self._readers:
+            self._readers[worker] = self._make(worker)
+        with contextlib.nullcontext() if self._timed else left_out():
+            return self._readers[worker].read(number)
+
+    def first_pass(self, worker: int) -> FirstPass:
+        return self._readers[worker].first_pass if worker in self._readers else FirstPass()
+
+    def offered(self, split: Split, length: int | None) -> Offered:
+        return Offered(self.read, length, split.describe, self.first_pass)
+
+
 def offer_splits(
     config: RunConfig, splits: Splits, train: Split, validation: Split | None, context: WorkerContext | None = None
 ) -> None:
@@ -126,15 +162,15 @@ def offer_splits(
         context: the worker that the splits are of, with `data.sharding: function`.
     """
     length = None if config.data.sharding == "function" else train.num_batches
-    offer("train", Offered(_train_reader(config, splits, train, context), length, train.describe))
-    once = _reader_of_each_worker(lambda _: Reader(train, once=True))
-    offer("train:once", Offered(_left_out(once), train.num_batches, train.describe))
+    offer("train", _train_readers(config, splits, train, context).offered(train, length))
+    once = EachReader(lambda _: Reader(train, once=True), timed=False)
+    offer("train:once", once.offered(train, train.num_batches))
     if validation is not None:
-        read = _reader_of_each_worker(lambda _: Reader(validation, once=True))
-        offer("validation:once", Offered(_left_out(read), validation.num_batches, validation.describe))
+        readers = EachReader(lambda _: Reader(validation, once=True), timed=False)
+        offer("validation:once", readers.offered(validation, validation.num_batches))
 
 
-def _train_reader(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> Read:
+def _train_readers(config: RunConfig, splits: Splits, train: Split, context: WorkerContext | None) -> EachReader:
     def drawing(worker: int) -> Reader:
         # never the run's own seed, which the order of all together has
         seed = config.seed + _SEED_STEP * (worker + 1)
@@ -152,25 +188,4 @@ def _train_reader(config: RunConfig, splits: Splits, train: Split, context: Work
         return OwnReader(split, context.num_workers)
 
     make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))
-    return _reader_of_each_worker(make)
-
-
-def _left_out(read: Read) -> Read:
-    """For what is read beside training."""
-
-    def unmeasured(worker: int, number: int) -> Batch:
-        with left_out():
-            return read(worker, number)
-
-    return unmeasured
-
-
-def _reader_of_each_worker(make: Any) -> Read:
-    readers: dict[int, Reader] = {}
-
-    def read(worker: int, number: int) -> Batch:
-        if worker not in readers:
-            readers[worker] = make(worker)
-        return readers[worker].read(number)
-
-    return read
+    return EachReader(make)

@@ -22,6 +22,7 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
@@ -101,7 +102,8 @@ class DTensorProgram:
             asked = time.perf_counter()
             batch = next(self._batches)
             waited = time.perf_counter() - asked
-            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
+            at = self._steps_in_epoch + done
+            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
                 break
             with in_plain_words():
                 self._find_log_names(batch)
@@ -130,7 +132,7 @@ class DTensorProgram:
             if done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
             batch = next(batches)
-            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=done):
+            if self._is_over(batch is None, source, done):
                 break
             if hooks is not None:
                 hooks.begin(done)
@@ -144,7 +146,7 @@ class DTensorProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
         for batch in self._feed.batches(source):
-            if self._peers.is_over(ended=batch is None, unknown=source.ends, steps=len(batches)):
+            if self._is_over(batch is None, source, len(batches)):
                 break
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -152,6 +154,9 @@ class DTensorProgram:
                 outputs = call(batch)
             batches.append(tf.nest.map_structure(lambda leaf: dtensor.unpack(leaf)[0].numpy(), outputs))
         return concatenated(batches)
+
+    def _is_over(self, ended: bool, source: Source, steps: int) -> bool:
+        return self._peers.is_over(ended=ended, unknown=source.ends, steps=steps, kind=kind_of(source.name))
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
+from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
@@ -74,7 +75,8 @@ class JaxProgram:
         self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
             batch = feed.take()
-            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=self._steps_in_epoch + done):
+            at = self._steps_in_epoch + done
+            if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
                 break
             if self._train_call is None:
                 self._train_call = self._make_train_call(state, batch)
@@ -108,7 +110,7 @@ class JaxProgram:
         done, stopped = 0, False
         while max_steps is None or done < max_steps:
             stopped = done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
-            if stopped or self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=done):
+            if stopped or self._is_over((batch := feed.take()) is None, source, done):
                 break
             if self._test_call is None:
                 self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
@@ -137,7 +139,7 @@ class JaxProgram:
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
-        while not self._peers.is_over(ended=(batch := feed.take()) is None, unknown=source.ends, steps=len(batches)):
+        while not self._is_over((batch := feed.take()) is None, source, len(batches)):
             if not batches:
                 self._check_convolutions(step, state, batch)
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
@@ -146,6 +148,9 @@ class JaxProgram:
             feed.load_ahead()
             batches.append(keras.tree.map_structure(np.asarray, outputs))
         return concatenated(batches)
+
+    def _is_over(self, ended: bool, source: Source, steps: int) -> bool:
+        return self._peers.is_over(ended=ended, unknown=source.ends, steps=steps, kind=kind_of(source.name))
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0

@@ -24,13 +24,27 @@ _pause = threading.Event()  # never set
 class Block:
     """What came of a block: steps done, the metrics' values after it, the step's own logs.
 
-    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were.
+    `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were. `first_pass` is what its worker
+    tells of its data, see `worker_batches.first_pass`.
     """
 
     done: int
     nonfinite: int
+    first_pass: tuple[int, ...]
     metrics: list[np.ndarray]
     logs: list[float]
+
+
+def unpacked(vector: np.ndarray, fresh: list[np.ndarray]) -> Block:
+    """The block of a vector that has its parts one after the other.
+
+    Args:
+        fresh: values of the metrics before any step.
+    """
+    sizes = [1, 1, 3, *(value.size for value in fresh)]
+    done, nonfinite, first_pass, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
+    shaped = [value.reshape(like.shape) for value, like in zip(metrics, fresh, strict=True)]
+    return Block(int(done[0]), int(nonfinite[0]), tuple(map(int, first_pass)), shaped, logs.tolist())
 
 
 def wait_for_blocks(coordinator: Any) -> None:

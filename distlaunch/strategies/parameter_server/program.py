@@ -22,13 +22,15 @@ import tensorflow as tf
 from distlaunch.base.errors import UsageError
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.strategies.parameter_server.blocks import Block, wait_for_blocks
+from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
 from distlaunch.strategies.parameter_server.cells import as_cells
 from distlaunch.strategies.parameter_server.placement import placement_of
 from distlaunch.strategies.parameter_server.worker_batches import (
+    FirstPasses,
     batch_spec,
     check_data,
     fetch,
+    first_pass,
     report_times,
     send_times,
 )
@@ -71,6 +73,7 @@ class CoordinatorProgram:
         self._next_batch = 0
         self._train_call: Any = None
         self._test_calls: dict[str, Any] = {}
+        self._first_passes = FirstPasses()
         self._times: list[StepTimes] = []  # of workers in this process; others tell theirs themselves
         report_times(self._times.append)
 
@@ -89,7 +92,7 @@ class CoordinatorProgram:
         if self._train_call is None:
             self._train_call = self._make_call(self._steps.train, self._source, self._find_log_names(self._source))
         size = max(1, num_steps // (BLOCKS_PER_WORKER * self._num_workers))
-        blocks = self._deal(self._train_call, self._next_batch, num_steps, size)
+        blocks = self._deal(self._train_call, self._source, self._next_batch, num_steps, size)
         done = sum(block.done for block in blocks)
         spoilt = [index * size + block.nonfinite for index, block in enumerate(blocks) if block.nonfinite]
         nonfinite = min(spoilt, default=None)
@@ -124,7 +127,7 @@ class CoordinatorProgram:
             wanted = at_once if limit is None else min(at_once, limit - at)
             if hooks is not None:
                 hooks.begin(at)
-            blocks = self._deal(self._test_calls[source.name], at, wanted, EVALUATION_BLOCK)
+            blocks = self._deal(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
             self._add(blocks, totals)
             if sum(block.done for block in blocks) < wanted:
                 break
@@ -133,7 +136,7 @@ class CoordinatorProgram:
             at += wanted
         return self._logs(totals, own=False)
 
-    def _deal(self, call: Any, first: int, num_steps: int, size: int) -> list[Block]:
+    def _deal(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
         results = []
         for start in range(0, num_steps, size):
@@ -142,7 +145,9 @@ class CoordinatorProgram:
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
         wait_for_blocks(self._coordinator)
-        return [self._unpack(result.fetch()) for result in results]
+        blocks = [unpacked(result.fetch(), self._zeros) for result in results]
+        self._first_passes.add(source, [block.first_pass for block in blocks])
+        return blocks
 
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
@@ -187,7 +192,8 @@ class CoordinatorProgram:
                     break
             if trains:
                 send_times(times.stack()[:done])
-            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in [done, nonfinite, *metrics, *logs]]
+            told = [done, nonfinite, first_pass(source, worker), *metrics, *logs]
+            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in told]
             return tf.concat(parts, 0)
 
         with self._strategy.scope():
@@ -216,12 +222,6 @@ class CoordinatorProgram:
         if self._steps.logs == "mean" or names != set(self._logs(self._zeros, own=False)):
             self._log_names = sorted(names)
         return self._log_names
-
-    def _unpack(self, vector: np.ndarray) -> Block:
-        sizes = [1, 1, *(zero.size for zero in self._zeros)]
-        done, nonfinite, *metrics, logs = np.split(np.asarray(vector), np.cumsum(sizes))
-        shaped = [value.reshape(zero.shape) for value, zero in zip(metrics, self._zeros, strict=True)]
-        return Block(int(done[0]), int(nonfinite[0]), shaped, logs.tolist())
 
     def _count(self, done: int) -> None:
         self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]

@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS, different_data, not_own_data
+from distlaunch.strategies.data_ends import REASONS, FirstPass, check_passes, different_data, kind_of, not_own_data
 from distlaunch.strategies.patches.tensorflow_py_function import answer
 from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows
@@ -39,14 +39,18 @@ class Offered:
     Attributes:
         num_batches: None if unknown.
         describe: see `data/fingerprints.py`.
+        first_pass: worker index -> what its reader knows of the length of its data.
     """
 
     read: Read
     num_batches: int | None
     describe: Callable[[], str]
+    first_pass: Callable[[int], FirstPass] = lambda _: FirstPass()
 
 
-_TOKEN, _DATA_TOKEN, _TIMES_TOKEN = "distlaunch_batch", "distlaunch_data", "distlaunch_times"  # in all processes
+# in all processes
+_TOKEN, _DATA_TOKEN, _TIMES_TOKEN = "distlaunch_batch", "distlaunch_data", "distlaunch_times"
+_PASS_TOKEN = "distlaunch_pass"
 _UNKNOWN = -1
 _readers: dict[str, Offered] = {}
 _lock = threading.Lock()
@@ -63,6 +67,7 @@ def offer(split: str, offered: Offered) -> None:
         answer(_TOKEN, _read)
         answer(_DATA_TOKEN, _data)
         answer(_TIMES_TOKEN, _times)
+        answer(_PASS_TOKEN, _first_pass)
 
 
 def report_failures(to: Callable[[Exception], None]) -> None:
@@ -104,12 +109,36 @@ def fetch(source: Source, worker: tf.Tensor, number: tf.Tensor, spec: Any) -> tu
     for component, part in zip(components, parts, strict=True):
         # what a Python function returns has no known shape
         component.set_shape(part.shape)
-    return tf.nest.pack_sequence_as(spec, components, expand_composites=True), rows
+    batch = tf.nest.pack_sequence_as(spec, components, expand_composites=True)
+    # the process that has read it has no model; see `Source.check`
+    return (batch if source.check is None else source.check(batch)), rows
 
 
 def send_times(rows: tf.Tensor) -> tf.Operation:
     """In a graph: how the time of its steps went, to the process that runs it; see `StepTimes.of`."""
     return tf.raw_ops.PyFunc(input=[rows], token=_TIMES_TOKEN, Tout=[])
+
+
+def first_pass(source: Source, worker: tf.Tensor) -> tf.Tensor:
+    """In a graph, after the reading: worker and its `FirstPass`, as three int64; see `FirstPasses`."""
+    [seen] = tf.raw_ops.PyFunc(input=[tf.constant(source.name), worker], token=_PASS_TOKEN, Tout=[tf.int64])
+    return tf.concat([[worker], tf.ensure_shape(seen, [2])], 0)
+
+
+class FirstPasses:
+    """What blocks have told of the data of each worker, by source."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, dict[str, FirstPass]] = {}
+
+    def add(self, source: Source, told: Iterable[Sequence[int]]) -> None:
+        """Takes what `first_pass` has given; raises DataError if the data of a worker ends where another's goes on."""
+        seen = self._seen.setdefault(source.name, {})
+        for worker, length, read in told:
+            name = f"worker:{worker}"
+            old = seen.get(name, FirstPass())
+            seen[name] = FirstPass(old.length if length == _UNKNOWN else length, max(old.read, read))
+        check_passes(seen, kind_of(source.name))
 
 
 def check_data(source: Source, num_workers: int) -> None:
@@ -118,7 +147,7 @@ def check_data(source: Source, num_workers: int) -> None:
     Raises:
         ConfigError: one sees other data than the coordinator.
     """
-    what = _what(source.name)
+    what = kind_of(source.name)
     facts, others = json.loads(source.describe()), {}
     for worker in range(num_workers):
         try:
@@ -156,6 +185,11 @@ def _times(rows: np.ndarray) -> None:
         report(StepTimes.of(rows))
 
 
+def _first_pass(split: Any, worker: np.ndarray) -> np.ndarray:
+    seen = _readers[_text(split)].first_pass(int(worker))
+    return np.array([_UNKNOWN if seen.length is None else seen.length, seen.read], np.int64)
+
+
 def _text(value: Any) -> str:
     """What an operation passes: bytes, or an array of them."""
     return (value if isinstance(value, bytes) else value.item()).decode()
@@ -180,11 +214,6 @@ def _read(split: Any, worker: np.ndarray, number: np.ndarray, length: np.ndarray
 def _check_length(name: str, worker: int, own: int | None, expected: int) -> None:
     """Raises ConfigError if this process knows another number of batches than the coordinator."""
     if expected not in (own, _UNKNOWN):
-        has = (
-            f"chief has {expected:,} global batches for {_what(name)}; worker:{worker} has {own or 'an unknown number'}"
-        )
+        has = f"chief has {expected:,} global batches for {kind_of(name)}"
+        has = f"{has}; worker:{worker} has {own or 'an unknown number'}"
         raise ConfigError(Problem(("data",), f"the processes read data of different lengths: {has}; {REASONS}"))
-
-
-def _what(name: str) -> str:
-    return "validation" if name.startswith("validation") else "training"

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.ballots import Ballots
+from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.patches import keras_losses, tensorflow_iterators
@@ -105,7 +106,7 @@ class ReplicaProgram:
             done += int(made)
             # rows behind are those of steps that were not made
             times += StepTimes.of(rows.numpy()[: int(made)])
-            self._ballots.check_ends(votes, self._steps_in_epoch + done)
+            self._ballots.check_ends(votes, self._steps_in_epoch + done, "training")
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
         self._steps_in_epoch += done
@@ -140,7 +141,7 @@ class ReplicaProgram:
             if self._ballots.vote(votes).stop:
                 # all processes have the same sum of votes, so all leave here together
                 return None
-            self._ballots.check_ends(votes, at + int(done))
+            self._ballots.check_ends(votes, at + int(done), kind_of(source.name))
             if hooks is not None and int(done):
                 hooks.end(at, self._sums.to_logs(logs, [], self._steps_in_epoch))
             at += int(done)
@@ -151,14 +152,13 @@ class ReplicaProgram:
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
         call = make_predict_call(strategy, self._model, replicas.peers.number)
-        agreed = (
-            tf.function(functools.partial(counted, strategy), autograph=False) if source.own else lambda given: given
-        )
+        agreed = tf.function(functools.partial(counted, strategy), autograph=False) if source.own else lambda one: one
         batches: list[Any] = []
         for element in map(agreed, self._distribute(source)):
             # every replica has the same total
             ended = int(strategy.experimental_local_results(element[2])[0]) == 0
-            if replicas.peers.is_over(ended=ended, unknown=self._may_differ(source), steps=len(batches)):
+            unknown, kind = self._may_differ(source), kind_of(source.name)
+            if replicas.peers.is_over(ended=ended, unknown=unknown, steps=len(batches), kind=kind):
                 break
             # a vote costs an all-reduce, so not before each batch
             if len(batches) % EVALUATION_CALL == 0 and self.agree(Vote(stop=should_stop())).stop:
@@ -280,8 +280,7 @@ class ReplicaProgram:
         return None
 
     def snapshot(self) -> State:
-        model = self._model
-        state = {name: host_value(variable) for name, variable in state_variables(model).items()}
+        state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
         state.update(self._sums.values())
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state

@@ -9,8 +9,9 @@ input pipeline, before a step is made with them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,31 +92,34 @@ def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
     if not rules:
         return split
     if split.labels is None:
-        return replace(split, load=_checking(split.load, rules))
+        check = functools.partial(_checked, rules)
+        return replace(split, load=after(split.load, check), check=check)
     check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
     return split
 
 
-def _checking(load: Callable[..., Batch], rules: Sequence[LabelRule]) -> Callable[..., Batch]:
-    """A `load` that fails, in the input pipeline, with a label outside a rule."""
-
-    def checked(rows: Any, *, at_once: int = 1) -> Batch:
-        batch = load(rows, at_once=at_once)
-        for rule in rules:
-            _assert_within(rule.place.of(keras.utils.unpack_x_y_sample_weight(batch)[1]), rule)
-        return batch
-
-    return checked
+def _checked(rules: Sequence[LabelRule], batch: Batch) -> Batch:
+    """The batch; in a graph, one that fails with a label outside a rule before anything else sees it."""
+    labels = keras.utils.unpack_x_y_sample_weight(batch)[1]
+    # the strings that tell of it are on no GPU
+    with tf.device("CPU:0"):
+        checks = [_assert_within(rule.place.of(labels), rule) for rule in rules]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.nest.map_structure(_same, batch, expand_composites=True)
 
 
-def _assert_within(labels: Any, rule: LabelRule) -> None:
+def _same(part: Any) -> Any:
+    return None if part is None else tf.identity(part)
+
+
+def _assert_within(labels: Any, rule: LabelRule) -> Any:
     values = labels.flat_values if isinstance(labels, tf.RaggedTensor) else labels
     good = (values >= 0) & (values < tf.cast(rule.num_classes, values.dtype))
     if rule.ignored is not None:
         good |= values == tf.cast(rule.ignored, values.dtype)
     # one is enough: a message with thousands helps nobody
     first = tf.boolean_mask(values, ~good)[:1]
-    tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
+    return tf.debugging.Assert(tf.reduce_all(good), [f"{_MARK} {rule.text}", tf.strings.as_string(first)], summarize=1)
 
 
 @contextlib.contextmanager

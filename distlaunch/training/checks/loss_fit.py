@@ -198,7 +198,8 @@ def _no_probabilities(fitted: Fitted, model: keras.Model) -> str:
         return ""
     activation = "sigmoid" if loss.kind == BINARY else "softmax"
     hint = f"end the model with activation='{activation}', or use a loss with {{from_logits: true}}"
-    if (layer := _last_layer(model, fitted)) is not None and layer.activation is keras.activations.linear:
+    layer = _last_layer(model, fitted)
+    if layer is not None and _activation_of(layer) is keras.activations.linear:
         return f"{loss.name} takes probabilities, but the last layer, '{layer.name}', has no activation; {hint}"
     low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
     # Keras divides the outputs by their sum for one-hot labels only
@@ -211,11 +212,28 @@ def _doubtful(fitted: Fitted, model: keras.Model) -> str:
     loss, labels = fitted.loss, fitted.labels
     if loss.kind == BINARY and (float(labels.min(initial=0)) < 0 or float(labels.max(initial=0)) > 1):
         return f"{loss.name} takes labels from 0 to 1, but there are others, such as {_outside(labels)}"
-    layer = _last_layer(model, fitted)
-    if loss.from_logits and layer is not None and layer.activation in _PROBABILITIES:
-        what = f"the last layer, '{layer.name}', gives probabilities ({layer.activation.__name__})"
-        return f"{loss.name} with from_logits=true takes logits, but {what}; leave one of the two out"
+    if loss.from_logits and (giver := _probability_giver(model, fitted)):
+        hint = "write {from_logits: false} for the loss, or leave the softmax or sigmoid out of the model"
+        return f"{loss.name} with from_logits=true takes logits, but {giver}; {hint}"
     return ""
+
+
+def _probability_giver(model: keras.Model, fitted: Fitted) -> str:
+    """What shows that the outputs are probabilities, in words; empty if nothing does."""
+    layer = _last_layer(model, fitted)
+    if layer is not None and (activation := _activation_of(layer)) in _PROBABILITIES:
+        return f"the last layer, '{layer.name}', gives probabilities ({activation.__name__})"
+    values = fitted.predictions
+    # logits of several classes that are positive and add up to 1 in every row are not found by chance
+    several = fitted.loss.kind in (SPARSE, CATEGORICAL) and fitted.num_classes > 1 and values.size > 0
+    if several and values.min() >= 0 and np.allclose(values.sum(-1), 1, atol=_SLACK):
+        return "the model's outputs are probabilities, which add up to 1"
+    return ""
+
+
+def _activation_of(layer: Any) -> Any:
+    """Of what `_last_layer` gives."""
+    return keras.activations.softmax if type(layer) is keras.layers.Softmax else layer.activation
 
 
 def _outside(labels: np.ndarray) -> Any:
@@ -233,7 +251,7 @@ def _last_layer(model: keras.Model, fitted: Fitted) -> Any | None:
     while layer is not None and type(layer) in _PASSED_THROUGH:
         layer = origin_of(layer.input)
     # `type` and not `isinstance`: a derived class may compute anything
-    return layer if type(layer) in _WITH_ACTIVATION else None
+    return layer if type(layer) in (*_WITH_ACTIVATION, keras.layers.Softmax) else None
 
 
 def shape_text(value: Any) -> str:
