@@ -151,6 +151,20 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
     golden("ui/plain.txt", console.file.getvalue())
 
 
+def test_nothing_is_waited_for_once_the_job_stops() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    view = PlainView(console)
+    view.started(make_plan())
+    for now in (0.0, 10.0, 20.0):
+        view.tick(now)
+    view.note("worker:0 failed; stopping worker:1")
+    view.tick(31.0)
+    assert isinstance(console.file, io.StringIO)
+    names = "waiting for worker:0, worker:1"
+    told = f"{names} (10 s)\n{names} (20 s)\nworker:0 failed; stopping worker:1\n"
+    assert console.file.getvalue() == told
+
+
 def test_the_evaluator_has_a_line_of_its_own() -> None:
     """It must not disturb what is known of the run itself."""
     result = Evaluated(task="evaluator:0", step=200, split="validation", logs={"loss": 0.41, "accuracy": 0.88})
