@@ -30,7 +30,6 @@ from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
 from distlaunch.tasks.process_end import end_process
 
-
 _STDERR = 2  # its descriptor
 
 

@@ -112,5 +112,7 @@ def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
     for folder in folders:
         with contextlib.suppress(OSError):
             known |= {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
-    is_of_user = name.startswith("_") or name not in _PACKAGES and difflib.get_close_matches(name, known, n=1)
+    is_of_user = name.startswith("_") or (
+        name not in _PACKAGES and difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    )
     return "" if is_of_user else _PACKAGES.get(name, name)
