@@ -147,7 +147,8 @@ def train_here(
     """The next attempt of a run, whose lock the caller holds.
 
     Args:
-        interrupts: gives a function that says whether to stop after the current step.
+        interrupts: gives a function that says whether to stop after the current step, and may say that an exception is
+            an interrupt.
     """
     from distlaunch.training.precision import policy
     from distlaunch.training.session import Session
@@ -158,20 +159,21 @@ def train_here(
     write_atomically(run.config, text)
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
-    with policy(), contextlib.closing(reporter), interrupts as should_stop:  # a session clears Keras's own
+    with policy(), contextlib.closing(reporter):  # a session clears Keras's own
         try:
-            reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
-            session = Session(config, run, _TASK, reporter.emit, should_stop)
-            outcome = session.run_training()
+            with interrupts as should_stop:
+                reporter.emit(TaskStarted(host=socket.gethostname(), pid=os.getpid()))
+                session = Session(config, run, _TASK, reporter.emit, should_stop)
+                outcome = session.run_training()
+                at, seconds = outcome.progress, time.monotonic() - began
+                ended = RunEnded(
+                    status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs
+                )
+                reporter.emit(ended)
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reporter.fail(status, time.monotonic() - began)
             raise
-        at = outcome.progress
-        seconds = time.monotonic() - began
-        reporter.emit(
-            RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs)
-        )
     return session, outcome
 
 

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
@@ -19,6 +20,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
 _LIBRARY = "libnvidia-ml.so.1"
 """NVML, NVIDIA's management library; it comes with the driver."""
+_CUDA = "libcuda.so.1"
+_DEVICES = "dev/nvidia[0-9]*"
+"""Below `/`; the driver's own CUDA library and these are what a framework needs to see a GPU."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class Gpu:
 def find_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     """GPUs as CUDA_VISIBLE_DEVICES names them: those that the driver has, and of these what the variable selects.
 
-    Where the driver cannot be asked, there are those that the variable lists.
+    Without a driver there are none, whatever the variable lists: TensorFlow and JAX see none either. Where there is one
+    that cannot be asked, there are those that the variable lists.
     """
     selected = environ.get(VISIBLE)
     # `-1` or nothing: no GPU, and no question to the driver
@@ -70,11 +75,9 @@ class _Driver:
 
 @functools.cache
 def _ask_driver() -> _Driver | None:
-    """None if there is no driver, or no answer."""
-    try:
-        ctypes.CDLL(_LIBRARY)  # before pynvml, whose import would cost every command 20 ms
-    except OSError:
-        return None
+    """None if there is a driver, but no answer."""
+    if not _can_open(_LIBRARY):  # before pynvml, whose import would cost every command 20 ms
+        return _without_nvml()
     answers: list[_Driver | None] = []
     # a driver that hangs must not hold the command up
     asking = threading.Thread(target=lambda: answers.append(_present()), name="nvml", daemon=True)
@@ -90,7 +93,7 @@ def _present() -> _Driver | None:
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_FunctionNotFound):
-        return None
+        return _without_nvml()
     except pynvml.NVMLError:  # the module is not loaded, or of another version than the library
         return _Driver()
     try:
@@ -99,6 +102,19 @@ def _present() -> _Driver | None:
         return _Driver()
     finally:
         pynvml.nvmlShutdown()
+
+
+def _without_nvml() -> _Driver | None:
+    """Containers with NVIDIA_DRIVER_CAPABILITIES=compute have CUDA and the devices, but not NVML."""
+    return None if any(Path("/").glob(_DEVICES)) and _can_open(_CUDA) else _Driver()
+
+
+def _can_open(library: str | None) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _gpus(nvml: Any) -> Iterator[Gpu]:

@@ -30,6 +30,8 @@ from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
 from distlaunch.tasks.process_end import end_process
 
+_STDERR = 2  # its descriptor
+
 
 def main() -> None:
     end_process(_main())
@@ -141,9 +143,14 @@ def _is_traced(frame: FrameType) -> bool:
 
 
 class _Debugger(pdb.Pdb):
+    has_quit = False  # of any of them: each `breakpoint()` makes one
+
     def do_quit(self, arg: str) -> bool | None:
         """`data.map` runs in a thread of TensorFlow's, whose exceptions it turns into its own."""
+        _Debugger.has_quit = True
         if threading.current_thread() is not threading.main_thread():
+            # TensorFlow logs the exception of a function with its traceback, in native code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
             _thread.interrupt_main()
         return super().do_quit(arg)
 
@@ -152,8 +159,16 @@ class _Debugger(pdb.Pdb):
 
 @contextlib.contextmanager
 def _never_stop() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is the debugger's, and else ends the run."""
-    yield lambda: False
+    """Ctrl-C is the debugger's, and else ends the run, as `q` does, whatever TensorFlow makes of its exception."""
+    stderr = os.dup(_STDERR)
+    try:
+        yield lambda: False
+    except Exception:
+        if _Debugger.has_quit:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        os.dup2(stderr, _STDERR)
 
 
 if __name__ == "__main__":

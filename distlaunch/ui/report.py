@@ -28,8 +28,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     for name, value in _facts(state):
         table.add_row(name, value)
     if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train":
-        there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
-        table.add_row("next", _resume(result) + ("" if there_is_one else f" ({NO_CHECKPOINT})"))
+        table.add_row("next", _resume(result) + _from_the_beginning(result))
     console.print()
     _print_table(console, table)
     print_metrics(console, state.epochs[-1].logs if state.epochs else {})
@@ -99,8 +98,14 @@ def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
     if not failure.resumable:
         return failure.first
     last = state.checkpoints[-1] if state.checkpoints else state.restored
-    at = f" (resumes from step {last.step:,})" if last else ""
+    at = f" (resumes from step {last.step:,})" if last else _from_the_beginning(result)
     return f"{failure.first}, then {_resume(result)}{at}" if failure.first else f"{_resume(result)}{at}"
+
+
+def _from_the_beginning(result: AttemptResult) -> str:
+    """Said where there is nothing to resume from; other machines' disks are not known."""
+    there_is_one = result.plan.elsewhere or RunDir(result.plan.run_dir).checkpoint_steps()
+    return "" if there_is_one else f" ({NO_CHECKPOINT})"
 
 
 def _indented(failure: Failure) -> str:

@@ -113,10 +113,22 @@ def _conclusion(result: VerifyResult) -> list[str]:
     elif proven:
         documented = sum(row.verdict == DOCUMENTED for row in result.rows)
         but = f", {documented} of them but for what is documented" if documented else ""
-        lines.append(f"All {proven} that were compared give one device's numbers{but}.")
+        lines.append(f"All {proven} that were compared give one device's numbers{but}{_as_far_as_sharp(result)}.")
     else:
         lines.append("Nothing could be compared.")
     return lines
+
+
+def _as_far_as_sharp(result: VerifyResult) -> str:
+    """Up to which step that is proven; nothing if it is for all steps."""
+    ends = [row.judgement.sharp_to for row in result.rows if row.proven and row.judgement is not None]
+    last = min(ends)
+    if last >= result.steps:
+        return ""
+    if last:
+        return f", which is proven up to step {last} of {result.steps}; noise hides what comes after"
+    hidden = ends.count(0)
+    return f", which is not proven for {hidden if hidden < len(ends) else 'any'} of them: noise hides all steps"
 
 
 def _noise(reference: Record, steps: int) -> str:

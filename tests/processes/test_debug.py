@@ -9,7 +9,7 @@ from real import run
 from terminal import Terminal
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import EpochEnded
+from distlaunch.base.events import EpochEnded, RunEnded
 from distlaunch.base.run_dir import RunDir
 
 MINE = """
@@ -94,6 +94,25 @@ strategy: {kind: multi_worker_mirrored}
 cluster: {workers: 2}
 export: [saved_model]
 """
+ASKING = """
+
+def asking():
+    x, where = rows()[0], "data"
+    breakpoint()
+    return x, x.sum(1, keepdims=True)
+
+
+def each():
+    where = "generator"
+    for x, y in zip(*rows()):
+        breakpoint()
+        yield x, y
+
+
+def generated():
+    signature = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([1], tf.float32))
+    return tf.data.Dataset.from_generator(each, output_signature=signature)
+"""
 PROMPT = r"\(Pdb\) "
 
 
@@ -154,6 +173,29 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
     assert terminal.wait() == 130, terminal.seen
     assert "Traceback" not in terminal.seen
     assert (project / "runs" / "other-debug").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("function", "where", "prompts"),
+    [("rows", "map", 2), ("pipeline", "map", 1), ("asking", "data", 1), ("generated", "generator", 1)],
+)
+def test_q_where_data_are_made_ends_the_run_as_interrupted(
+    project: Path, function: str, where: str, prompts: int
+) -> None:
+    """Nothing of what TensorFlow makes of it is shown."""
+    (project / "mine.py").write_text(MINE + ASKING)
+    options = [f"data.function=mine.py:{function}", "strategy={kind: one_device}", "cluster={}"]
+    options += ["data.map=null"] if where != "map" else []
+    terminal = debug(project, *(word for option in options for word in ("--set", option)))
+    for answer in ["c\n"] * (prompts - 1) + ["q\n"]:
+        look(terminal, where)
+        terminal.type(answer)
+    assert terminal.wait() == 130, terminal.seen
+    assert "interrupted" in terminal.seen
+    assert "Traceback" not in terminal.seen
+    assert "error" not in terminal.seen.partition("interrupted")[2]
+    events = read_events(RunDir(project / "runs" / "job-debug").events)
+    assert [event.status for event in events if isinstance(event, RunEnded)] == ["interrupted"]
 
 
 def test_a_step_for_jax(project: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,34 @@ def error(kind: str = "TypeError", traceback: str = TRACEBACK, **more: Any) -> T
 )
 def test_failures(found: TaskError | None, code: int, expected: Advice) -> None:
     assert given(Cause.FAILURE, found, code) == expected
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("pandas", "install it (`pip install pandas`, "),
+        ("sklearn", "install it (`pip install scikit-learn`, "),
+        ("helpers", "fix bug.py:1"),
+        ("helper", "fix bug.py:1"),
+        ("kears", "fix bug.py:1"),
+        ("keras.no", "fix bug.py:1"),
+        ("_mine", "fix bug.py:1"),
+    ],
+)
+def test_a_missing_module_is_installed_unless_it_looks_like_the_users_own(
+    tmp_path: Path, module: str, expected: str
+) -> None:
+    for name in ("helpers.py", "nand.py"):  # the second is not that much like pandas
+        (tmp_path / name).touch()
+    summary = f"ModuleNotFoundError: No module named '{module}'"
+    lines = f'Traceback (most recent call last):\n  File "{tmp_path}/bug.py", line 1, in <module>\n    import {module}'
+    found = TaskError(summary, f"{lines}\n{summary}", kind="ModuleNotFoundError")
+    assert given(Cause.FAILURE, found, 3).first.startswith(expected)
+
+
+def test_the_line_that_a_message_names_is_named() -> None:
+    told = "/home/u/my code/st.py:49: breakpoint(): a task has no terminal; `distlaunch train --debug CONFIG` runs"
+    assert given(Cause.FAILURE, TaskError(told, kind="NoTerminalError", user_error=True), 3) == Advice("fix st.py:49")
 
 
 def test_memory_is_saved_first() -> None:

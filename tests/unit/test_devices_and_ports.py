@@ -105,6 +105,7 @@ def test_every_command_counts_the_same_gpus(
             job.plan(job.JobRequest("run.yaml", (too_many,)), os.environ)
 
 
+NO_DRIVER = ("libnvidia-ml.so.of-no-driver", "libcuda.so.of-no-driver")
 WITHOUT_AN_ANSWER = [(None, ()), ("0,GPU-1", ("0", "GPU-1")), ("-1", ())]
 
 
@@ -112,13 +113,44 @@ def _environ(selected: str | None) -> dict[str, str]:
     return {} if selected is None else {"CUDA_VISIBLE_DEVICES": selected}
 
 
-@pytest.mark.parametrize(("selected", "expected"), WITHOUT_AN_ANSWER)
-def test_without_a_driver_to_ask(
-    selected: str | None, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, driver: Any
+def _set_libraries(monkeypatch: pytest.MonkeyPatch, nvml: str | None, cuda: str | None, devices_at: Path) -> None:
+    monkeypatch.setattr(devices, "_LIBRARY", nvml)
+    monkeypatch.setattr(devices, "_CUDA", cuda)
+    monkeypatch.setattr(devices, "_DEVICES", f"{devices_at.relative_to('/')}/nvidia[0-9]*")
+
+
+@pytest.mark.parametrize("selected", [None, "", "-1", "0,1,2", "GPU-x", "MIG-aaa", "abc", "0,-1,1"])
+def test_without_a_driver_there_are_no_gpus(
+    selected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Any
 ) -> None:
+    """Whatever the variable says: TensorFlow finds none."""
+    monkeypatch.chdir(tmp_path)
     driver(FakeNvml(GPUS))
-    monkeypatch.setattr(devices, "_LIBRARY", "libnvidia-ml.so.of-no-driver")
+    _set_libraries(monkeypatch, *NO_DRIVER, tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in _environ(selected).items():
+        monkeypatch.setenv(name, value)
+    assert find_gpus(os.environ) == ()
+    write_models(tmp_path)
+    Path("run.yaml").write_text(f"{BASE}strategy: {{kind: mirrored}}\n".replace("64", "12"))
+    told = CliRunner().invoke(validate, ["run.yaml"]).stdout
+    assert told == "run.yaml: ok (strategy mirrored, 2 replicas, global batch 12)\n"
+    two_workers = ("--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2")
+    assert CliRunner().invoke(validate, ["run.yaml", *two_workers]).exit_code == 0
+
+
+@pytest.mark.parametrize(("selected", "expected"), WITHOUT_AN_ANSWER)
+def test_a_container_without_nvml(
+    selected: str | None, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, driver: Any
+) -> None:
+    """CUDA and the devices are there, and nobody to ask: the variable is believed; devices alone are not enough."""
+    driver(FakeNvml(GPUS))
+    (tmp_path / "nvidia0").touch()
+    _set_libraries(monkeypatch, NO_DRIVER[0], None, tmp_path)
     assert find_gpus(_environ(selected)) == expected
+    devices._ask_driver.cache_clear()
+    _set_libraries(monkeypatch, *NO_DRIVER, tmp_path)
+    assert find_gpus(_environ(selected)) == ()
 
 
 @pytest.mark.parametrize(("selected", "expected"), WITHOUT_AN_ANSWER)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import distlaunch
-from distlaunch.strategies.state.state_files import read_state, write_state
+from distlaunch.strategies.state.state_files import read_header, read_state, write_state
 
 FOREIGN = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int4", "uint4"]
 PLAIN = ["bool", "int8", "uint16", "int32", "int64", "uint64", "float16", "float32"]
@@ -127,3 +127,14 @@ def _unpickles(path: Path) -> bool:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
+
+
+@pytest.mark.parametrize("at", [0, 20, -1])
+def test_a_damaged_header_is_called_so(at: int) -> None:
+    """What Python's parsers say of it (`can't decode byte 0xd0`) helps nobody."""
+    text = bytearray(b'{"__metadata__": {"types": "{}"}, "a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}')
+    text[at] = 0xD0
+    with pytest.raises(ValueError, match=r"its header is damaged$"):
+        read_header(bytes(text))
+    with pytest.raises(ValueError, match=r"its header is damaged$"):
+        read_header(b'{"__metadata__": {"types": "{"}}')

@@ -15,9 +15,10 @@ from distlaunch.base.run_files.submission import Submission
 from distlaunch.cluster.spec import Task
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.outcome import Outcome
 from distlaunch.ui.progress.state import ProgressState
-from distlaunch.ui.report import print_summary
+from distlaunch.ui.report import print_failure, print_summary
 
 START = TrainingStarted(strategy="one_device", loop="fit", replicas=1, tasks=1, global_batch=8, epochs=4, first_epoch=0,
                         first_step=0, steps_per_epoch=10, parameters=1)  # fmt: skip
@@ -56,3 +57,14 @@ def test_how_a_run_goes_on(tmp_path: Path) -> None:
     assert again in summary(ProgressState(), run, "stopped")
     run.batch_exit.write_text("3")
     assert f"distlaunch train {tmp_path} --resume (" in summary(ProgressState(), run, "stopped")
+
+
+def test_a_failed_run_without_a_checkpoint_begins_anew(tmp_path: Path) -> None:
+    task = TaskPlan(Task("worker", 0), ("x",), {}, RunDir(tmp_path).task(0, "worker:0"))
+    plan = LaunchPlan(tmp_path, 0, "train", (task,), 300, 30)
+    failure = Failure("worker:0", "a", "it failed", (), None, first="fix bug.py:1")
+    console = Console(file=io.StringIO(), width=300, no_color=True)
+    print_failure(console, ProgressState(), AttemptResult(plan, Outcome("failed", ExitCode.FAILED, failure)))
+    assert isinstance(console.file, io.StringIO)
+    told = f"fix bug.py:1, then distlaunch train {tmp_path} --resume (from the beginning: there is no checkpoint)"
+    assert told in console.file.getvalue()

@@ -68,10 +68,22 @@ def test_the_first_call_of_an_attempt_tells_nothing_about_the_time_that_is_left(
     compiled = [START, steps(0, 1, seconds=60.0, num=1)]
     assert ProgressState.of(compiled).eta_s is None
     assert "eta" not in render(ProgressState.of(compiled))
-    going = [*compiled, steps(0, 101)]
+    shorter = [*compiled, steps(0, 38, seconds=40.0, num=37)]
+    assert ProgressState.of(shorter).eta_s is None, "another program, which is compiled too"
+    assert "steps/s" not in render(ProgressState.of(shorter))
+    going = [*shorter, steps(0, 138), steps(0, 101)]
     assert ProgressState.of(going).eta_s == pytest.approx(45.89)
     again = ProgressState.of([*going, START, steps(0, 1, seconds=60.0, num=1)])
     assert again.eta_s is None, "the next attempt compiles again"
+
+
+def test_one_slow_call_does_not_change_the_time_that_is_left() -> None:
+    """It compiles another program, or waits for a disk."""
+    going = [START, *(steps(0, number * 50, num=50, seconds=0.5) for number in range(1, 5))]
+    slow = [*going, steps(0, 201, num=1, seconds=30.0), steps(0, 202, num=1, seconds=30.0)]
+    assert ProgressState.of(slow).steps_per_s == pytest.approx(100)
+    uneven = [START, *(steps(0, number, num=number, seconds=number / 100) for number in (90, 91, 89, 92))]
+    assert ProgressState.of(uneven).steps_per_s == pytest.approx(100), "no number of steps comes twice"
 
 
 def test_the_bar_between_epochs_shows_the_next() -> None:
@@ -137,6 +149,20 @@ def test_plain_lines(golden: Callable[[str, str], None]) -> None:
     view.ended()
     assert isinstance(console.file, io.StringIO)
     golden("ui/plain.txt", console.file.getvalue())
+
+
+def test_nothing_is_waited_for_once_the_job_stops() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    view = PlainView(console)
+    view.started(make_plan())
+    for now in (0.0, 10.0, 20.0):
+        view.tick(now)
+    view.note("worker:0 failed; stopping worker:1")
+    view.tick(31.0)
+    assert isinstance(console.file, io.StringIO)
+    names = "waiting for worker:0, worker:1"
+    told = f"{names} (10 s)\n{names} (20 s)\nworker:0 failed; stopping worker:1\n"
+    assert console.file.getvalue() == told
 
 
 def test_the_evaluator_has_a_line_of_its_own() -> None:

@@ -140,7 +140,10 @@ def header_bytes(head: bytes) -> int:
 
 def read_header(text: bytes) -> dict[str, Entry]:
     """What a header tells, in its order. Raises ValueError if it is wrong."""
-    header = json.loads(text)
+    try:
+        header = json.loads(text)
+    except ValueError:  # what the parser says of it helps nobody
+        raise ValueError("its header is damaged") from None
     if not isinstance(header, dict):
         raise ValueError("its header is no mapping")
     try:
@@ -167,7 +170,10 @@ def bytes_of(array: np.ndarray) -> memoryview:
 
 def _entries(header: dict[str, Any]) -> dict[str, Entry]:
     metadata = header.pop(_METADATA)
-    types, cuts = json.loads(metadata[_TYPES]), json.loads(metadata.get(_CUTS, "{}"))
+    try:
+        types, cuts = json.loads(metadata[_TYPES]), json.loads(metadata.get(_CUTS, "{}"))
+    except json.JSONDecodeError:
+        raise ValueError("its header is damaged") from None
     entries = {}
     for name, facts in header.items():
         shape = tuple(facts["shape"] if name not in types else facts["shape"][:-1])

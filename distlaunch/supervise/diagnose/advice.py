@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import re
 import signal
+import sys
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from distlaunch.supervise.diagnose.exit_reason import TaskError
-from distlaunch.supervise.diagnose.user_frames import last_own_place
+from distlaunch.supervise.diagnose.user_frames import last_own_place, own_folders
 from distlaunch.supervise.state import Cause
 
 
@@ -32,6 +38,13 @@ _KINDS = {
     "MemoryError": Advice("use less memory (a smaller data.global_batch, more workers)"),
     "ResourceExhaustedError": Advice("use less memory (a smaller data.global_batch, more workers)"),
 }
+
+
+_PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "skimage": "scikit-image"}
+_PACKAGES |= {"yaml": "pyyaml", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}
+"""Modules whose packages have other names."""
+_INSTALLED = ("tensorflow", "keras", "numpy", "jax", "distlaunch")
+"""What a name may have been mistyped for."""
 
 
 def advise(
@@ -75,6 +88,31 @@ def _after_error(error: TaskError) -> Advice:
     if error.kind in _KINDS:
         return _KINDS[error.kind]
     if error.user_error:
-        return Advice("fix that")
-    place = last_own_place(error.traceback.splitlines())
+        # `/home/u/st.py:49: breakpoint(): a task has no terminal`
+        named = re.match(r"(\S[^:]*\.py):(\d+): ", error.summary)
+        return Advice(f"fix {Path(named[1]).name}:{named[2]}" if named else "fix that")
+    lines = error.traceback.splitlines()
+    if package := _missing_package(error, own_folders(lines)):
+        return Advice(f"install it (`pip install {package}`, for the Python that runs distlaunch on that host)")
+    place = last_own_place(lines)
     return Advice(f"fix {place}") if place else Advice("fix the error above")
+
+
+def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
+    """What to install for a module that is not there; empty if it may be a file of the user's, or its name mistyped.
+
+    Args:
+        folders: where the user's files are.
+    """
+    missing = re.fullmatch(r"ModuleNotFoundError: No module named '(\w+)'", error.summary.strip())
+    if missing is None:  # `keras.no`: of a package that is there
+        return ""
+    name = missing[1]
+    known = {*sys.stdlib_module_names, *_PACKAGES, *_INSTALLED}
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            known |= {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
+    is_of_user = name.startswith("_") or (
+        name not in _PACKAGES and difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    )
+    return "" if is_of_user else _PACKAGES.get(name, name)

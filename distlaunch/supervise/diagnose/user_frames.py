@@ -47,6 +47,11 @@ def last_own_place(lines: Sequence[str]) -> str:
     return f"{Path(match[1]).name}:{match[2]}" if match else ""
 
 
+def own_folders(lines: Sequence[str]) -> set[Path]:
+    """Where the user's files are that a traceback names."""
+    return {Path(match[1]).parent for number in _own_frames(lines) if (match := _FRAME.match(lines[number]))}
+
+
 def of_crash(lines: Sequence[str]) -> list[str]:
     """Of what faulthandler writes when a signal kills Python: which, and where the thread was that it hit.
 

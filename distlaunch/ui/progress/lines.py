@@ -83,6 +83,11 @@ def note_line(text: str) -> Text:
     return Text(text, style="bold")
 
 
+def tells_of_stopping(note: str) -> bool:
+    """`stopping`, or `worker:0 failed; stopping chief:0`."""
+    return note.startswith("stopping") or "failed; stopping" in note
+
+
 def data_source(event: DataResolved) -> str:
     counts = [f"{number:,} {split}" for split, number in event.examples.items() if number is not None]
     name = event.name.rpartition(":")[2]

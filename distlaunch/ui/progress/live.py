@@ -14,7 +14,7 @@ from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import event_line, note_line, task_line
+from distlaunch.ui.progress.lines import event_line, note_line, task_line, tells_of_stopping
 from distlaunch.ui.progress.state import ProgressState
 
 REFRESH_S = 0.1
@@ -56,7 +56,7 @@ class LiveView:
         # between attempts nothing draws: the note is printed at once
         if self._live is None:
             self._flush()
-        elif text.startswith("stopping"):
+        elif tells_of_stopping(text):
             self._stopping = "stopping: waiting for the tasks to end"
 
     def tick(self, now: float) -> None:

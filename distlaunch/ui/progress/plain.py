@@ -8,7 +8,7 @@ from distlaunch.base.events import Event, StepsDone, TrainingStarted
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
-from distlaunch.ui.progress.lines import event_line, note_line, task_line
+from distlaunch.ui.progress.lines import event_line, note_line, task_line, tells_of_stopping
 from distlaunch.ui.progress.state import ProgressState
 
 EVERY_S = 10.0  # between two lines of progress
@@ -23,10 +23,13 @@ class PlainView:
         self._now = 0.0
         self._printed_at: float | None = None
         self._trains = False
+        self._stops = False
+        self._began: float | None = None
 
     def started(self, plan: LaunchPlan) -> None:
         self.state.begin_attempt(tuple(str(task.task) for task in plan.tasks))
         self._printed_at, self._trains = None, plan.mode == "train"
+        self._began, self._stops = None, False
 
     def event(self, event: Event) -> None:
         self.state.add(event)
@@ -45,16 +48,19 @@ class PlainView:
         self._print(task_line(task, text, alone=len(self.state.tasks) == 1))
 
     def note(self, text: str) -> None:
+        self._stops = self._stops or tells_of_stopping(text)
         self._print(note_line(text))
 
     def tick(self, now: float) -> None:
         self._now = now
-        waiting = self.state.now.training is None and (self._trains or bool(self.state.missing))
+        self._began = now if self._began is None else self._began
+        waiting = self.state.now.training is None and (self._trains or bool(self.state.missing)) and not self._stops
         if self._printed_at is None:
             self._printed_at = now
         elif waiting and now >= self._printed_at + EVERY_S:
             self._printed_at = now
-            self._print(self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}"))
+            what = self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}")
+            self._print(f"{what} ({now - self._began:.0f} s)")
 
     def ended(self) -> None: ...
 

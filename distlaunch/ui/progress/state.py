@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
 
 from distlaunch.base.events import EpochEnded, Evaluated, Event, Logs, StepsDone, TrainingStarted
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 
-_SMOOTHING = 0.3  # weight of the newest speed; the rest is that of the ones before
+_RECENT = 9
+"""So many reports give the speed, by their median: one with a call that compiles is far slower, and rare."""
+_ENOUGH = 3
+"""So many give it although each has another number of steps, so that each may have compiled."""
 
 
 @dataclass
@@ -18,18 +23,22 @@ class ProgressState(RunFacts):
     job_restarts: int = 0
     steps_per_s: float | None = None
     _reported_at: float | None = None  # when the last steps of this epoch were told
-    _has_compiled: bool = False  # the first call of an attempt compiles: its time says nothing about the next
+    _seen: set[int] = field(default_factory=set)
+    """Numbers of steps that were reported at once in this attempt; calls of another number compile."""
+    _recent: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    """Steps a second of each report but the first, and whether its number of steps had been seen."""
 
     def begin_attempt(self, tasks: tuple[str, ...]) -> None:
         """Processes start anew; what was learnt about the run stays."""
         self.job_restarts += self.now.failed is not None
-        self.tasks, self.now, self.steps_per_s = tasks, AttemptFacts(), None
+        self.tasks, self.now = tasks, AttemptFacts()
+        self._forget_speed()
 
     def add(self, event: Event) -> None:
         super().add(event)
         match event:
             case TrainingStarted():
-                self._reported_at, self._has_compiled, self.steps_per_s = None, False, None
+                self._forget_speed()
             case StepsDone():
                 self._time(event)
             case EpochEnded():
@@ -77,9 +86,15 @@ class ProgressState(RunFacts):
         # what callbacks take between the calls counts, validation and checkpoints at the end of an epoch do not
         seconds = event.seconds if self._reported_at is None else max(event.seconds, event.time - self._reported_at)
         self._reported_at = event.time
-        if not self._has_compiled:
-            self._has_compiled = True
-        elif seconds > 0:
-            now = event.steps / seconds
-            before = self.steps_per_s
-            self.steps_per_s = now if before is None else before + _SMOOTHING * (now - before)
+        if self._seen and seconds > 0:
+            self._recent.append((event.steps / seconds, event.steps in self._seen))
+            known = [speed for speed, is_known in self._recent if is_known]
+            if not known and len(self._recent) >= _ENOUGH:
+                known = [speed for speed, _ in self._recent]
+            self.steps_per_s = statistics.median(known) if known else None
+        self._seen.add(event.steps)
+
+    def _forget_speed(self) -> None:
+        self._reported_at, self.steps_per_s = None, None
+        self._seen.clear()
+        self._recent.clear()
