@@ -33,8 +33,8 @@ class Source:
         elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
             entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
             epoch whose length was not known.
-        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline. With
-            the keyword `at_once`, so many batches are being loaded at the same time, and share its threads.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
+            With the keyword `at_once`, so many batches are being loaded at the same time, and share its threads.
         name: which split and order this is; a process that reads batches by number knows it by that name.
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
-from distlaunch.data.source import Split
+from distlaunch.data.split import Split, after
 from distlaunch.strategies.protocol import Batch
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
