@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split, after
 from distlaunch.data.splits import Splits, StreamData, read_splits
-from distlaunch.strategies.protocol import Batch, Share
+from distlaunch.strategies.protocol import Share
 from distlaunch.strategies.replica.input import first_row, pack
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
