@@ -29,6 +29,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # container images often set this; several hundred processes would then each compile distlaunch anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.pop("COLUMNS", None)  # output of commands goes to pipes, and must not depend on a terminal's width
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -53,7 +53,7 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
     with strategy.scope():
         layer = Draws()
     elements = tf.data.Dataset.from_tensors(x).repeat()
-    source = Source(elements, lambda element: element)
+    source = Source(elements, lambda element, at_once: element)
     parts = split_rows(source, first_replica=0, num_local=REPLICAS, num_replicas=REPLICAS)
     iterator = iter(strategy.distribute_datasets_from_function(lambda _: parts))
 

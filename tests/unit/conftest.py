@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
+
+from distlaunch.cluster import devices
+from tests.unit.fake_nvml import FakeNvml
 
 
 @pytest.fixture(scope="module")
@@ -15,3 +19,18 @@ def index_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(home))
         yield home / "distlaunch" / "indices"
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], FakeNvml]]:
+    """Puts a library in the place of the driver's."""
+
+    def install(library: FakeNvml) -> FakeNvml:
+        monkeypatch.setattr(devices, "_LIBRARY", None)  # this process itself, which can be opened
+        monkeypatch.setattr(pynvml, "nvmlLib", library)
+        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        devices._ask_driver.cache_clear()
+        return library
+
+    yield install
+    devices._ask_driver.cache_clear()

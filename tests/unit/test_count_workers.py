@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from distlaunch.engines import LocalEngine
 from distlaunch.engines.base import Needs
 from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
+from tests.unit.fake_nvml import FakeGpu, FakeNvml
 
 MULTI = {"kind": "multi_worker_mirrored"}
 GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2"}
@@ -45,7 +47,10 @@ def _hosts(*hosts: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_as_many_as_there_are_places_for(config: RunConfig, environ: dict[str, str], expected: int) -> None:
+def test_as_many_as_there_are_places_for(
+    config: RunConfig, environ: dict[str, str], expected: int, driver: Callable[[FakeNvml], FakeNvml]
+) -> None:
+    driver(FakeNvml([FakeGpu(f"GPU-{number}") for number in range(3)] if environ is GPUS else []))
     counted = count_workers(config, environ, dry=True)
     assert counted.cluster.workers == expected
     assert config.cluster.workers in ("auto", expected)

@@ -7,11 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pynvml
 import pytest
 from click.testing import CliRunner
 
@@ -26,21 +25,6 @@ from tests.unit.config_files import BASE, write_models
 from tests.unit.fake_nvml import DRIVER_NOT_LOADED, VERSION_MISMATCH, FakeGpu, FakeNvml, write_package
 
 GPUS = [FakeGpu("GPU-1111-aa", ["MIG-aaaa", None, "", "MIG-bbbb"]), FakeGpu("GPU-2222-bb"), FakeGpu("GPU-3333-cc")]
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNvml], FakeNvml]]:
-    """Puts a library in the place of the driver's."""
-
-    def install(library: FakeNvml) -> FakeNvml:
-        monkeypatch.setattr(devices, "_LIBRARY", None)  # this process itself, which can be opened
-        monkeypatch.setattr(pynvml, "nvmlLib", library)
-        monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        devices._ask_driver.cache_clear()
-        return library
-
-    yield install
-    devices._ask_driver.cache_clear()
 
 
 SELECTIONS = [
