@@ -201,7 +201,7 @@ class _Reporter:
                 print(f"warning: {event.message}", flush=True)
 
     def fail(self, status: str, seconds: float) -> None:
-        """The end of an attempt that could not tell it."""
+        """The end of an attempt that could not report it."""
         at = self._facts
         self._writer.write(RunEnded(status=status, step=at.step, epochs_done=at.epochs_done, seconds=seconds))
 

@@ -35,7 +35,7 @@ class HostTasks:
         self._lifeline: Lifeline | None = None
         self._tasks: dict[str, HostTask] = {}
         self._importing: dict[int, tuple[WarmProcess, list[HostTask]]] = {}
-        """Tasks that cannot be forked yet, by the descriptor that tells when they can."""
+        """Tasks that cannot be forked yet, by the descriptor that signals when they can."""
         self._oom_before = oom_kills()
 
     def __enter__(self) -> HostTasks:
@@ -86,7 +86,7 @@ class HostTasks:
         imported = ready & self._importing.keys()
         for fd in imported:
             warm, tasks = self._importing.pop(fd)
-            # one answer tells all tasks that wait for it
+            # one answer serves all tasks that wait for it
             self._pump.unwatch(fd)
             warm.is_ready()
             for task in tasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _PATTERNS = (
-    # absl and glog: `I0000 00:00:1718000000.000000   12 file.cc:52] text`. Errors are told unless known to be harmless.
+    # absl and glog: `I0000 00:00:1718000000.000000   12 file.cc:52] text`. Errors stay unless known harmless.
     r"[IW]\d{4} \d{2}:\d{2}:[\d.]+\s+\d+ \S+\.(?:cc|h|cu|py):\d+\]",
     # TensorFlow's own: `2026-11-02 12:00:00.123456: I tensorflow/core/...] text`
     r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IW] (?:tensorflow|external|third_party|xla)/",
@@ -13,7 +13,7 @@ _PATTERNS = (
     r"To enable the following instructions: ",
     r"To enable them in other operations, rebuild TensorFlow",
     r"(?:INFO|WARNING):(?:tensorflow|absl):",
-    # a coordinator about workers that died: the launcher tells it in a sentence
+    # a coordinator about workers that died: the launcher says it in a sentence
     r"ERROR:tensorflow:(?:Worker|Remote function on worker) /job:worker",
     r"ERROR:tensorflow:Cluster update failed with error",
     r"This could happen if the remote target has been disconnected from the client",
@@ -24,7 +24,7 @@ _PATTERNS = (
     r"\s*\[\[\{\{node ",
     r"\*\*\* Check failure stack trace: \*\*\*|\s+@\s+0x[0-9a-f]+ ",
     r"(?:\[Gloo\] |Rank |\d+ )+is connected to \d+ peer ranks",
-    # libjpeg of a damaged image, whose example is told by name
+    # libjpeg of a damaged image, whose example is reported by name
     r"Improper call to JPEG library in state \d+$",
     r"Skipping registering GPU devices\.\.\.",
     r"Please refer to the guide at https://www\.tensorflow\.org/install/gpu",

@@ -8,7 +8,7 @@ from distlaunch.agent.cgroup import read_cgroup
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in this process's cgroup; None if it cannot be told."""
+    """How often the kernel has killed for memory in this process's cgroup; None if unknown."""
     try:
         text = read_cgroup("memory.events")
     except OSError:

@@ -66,7 +66,7 @@ class LineSplitter:
         body, _, last = tail.rpartition(b"\r")
         if not last:  # ends with \r: the line before it may still be completed by \n
             last = body.rpartition(b"\r")[2] + b"\r"
-        # one byte more than is shown tells `_text` that something was cut
+        # one byte more than is shown shows `_text` that something was cut
         return last[: self._max_bytes + 1]
 
     def _text(self, line: bytes) -> str:

@@ -1,6 +1,6 @@
 """Child processes: each in a group of its own, signalled as a group, and never left behind.
 
-Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file tells a child
+Two things end the children when the launcher itself is killed: the lifeline, a pipe whose end of file signals a child
 that the launcher is gone, and the orphan guard, a tiny process that then kills the groups of children that do not watch
 it.
 """

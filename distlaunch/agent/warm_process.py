@@ -41,7 +41,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(number))
     try:
         unfit = importlib.import_module(module).main(arguments)
-    except Exception as error:  # a task that is started without this process tells it to the user
+    except Exception as error:  # a task that is started without this process reports it to the user
         unfit = f"{type(error).__name__}: {error}"
     _answer(connection, {"unfit": unfit})
     if not unfit:

@@ -98,7 +98,7 @@ class WarmProcess:
             self.close()
             raise WarmStartError(str(error)) from None
         else:
-            # last: by now `Child` has told the guard, so the task cannot outlive us
+            # last: by now `Child` has registered with the guard, so the task cannot outlive us
             os.write(gate[1], b"+")
             return child
         finally:  # without its byte the task ends, should there be one

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class ExitCode(enum.IntEnum):
-    """What the process tells a shell or a scheduler."""
+    """What the process returns to a shell or a scheduler."""
 
     DONE = 0
     DIFFERS = 1  # `verify`: a strategy does not give one device's numbers
@@ -56,7 +56,7 @@ class Problem:
 
 
 class DistlaunchError(Exception):
-    """An error that is told to the user as its message alone, without a traceback."""
+    """An error that is shown to the user as its message alone, without a traceback."""
 
     exit_code = ExitCode.FAILED
 

@@ -123,7 +123,7 @@ class StepsDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleSkipped(Event):
-    """A training example, e.g. `example 17`, fails and is left out (`data.on_error: skip`); each task tells its own.
+    """A training example, e.g. `example 17`, fails and is left out (`data.on_error: skip`); each task reports its own.
 
     The reason has the user's line.
     """
@@ -222,7 +222,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(Event):
-    """An export is written; `signature` tells its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`."""
+    """An export is written; `signature` gives its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`."""
 
     format: str
     path: str

@@ -21,7 +21,7 @@ _NO_STEP = -1
 
 
 class Signs(NamedTuple):
-    """What a task last told.
+    """What a task last reported.
 
     Attributes:
         beats: grows while the process runs, also while a step takes long.

@@ -17,7 +17,7 @@ DUMP_SIGNAL = signal.SIGUSR2
 """Asks a task to write its Python stacks to its stderr log."""
 
 ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
-"""What `distlaunch run` tells scripts: how often the job was started before, the run's directory, `worker:1`."""
+"""What `distlaunch run` gives scripts: how often the job was started before, the run's directory, `worker:1`."""
 
 JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"

@@ -185,7 +185,7 @@ class RunDir:
         return Submission.read(self._submission)
 
     def live_submission(self) -> Submission | None:
-        """The same, unless the job has told its end."""
+        """The same, unless the job has reported its end."""
         job = self.submission()
         return job if job is not None and self.may_be_queued() else None
 
@@ -193,7 +193,7 @@ class RunDir:
         self.write_json(self._submission, submission.to_plain())
 
     def job_exit_code(self) -> int | None:
-        """The exit code of the submitted job; None: it has not ended, or could not tell."""
+        """The exit code of the submitted job; None: it has not ended, or could not report it."""
         try:
             return int(self.batch_exit.read_text(encoding="utf-8"))
         except (OSError, ValueError):

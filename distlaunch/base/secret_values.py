@@ -49,7 +49,7 @@ class SecretMask:
 
 
 def _is_secret(value: str) -> bool:
-    # a path tells where a secret is
+    # a path says where a secret is
     return len(value) >= _LEAST and not value.startswith(("/", "./", "~"))
 
 

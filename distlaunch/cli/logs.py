@@ -93,6 +93,6 @@ def _check_started(run: RunDir) -> None:
 def wait_a_moment() -> bool:
     """Waits a moment; returns False at once when the reader of a pipe has closed it, as in `logs -f | head`."""
     poll = select.poll()
-    # no events asked for: `poll` always tells of errors, as of a pipe whose reader has gone
+    # no events asked for: `poll` always reports errors, as of a pipe whose reader has gone
     poll.register(sys.stdout.fileno(), 0)
     return not poll.poll(_MOMENT_MS)

@@ -70,7 +70,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
     as_json, quiet = given["as_json"], given["quiet"]
     if as_json and given["wait"]:
-        raise UsageError("--json: tells what was submitted; leave out --wait, and use `logs -f` to follow the job")
+        raise UsageError("--json ends when the job is submitted; leave out --wait, and use `logs -f` to follow the job")
     options = _overrides(given)
     with _called_by_option(options):
         request = JobRequest(target, (*overrides, *options), name, resume)

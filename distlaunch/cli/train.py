@@ -94,7 +94,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
         return ExitCode.DONE
     if claimed.choice.beside:
         raise UsageError("--detach: an evaluator with a launcher of its own stays where it is started; use nohup")
-    # after `begin`: what is wrong with the request is told here, in the terminal
+    # after `begin`: what is wrong with the request is reported here, in the terminal
     side = detach.leave(claimed.run.launcher_log)
     if isinstance(side, detach.Waiting):
         code = side.wait()

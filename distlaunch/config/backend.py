@@ -25,7 +25,7 @@ def choose_backend(backend: Backend) -> None:
         ConfigError: it is not installed.
     """
     if backend == "tensorflow":
-        os.environ.setdefault("KERAS_BACKEND", backend)  # another one that the user has set is told of later
+        os.environ.setdefault("KERAS_BACKEND", backend)  # another one that the user has set is reported later
     else:
         # not `setdefault`: this strategy works on no other
         os.environ["KERAS_BACKEND"] = backend

@@ -31,7 +31,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[s
 
 
 def _filled(key: tuple[str, ...], one: Mapping[tuple[str, ...], str], other: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a mapping is empty here and not there: its entries tell that."""
+    """Whether a mapping is empty here and not there: its entries show that."""
     return one.get(key) == "{}" and any(each[: len(key)] == key for each in other if len(each) > len(key))
 
 

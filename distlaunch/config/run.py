@@ -100,7 +100,7 @@ class Data(Section):
 
     @property
     def gives_context(self) -> bool:
-        """Whether the function is told for whom it is called."""
+        """Whether the function is given for whom it is called."""
         return self.sharding == "function" or self.streams is not None
 
 

@@ -93,5 +93,5 @@ class RunningFingerprint:
         return len(set(self._gathered(batches).values())) == 1
 
     def _gathered(self, batches: int) -> Mapping[str, str]:
-        # one that has read less has come to an end where the others have not, which is told by another name
+        # one that has read less has come to an end where the others have not, which is reported by another name
         return self._gather(str(self._after[batches]) if batches < len(self._after) else "")

@@ -42,7 +42,7 @@ class Split:
         check: see `Source.check`.
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
-        at_once: see `Source.at_once`.
+        at_once, threads: see `Source`.
         work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
         in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
@@ -67,6 +67,7 @@ class Split:
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
     at_once: int | None = None
+    threads: int = 0
     work: str = ""
     in_python: bool = False
     buffer: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -131,8 +132,8 @@ class Split:
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
         return Source(
-            elements, self.load, name, first, self.num_batches, ends, self.at_once, self.describe, self.own,
-            self.global_batch, self.check,
+            elements, self.load, name, first, self.num_batches, ends, self.at_once, self.threads, self.describe,
+            self.own, self.global_batch, self.check,
         )  # fmt: skip
 
     def _own_pass(self, rows: tf.data.Dataset, start: tf.Tensor, *, ends: bool) -> tf.data.Dataset:

@@ -76,9 +76,10 @@ class HostReport:
     def of(
         name: str, address: str, facts: Mapping[str, Any], state: Mapping[str, Any], warnings: Sequence[str]
     ) -> HostReport:
-        """From what an agent tells: see `host_facts` and `host_state`."""
-        told = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
-        return HostReport(name, address, **told, free_bytes=next(iter(state["free_bytes"].values())), warnings=warnings)
+        """From what an agent reports: see `host_facts` and `host_state`."""
+        known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
+        free_bytes = next(iter(state["free_bytes"].values()))
+        return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings)
 
 
 class Engine(Protocol):

@@ -36,7 +36,7 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
 
 
 def describe_data(config: RunConfig, locate: Locate) -> dict[str, Any]:
-    """Who reads what, as `data/overview.py` tells it.
+    """Who reads what, as `data/overview.py` finds it.
 
     Raises:
         ConfigError: the data does not fit the config, with the lines that say why.

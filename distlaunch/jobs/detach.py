@@ -23,7 +23,7 @@ class Waiting:
         """The exit code of a launcher that has ended before it began, and has said why; None: it is at work."""
         try:
             at_work = os.read(self.pipe, 1) != b""
-        except KeyboardInterrupt:  # which the launcher's session is not told
+        except KeyboardInterrupt:  # which the launcher's session does not get
             os.kill(self.pid, signal.SIGTERM)
             return ExitCode.INTERRUPTED
         finally:

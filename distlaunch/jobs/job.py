@@ -135,7 +135,7 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     """
     choice = choose(request, environ)
     if choice.run is not None and not (choice.beside or choice.finished):
-        # only a look: `execute` takes the lock for good, after the user was told
+        # only a look: `execute` takes the lock for good, after the user has seen it
         with choice.run.lock():
             pass  # nobody goes on with a run that is still going on
     is_given = tf_config_cluster(choice.config, environ) is not None

@@ -148,7 +148,7 @@ def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals |
 
 
 def _stopped(result: AttemptResult, number: signal.Signals, threaded: ThreadedObserver) -> AttemptResult:
-    """The end of a job that was asked to stop while none of its processes ran; the run's events tell it."""
+    """The end of a job that was asked to stop while none of its processes ran; the run's events record it."""
     threaded.note(f"stopping ({number.name})")
     interrupted = number == signal.SIGINT
     code = ExitCode.INTERRUPTED if interrupted else ExitCode.PREEMPTED

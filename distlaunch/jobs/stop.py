@@ -52,7 +52,7 @@ def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: b
     queue = QUEUES[job.engine]()
     is_requested = False
     while state.phase != "ended" and not (is_requested and run.job_exit_code() is not None):
-        with contextlib.suppress(QueueBusyError):  # or it has ended meanwhile: the next look tells
+        with contextlib.suppress(QueueBusyError):  # or it has ended meanwhile: the next look shows it
             if state.phase == "pending":
                 queue.cancel(job)
             elif not is_requested:

@@ -24,7 +24,7 @@ from distlaunch.config.tf_config import tf_config_workers
 from distlaunch.plan.preload import preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
-"""`run`: of somebody's script, which tells nothing about steps."""
+"""`run`: of somebody's script, which reports no steps."""
 
 NO_GPU = ("-1",)  # no device, for CUDA
 WAIT_FOR_CHIEF = ("--wait-for-chief",)
@@ -40,7 +40,7 @@ class TaskPlan:
 
     Attributes:
         serves: the task works for a coordinator, until it is stopped: a worker or ps of parameter servers.
-        unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and tells no events.
+        unsupervised: a program that knows nothing of distlaunch: it is up as soon as it runs, and reports no events.
         host: where it runs; empty: on this machine.
         preload: what can be imported before it starts; None: it gets a fresh process.
     """
@@ -76,7 +76,7 @@ class LaunchPlan:
     Attributes:
         chief: the task that writes checkpoints and the run's events; it may run under another launcher.
         elsewhere: addresses of the cluster's tasks that other launchers start.
-        cluster: what TF_CONFIG tells the tasks; empty where none gets it.
+        cluster: what TF_CONFIG says to the tasks; empty where none gets it.
         engine: where the tasks run: a kind of `engine:`, or `tf_config` for one task of a cluster that was given.
     """
 
@@ -94,7 +94,7 @@ class LaunchPlan:
 
     @property
     def lead(self) -> Task:
-        """The task whose events tell how the run goes: the chief, or the first of those started here."""
+        """The task whose events report how the run goes: the chief, or the first of those started here."""
         here = [plan.task for plan in self.tasks]
         return self.chief if self.chief in here else here[0]
 

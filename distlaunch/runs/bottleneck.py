@@ -14,7 +14,7 @@ _WORTH_TELLING = 0.1
 _HANDING_OVER_S = 0.5e-3
 """A step: so long it may take to hand over a batch that is there. Small models have steps of that length."""
 _ENOUGH_S = 1.0
-"""Steps that took less in all tell nothing."""
+"""Steps that took less in all say nothing."""
 _BEHIND = 1.5
 """As many times the others' value: a task is clearly slower."""
 _BUSY = 0.8
@@ -97,7 +97,7 @@ def _slower(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def summary(timed: Mapping[str, StepsTimed]) -> dict[str, Any] | None:
-    """How the time of steps went, for `--json`; None if nobody has told."""
+    """How the time of steps went, for `--json`; None if nobody has reported it."""
     if not timed:
         return None
     found = find_bottleneck(timed)
@@ -122,7 +122,7 @@ def task_summary(each: StepsTimed) -> dict[str, Any]:
 
 
 def _share(each: StepsTimed) -> float | None:
-    """The part of the time of its steps that a task waited; None if it is too early to tell."""
+    """The part of the time of its steps that a task waited; None if it is too early to know."""
     if each.seconds < _ENOUGH_S or not each.steps:
         return None
     return each.input_s / each.seconds if each.input_s / each.steps > _HANDING_OVER_S else 0.0

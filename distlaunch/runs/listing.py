@@ -73,11 +73,11 @@ def find_runs(directory: Path, now: float, jobs_of: JobsOf = lambda jobs: {}) ->
     if not directory.is_dir():
         raise UsageError(f"{shown(directory)}: there is no such directory; give the `runs_dir` of your configs")
     if RunDir(directory).exists():
-        raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` tells about it")
+        raise UsageError(f"{shown(directory)} is a run itself; `distlaunch report {shown(directory)}` reports on it")
     folders = [RunDir(path) for path in directory.iterdir() if path.is_dir()]
     closed = sorted(run.name for run in folders if not run.is_readable())
     runs = [run for run in folders if run.is_readable() and run.exists()]
-    # all of them in one question; of those that have told their end, there is nothing to ask
+    # all of them in one question; those that have reported their end need no question
     jobs = {run.path: job for run in runs if (job := run.live_submission())}
     states = jobs_of(list(jobs.values()))
     summaries = [summarize(run, now, states.get(jobs[run.path]) if run.path in jobs else None) for run in runs]

@@ -35,7 +35,7 @@ _Kind = TypeVar("_Kind", bound=Event)
 RUNNING = "running"
 SCRIPT = "script"
 KILLED = "killed"
-"""Nobody told the end: the launcher has vanished without a word, perhaps with its machine."""
+"""Nobody reported the end: the launcher has vanished without a word, perhaps with its machine."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def configured_strategy(run: RunDir) -> str:
     """For a run that never came to its first step; a script has what strategy it likes."""
     if not run.has_config():
         return SCRIPT
-    # only here: pydantic takes a tenth of a second, and most runs have told their strategy
+    # only here: pydantic takes a tenth of a second, and most runs have reported their strategy
     from distlaunch.config.read.load import load_resolved
 
     with contextlib.suppress(ConfigError, OSError):

@@ -17,7 +17,7 @@ def step_times(run: RunDir, facts: RunFacts) -> dict[str, StepsTimed]:
         facts: of the run's own events; of these times, the other tasks keep theirs.
     """
     starts = [number for number, attempt in facts.attempts.items() if attempt.training is not None]
-    # the newest that has told any: one that has just begun has not
+    # the newest that has reported any: one that has just begun has not
     for number in sorted(starts, reverse=True):
         events = [event for files in run.tasks(number).values() for event in _latest_times(files.events)]
         if found := {**facts.attempts[number].timed, **{event.task: event for event in events}}:

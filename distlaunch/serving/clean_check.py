@@ -70,7 +70,7 @@ def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any
         return {"signature": "", "problem": problem, "notes": notes}
 
 
-class Unusable(Exception):  # noqa: N818 (told to users, who see no name)
+class Unusable(Exception):  # noqa: N818 (users see its message, not its name)
     """The export cannot be made, or not used; the message says why."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 ENDPOINT = "serve"
 ANY = "any"
-"""The type of inputs of subclassed Keras models, whose files do not tell it."""
+"""The type of inputs of subclassed Keras models, whose files do not hold it."""
 
 
 @dataclass(frozen=True)

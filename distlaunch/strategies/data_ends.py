@@ -91,24 +91,24 @@ def different_lengths(lengths: Mapping[str, str], reasons: str = REASONS) -> str
     """
     if len(set(lengths.values())) == 1:
         return ""
-    told = "; ".join(f"{name} has {length}" for name, length in lengths.items())
-    return f"the processes read data of different lengths: {told}; {reasons}"
+    known = "; ".join(f"{name} has {length}" for name, length in lengths.items())
+    return f"the processes read data of different lengths: {known}; {reasons}"
 
 
-def not_own_data(told: Mapping[str, Mapping[str, Any]]) -> str:
+def not_own_data(by_process: Mapping[str, Mapping[str, Any]]) -> str:
     """What is wrong if parts that should hold different examples begin with the same; empty if nothing is.
 
     Args:
-        told: by process what `fingerprint` has said of its own part, or of its `parts`.
+        by_process: what `fingerprint` has said of its own part, or of its `parts`.
     """
-    first = next(iter(told))
-    for name, facts in told.items():
-        if facts["types"] != told[first]["types"]:
-            return f"the examples differ in type: {told[first]['types']} in {first}, {facts['types']} in {name}"
-    parts = [part for name, facts in told.items() for part in _parts(name, facts).items()]
+    first = next(iter(by_process))
+    for name, facts in by_process.items():
+        if facts["types"] != by_process[first]["types"]:
+            return f"the examples differ in type: {by_process[first]['types']} in {first}, {facts['types']} in {name}"
+    parts = [part for name, facts in by_process.items() for part in _parts(name, facts).items()]
     seen: dict[tuple[str, ...], str] = {}
     for name, hashes in parts:
-        # data that are all alike, as made-up ones may be, tell nothing
+        # data that are all alike, as made-up ones may be, say nothing
         if len(set(hashes)) > 1 and (other := seen.setdefault(tuple(hashes), name)) != name:
             return (
                 f"{other} and {name} got the same examples; the data function must return the part that `context` says"
@@ -120,15 +120,15 @@ def _parts(name: str, facts: Mapping[str, Any]) -> dict[str, list[str]]:
     return facts["parts"] if "parts" in facts else {name: list(facts["examples"].values())}
 
 
-def different_data(told: Mapping[str, Mapping[str, str]], reasons: str = REASONS) -> str:
+def different_data(by_process: Mapping[str, Mapping[str, str]], reasons: str = REASONS) -> str:
     """What is wrong if processes see different data; empty if all see the same.
 
     Args:
-        told: by process and split, what `fingerprint` of `data/fingerprints.py` has said.
+        by_process: by process and split, what `fingerprint` of `data/fingerprints.py` has said.
     """
-    names = list(told)
-    for split in told[names[0]]:
-        seen = {name: json.loads(told[name].get(split, "{}")) for name in names}
+    names = list(by_process)
+    for split in by_process[names[0]]:
+        seen = {name: json.loads(by_process[name].get(split, "{}")) for name in names}
         if difference := first_difference(seen):
             return f"the processes read different data for {split}: {difference}; {reasons}"
     return ""

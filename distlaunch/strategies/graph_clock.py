@@ -17,7 +17,7 @@ from distlaunch.strategies.patches.tensorflow_private import is_deterministic
 
 @tf.autograph.experimental.do_not_convert
 def now(after: Any) -> tf.Tensor:
-    """Seconds, a float64 scalar; 0 under TensorFlow's determinism, which refuses to tell the time.
+    """Seconds, a float64 scalar; 0 under TensorFlow's determinism, which refuses to give the time.
 
     Args:
         after: tensors that are there by then, in any structure.

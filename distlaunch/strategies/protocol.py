@@ -38,8 +38,9 @@ class Source:
         name: which split and order this is; a process that reads batches by number knows it by that name.
         first: number of the first element, counted from the split's very beginning.
         num_batches: elements until the end of one pass; None if not known.
-        ends: it has elements without rows, and only reading tells where: processes must agree on each.
+        ends: it has elements without rows, and only reading shows where: processes must agree on each.
         at_once: how many batches are loaded at the same time; None: as many as there are cores.
+        threads: examples that they load at the same time, in Python or TensorFlow; 0: whole batches are loaded.
         describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
         own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
             one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
@@ -55,6 +56,7 @@ class Source:
     num_batches: int | None = None
     ends: bool = False
     at_once: int | None = None
+    threads: int = 0
     describe: Callable[[], str] = lambda: "{}"
     own: bool = False
     global_batch: int | None = None
@@ -147,7 +149,7 @@ class Program(Protocol):
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
-        """Metrics over all rows of a source that ends (an element with no rows). None if told to stop.
+        """Metrics over all rows of a source that ends (an element with no rows). None if asked to stop.
 
         Args:
             hooks: called around each batch, which takes a call of its own then; of all tasks or of none.
@@ -156,7 +158,7 @@ class Program(Protocol):
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         """What the model predicts for all rows of a source that ends, in their order: host arrays in the structure of
-        its outputs, in every task. None if told to stop."""
+        its outputs, in every task. None if asked to stop."""
         ...
 
     def reset_metrics(self) -> None: ...
@@ -203,7 +205,7 @@ class Parts(Protocol):
         """This process's share of all state, as host arrays that no later step changes; every process must call it.
 
         Each part of a variable is in the share of one process that holds it. Arrays that are parts have names of their
-        own; the mapping tells what they are.
+        own; the mapping says what they are.
         """
         ...
 

@@ -16,7 +16,7 @@ from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 
 class TaskHandle(Protocol):
-    """A process of a task. `pid` is told to users only."""
+    """A process of a task. `pid` is for users to see only."""
 
     @property
     def host(self) -> str: ...
@@ -49,7 +49,7 @@ class Starter(Protocol):
         """`wait` also returns when this descriptor can be read; the caller reads it."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until tasks have something to tell; returns whether to look at once.
+        """Waits until tasks have something to report; returns whether to look at once.
 
         That is so if the watched descriptor can be read, or a task of another host has ended.
         """
@@ -79,7 +79,7 @@ class Allocation(Protocol):
 
     @property
     def sees_tasks_at_once(self) -> bool:
-        """Whether the signs of life of all tasks are of the same moment, and so tell who is a little behind."""
+        """Whether the signs of life of all tasks are of the same moment, and so show who is a little behind."""
         ...
 
     @property

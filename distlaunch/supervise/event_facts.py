@@ -27,7 +27,7 @@ class EventFollower:
     """Reads what the tasks of an attempt report.
 
     Args:
-        from_now: pass over what the run's events tell already. To be made before the tasks start.
+        from_now: pass over what the run's events hold already. To be made before the tasks start.
     """
 
     def __init__(self, plan: LaunchPlan, *, from_now: bool = True) -> None:
@@ -51,7 +51,7 @@ class EventFollower:
                     yield event
 
     def is_for_show(self, event: Event) -> bool:
-        """Whether an event tells of the run something that was not told before."""
+        """Whether an event says something new about the run."""
         if isinstance(event, ExampleSkipped):
             is_new = event.example not in self._skipped
             self._skipped.add(event.example)

@@ -11,7 +11,7 @@ from distlaunch.supervise.facts import Stalled
 _FROZEN_S = 2.0
 """Without a beat for so long while nothing goes on, a process counts as frozen: suspended, or held by native code."""
 _MIN_TRAINED_S = 10.0
-"""Training that is shorter tells nothing about slow tasks."""
+"""Shorter training says nothing about slow tasks."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Heartbeats:
         Args:
             signs: of the tasks that have come up and live.
             training: whether the first step has begun and the last has not ended.
-            has_event: whether the run has told something since the last look (a checkpoint, an epoch).
+            has_event: whether the run has reported something since the last look (a checkpoint, an epoch).
         """
         for task in list(self._lives):
             # its next process begins with counters of its own

@@ -26,7 +26,7 @@ class Observer(Protocol):
         """The processes of an attempt are about to start."""
 
     def event(self, event: Event) -> None:
-        """An event of the run; those of other tasks than the first tell about these tasks only."""
+        """An event of the run; those of tasks other than the first are about these tasks only."""
 
     def line(self, task: str, text: str) -> None:
         """A line that a task printed."""

@@ -75,7 +75,7 @@ def warnings_of(
     warnings += [
         f"{name} had not ended {limit} the others (--start-timeout) and was ended"
         if plan.mode == "run"
-        else f"{name} had nothing new to tell for {limit} the run was done and was ended: "
+        else f"{name} reported nothing new for {limit} the run was done and was ended: "
         "the last checkpoint may not be evaluated"
         for name in verdict.unfinished
     ]

@@ -30,7 +30,7 @@ LOCKSTEP_STOP_S = 0.5
 DUMP_S = 0.5
 """How long tasks may take to write their stacks, before they are stopped because the first step did not begin."""
 REPEAT_S = 0.3
-"""A second Ctrl-C within this time is the same one, told twice (by the terminal and by a wrapper such as `uv run`)."""
+"""A second Ctrl-C within this time is the same one, delivered twice (by the terminal and by `uv run`)."""
 GIVE_UP_S = 10.0
 """A process that SIGKILL has not ended after this time sleeps in the kernel, and nobody can end it."""
 

@@ -38,12 +38,12 @@ class Probes:
         self._heartbeats = Heartbeats(plan.stall_timeout_s, self._tasks.keys() - rules.auxiliary)
         self._stalls_from = now
         self._has_event = False
-        # only scripts are waited for by their ports; the others tell when they come
+        # only scripts are waited for by their ports; the others report when they are up
         self._absent_from = now + plan.start_timeout_s if plan.mode == "run" else float("inf")
         self.steps: Mapping[str, int] = {}
 
     def note_event(self) -> None:
-        """The run has told something."""
+        """The run has reported something."""
         self._has_event = True
 
     def poll(self, now: float, state: RunState) -> list[Fact]:
@@ -65,7 +65,7 @@ class Probes:
         return self._heartbeats.shares()
 
     def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
-        """Until the others are stopped, what a task writes about its failure tells cause from consequence."""
+        """Until the others are stopped, what a task writes about its failure distinguishes cause from consequence."""
         if self._is_stopping(state) or all(
             end.code == ExitCode.DONE or end.task in state.given_up for end in state.exits.values()
         ):
@@ -81,7 +81,7 @@ class Probes:
     def _new_errors(self, now: float, state: RunState, names: Iterable[str]) -> Iterator[ErrorReported]:
         for name in names:
             files = self._tasks[name].files
-            # what a log tells without an error.json is told by tasks that have ended
+            # without an error.json, only the log of a task that has ended counts
             may_have_error = name in state.exits or files.error_json.exists()
             if may_have_error and name not in state.errors and (error := read_error(files)) is not None:
                 yield ErrorReported(now, name, error.role)

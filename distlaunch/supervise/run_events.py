@@ -44,7 +44,7 @@ def write_end_again(run: RunDir, end: RunEnded) -> None:
 
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:
     """Appends events of the controller itself, or of a task that writes none, to the run's events."""
-    with contextlib.suppress(OSError):  # a full disk; the screen still tells
+    with contextlib.suppress(OSError):  # a full disk; the screen still shows it
         path = plan.tasks[0].files.events if plan.is_beside else RunDir(plan.run_dir).events
         writer = EventWriter(path, attempt=plan.attempt, task=task)
         for event in events:
@@ -65,5 +65,5 @@ def end_events(
     if plan.is_run and is_missing and not plan.is_beside:
         events.append(RunEnded(status=status, step=step, epochs_done=at.epochs_done, seconds=seconds, logs=at.logs))
     elif plan.mode == "train" and at.ended is not None and plan.lead != plan.chief:
-        events.append(at.ended)  # the task told it beside its logs; the run's own file must know its end too
+        events.append(at.ended)  # the task reported it beside its logs; the run's own file must have its end too
     return events

@@ -110,7 +110,7 @@ class RunState:
                 self.reported_at[task] = at
             case Training(at):
                 self.training_at = at if self.training_at is None else self.training_at
-            # `setdefault` here and below: the first time counts, whatever is told again
+            # `setdefault` here and below: the first time counts, whatever is reported again
             case Finished(at, task):
                 self.finished.setdefault(task, at)
                 self.closed.setdefault(task, at)

@@ -109,7 +109,7 @@ class Supervisor:
             handle = starter.start(task)
         except OSError as error:
             self._traces.spawn_errors[name] = f"{error.strerror} ({task.argv[0]})"
-            self._note(Exited(now, name, 127))  # as a shell tells it
+            self._note(Exited(now, name, 127))  # as a shell reports it
             return
         self._handles[name] = handle
         if task.unsupervised:
@@ -143,7 +143,7 @@ class Supervisor:
             if now < look_at:
                 continue
             events = list(self._follower.read())
-            if events:  # what a task printed before it told something is shown before that
+            if events:  # what a task printed before an event is shown before it
                 starter.wait(0.0)
             self._handle_events(events)
             # after the events: what had happened before a signal came must not seem to be later
@@ -201,7 +201,7 @@ class Supervisor:
     def _note_training(self, fact: Training) -> None:
         if self._state.training_at is None:
             self._note(fact)
-            # a server that is started again needs its port, and nobody tells when a script has bound one
+            # a server that is started again needs its port, and nothing reports when a script has bound one
             if not self._rules.servers and not self._rules.scripts:
                 self._allocation.release_ports()
 
@@ -285,7 +285,7 @@ class Supervisor:
         return self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
-        # events tell steps now and then, the heartbeat has each
+        # events report steps now and then, the heartbeat has each
         step = max(self._progress.step, self._signs_of(str(self._plan.lead)).step or 0)
         return end_events(self._plan, self._progress, status, failure, step=step, seconds=self._clock() - self._began)
 

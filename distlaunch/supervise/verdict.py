@@ -84,7 +84,7 @@ def _had_closed(state: RunState, rules: Rules) -> bool:
 
 
 def _closed(state: RunState, rules: Rules, late: tuple[str, ...]) -> Verdict:
-    """After the chief has told the end of the run, whatever became of the others."""
+    """After the chief has reported the end of the run, whatever became of the others."""
     odd = _odd(state, (ExitCode.DONE, *rules.preempted))
     if rules.chief in state.finished:
         return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late, odd=odd)

@@ -1,8 +1,8 @@
 """Finds the facts of `distlaunch plan` that need TensorFlow.
 
-`python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and tells
-where its variables go; or `data`: reads its data and tells who reads what. GPUS: how many a run would see. Writes one
-JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has them, what `data/overview.py` tells, or
+`python -m distlaunch.tasks.describe WHAT CONFIG GPUS ANSWER`; WHAT is `variables`: builds the config's model and finds
+where its variables go; or `data`: reads its data and finds who reads what. GPUS: how many a run would see. Writes one
+JSON object to the file ANSWER: `variables` and `mesh`, as VariablesPlaced has them, what `data/overview.py` finds, or
 `problems`. Servers run inside this process and nothing is trained.
 """
 

@@ -83,7 +83,7 @@ def _open(path: Path) -> ExportedModel:
     except NotAnExportError as error:
         raise UsageError(f"{path}: {error}") from error
     if model.inputs is None:
-        raise UsageError(f"{path}: the file does not tell what the model takes; export it as saved_model")
+        raise UsageError(f"{path}: the file does not say what inputs the model takes; export it as saved_model")
     return model
 
 
@@ -135,7 +135,7 @@ def _print(batches: Iterator[Arrays], lines: TextIO) -> dict[str, list[int]]:
 
 
 def _plain(array: np.ndarray) -> list[Any]:
-    """As JSON has it: texts as such, numbers in the digits that tell them from their neighbours, no infinities."""
+    """As JSON has it: texts as such, numbers in as many digits as they need, no infinities."""
     if array.dtype.kind in "biu":
         return array.tolist()
     if array.dtype.kind in "OS":

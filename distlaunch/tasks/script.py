@@ -126,14 +126,14 @@ def _end_with(error: BaseException, files: TaskDir) -> None:
     if isinstance(error, KeyboardInterrupt):
         import signal
 
-        # dies of the signal, as Python does: shells tell that apart from exit code 130
+        # dies of the signal, as Python does: shells distinguish that from exit code 130
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     sys.exit(1)
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """A syntax error in the script has no other frames: it is told by its own line."""
+    """A syntax error in the script has no other frames: its own line is shown."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

@@ -125,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return ExitCode.USAGE
     # also SystemExit of the user's code: a task that ends so has failed
     except BaseException as error:
-        user_error = isinstance(error, DistlaunchError)  # told whole by the launcher
+        user_error = isinstance(error, DistlaunchError)  # the launcher prints its whole message
         if not user_error:
             print(format_exception(error), end="", file=sys.stderr)
         write_exception(files, error, step=heartbeat.step, user_error=user_error)
@@ -145,7 +145,7 @@ def _emitter(writer: EventWriter) -> Callable[[Event], None]:
         was_behind = writer.behind
         writer.write(event)
         if writer.behind and not was_behind:
-            print(f"{writer.path} cannot be written; what happens is told when there is room", file=sys.stderr)
+            print(f"{writer.path} cannot be written; events are written when there is room again", file=sys.stderr)
 
     return emit
 
@@ -205,7 +205,7 @@ def _train(part: _Part) -> ExitCode:
     outcome = session.run_training(check_exports=not part.arguments.unchecked)
     at, seconds = outcome.progress, time.monotonic() - began
     part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))
-    # after the end was told: it waits for the other tasks
+    # after the end was reported: it waits for the other tasks
     session.leave()
     return ExitCode.DONE if outcome.status == "done" else ExitCode.PREEMPTED
 

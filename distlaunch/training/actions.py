@@ -47,7 +47,7 @@ class CallLength:
         return self._length
 
     def proposal(self, result: CallResult, seconds: float) -> int:
-        """The length that this task would choose after a call; the first call compiles and tells nothing."""
+        """The length that this task would choose after a call; the first call compiles and shows nothing."""
         self._calls += 1
         if not self._auto or self._calls == 1 or result.steps == 0:
             return self._length

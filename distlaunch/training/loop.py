@@ -195,7 +195,7 @@ class TrainingLoop:
             # what the writing thread has raised ends training here, and not an epoch later
             self._saver.check()
             if result.nonfinite is not None:
-                # the step of the failure, which `error.json` tells
+                # the step of the failure, which `error.json` records
                 self._around.on_step(self._progress.step + result.nonfinite)
                 self._nonfinite.step(result, self._progress)
             if result.steps:

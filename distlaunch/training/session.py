@@ -251,7 +251,7 @@ class Session:
     def _past_failures(self) -> Failures:
         if self._config.checkpoint.every is None or not self.strategy.is_chief:
             return Failures()
-        return past_failures(read_events(self._run.events))  # before this attempt has told that it trains
+        return past_failures(read_events(self._run.events))  # before this attempt has reported that it trains
 
     def _report_start(self, start: Progress, restored_from: Path | None) -> None:
         config = self._config

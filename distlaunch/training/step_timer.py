@@ -18,7 +18,7 @@ from distlaunch.data.split import Split
 from distlaunch.strategies.step_times import StepTimes
 
 INTERVAL_S = 5.0  # seconds; each report is an event in a file
-_LATEST = 1_000  # steps, of which the median and the 99th percentile are told
+_LATEST = 1_000  # steps, of which the median and the 99th percentile are reported
 _MISSING_STEPS, _MISSING_SHARE = 2.0, 0.1  # examples that batches may lack: the ends of streams that are nearly equal
 
 

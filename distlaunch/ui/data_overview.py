@@ -11,7 +11,7 @@ _MOST_READERS = 8  # tasks that are shown; JSON has all
 
 
 def data_lines(overview: Mapping[str, Any]) -> list[str]:
-    """From what `data/overview.py` tells."""
+    """From what `data/overview.py` finds."""
     lines = [f"data      {overview['origin']}"]
     for name, split in overview["splits"].items():
         lines += ["", *_split_lines(name, split, overview)]

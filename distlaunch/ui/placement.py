@@ -15,7 +15,7 @@ _MOST_LINES = 16  # for devices that all hold as much
 
 
 def placement_sections(variables: Variables, mesh: Mapping[str, Any] | None, pen: Pen) -> list[list[str]]:
-    """All there is to tell, from what the event VariablesPlaced has; `mesh` may be None on a mesh too, in old runs."""
+    """All there is to show, from what the event VariablesPlaced has; `mesh` may be None on a mesh too, in old runs."""
     pictures = [variable_pictures(variables, pen)] if all("layout" in variable for variable in variables) else []
     return [*([mesh_lines(mesh, pen)] if mesh else []), placement_lines(variables), *pictures, task_lines(variables)]
 

@@ -42,7 +42,7 @@ def runs_json(runs: Sequence[RunSummary]) -> str:
 
 
 def how_it_ended(run: RunSummary, *, stopped: bool, has_checkpoint: bool) -> str:
-    """What `stop` tells: `runs/job: stopped at step 40`, and how to go on."""
+    """What `stop` prints: `runs/job: stopped at step 40`, and how to go on."""
     name = shown(run.path)
     is_script = run.strategy == SCRIPT  # of its steps nobody knows
     at = f"at step {run.step:,}" if run.step else "before the first step"

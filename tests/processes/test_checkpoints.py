@@ -124,7 +124,7 @@ def test_a_best_value_that_there_is_not_is_named_before_or_at_the_first_validati
     code, out, err = run("train", "mine.yaml", cwd=tmp_path)
     assert code == 2
     said = " ".join((out + err).split())
-    assert "checkpoint.best.metric: got 'val_accuracy', which this run does not tell; it has loss, val_loss" in said
+    assert "checkpoint.best.metric: got 'val_accuracy', which this run does not have; it has loss, val_loss" in said
     assert "Traceback" not in said
     write(tmp_path, BEST.format(metric="val_loss", mode="min").replace("{}", "null"))
     code, out, err = run("validate", "mine.yaml", cwd=tmp_path)

@@ -121,7 +121,7 @@ def test_an_evaluator_is_started_again_and_never_fails_the_run(run_dir: Path) ->
     assert outcome.status == "done"
     assert restarts(run_dir) == [("evaluator:0", "host-0", "was killed by SIGKILL")]
     assert [event.step for event in recorder.events if isinstance(event, Evaluated)] == [3, 3]
-    assert outcome.warnings[0].startswith("evaluator:0 had nothing new to tell for 2 s after the run was done")
+    assert outcome.warnings[0].startswith("evaluator:0 reported nothing new for 2 s after the run was done")
 
 
 def test_an_evaluator_that_raises_is_given_up(run_dir: Path) -> None:

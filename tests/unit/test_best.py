@@ -53,7 +53,7 @@ def test_a_run_goes_on_with_its_best_value_unless_another_is_asked_for() -> None
 def test_a_value_that_nobody_tells_is_named_with_those_there_are() -> None:
     best = BestEpoch(Best(metric="val_acc", mode="max"))
     assert not best.improves({"loss": 1.0}, validated=False)
-    with pytest.raises(ConfigError, match="got 'val_acc', which this run does not tell; it has loss, val_accuracy"):
+    with pytest.raises(ConfigError, match="got 'val_acc', which this run does not have; it has loss, val_accuracy"):
         best.improves({"val_accuracy": 1, "loss": 2}, validated=True)
     with pytest.raises(ConfigError, match="there is no validation"):
         best.check(has_validation=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from distlaunch.base.errors import ConfigError, DataError
+from distlaunch.cluster.cores import num_cores
 from distlaunch.config.run import Data
 
 tf = pytest.importorskip("tensorflow")
@@ -187,7 +189,7 @@ def test_objects_that_give_batches_or_no_end_are_refused() -> None:
         def __len__(self) -> int:
             raise OverflowError("cannot fit 'int' into an index-sized integer")
 
-    with pytest.raises(ConfigError, match="length cannot be told"):
+    with pytest.raises(ConfigError, match="length cannot be read"):
         make_split(Endless(1, lambda index: index), config(), seed=0, training=True)
 
 
@@ -263,6 +265,29 @@ def test_the_buffer_of_a_shuffle_holds_so_many_bytes() -> None:
 def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "3")
     assert (num_threads(config()), num_threads(config(threads=9))) == (3, 9)
+
+
+def test_more_threads_than_cores_wait_at_the_same_time() -> None:
+    threads = 4 * num_cores()
+    arrived: list[int] = []
+    all_there = threading.Event()
+    all_there.set()  # while the first examples are read for their shapes
+
+    def make(index: int) -> Any:
+        if not all_there.is_set():
+            arrived.append(index)
+            if len(arrived) == threads:
+                all_there.set()
+            if not all_there.wait(30):
+                raise TimeoutError(f"{len(arrived)} examples are read at the same time")
+        return index, index
+
+    items = Given(8 * threads, make)
+    split = make_split(items, config(global_batch=2 * threads, threads=threads), seed=0, training=False)
+    source = split.evaluation_source()
+    all_there.clear()
+    steps = whole(source)
+    assert [label for [(_, labels)] in steps for label in labels.tolist()] == list(range(8 * threads))
 
 
 def test_the_page_on_input(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ class HostAttempt:
 
     @property
     def is_ending(self) -> bool:
-        """Whether an end waits to be told."""
+        """Whether an end waits to be reported."""
         return bool(self._ends)
 
     def close(self, done: bytes) -> None:

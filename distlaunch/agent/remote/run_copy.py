@@ -123,7 +123,7 @@ class RunCopy:
             folders[:] = [name for name in folders if not name.startswith(".") and (here, name) != (".", _CHECKPOINTS)]
             for name in names:
                 path = name if here == "." else f"{here}/{name}"
-                # the signs of life are told by themselves
+                # signs of life are sent by themselves
                 if not name.startswith(".") and name != "heartbeat" and path not in self._tails:
                     yield path, _stamp(Path(folder, name))
 

@@ -29,7 +29,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 
 _TURN_S = 0.1
-_ENDING_TURN_S = 0.01  # while the end of a task waits to be told
+_ENDING_TURN_S = 0.01  # while the end of a task waits to be reported
 _BEAT_S = 2.0
 """While no task runs. A controller that hears nothing for longer may take the host for lost."""
 _READ_BYTES = 256 * 1024

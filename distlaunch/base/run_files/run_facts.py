@@ -89,7 +89,7 @@ class AttemptFacts:
             case RunEnded():
                 self.ended = event
                 self.stopped_after_failure = self.failed is not None and event.status in ("stopped", "interrupted")
-                # the launcher may know less than the task has told
+                # the launcher may know less than the task has reported
                 self.step, self.epochs_done = max(self.step, event.step), max(self.epochs_done, event.epochs_done)
                 self.logs = event.logs or self.logs
             case Evaluated() | Predicted() | Exported():
@@ -108,7 +108,7 @@ class RunFacts:
         now: the attempt of the newest event.
         epochs: in the order in which they ended; what was done twice is there twice, as in `checkpoints`.
         evaluations: the run's own; `sidecar` is the newest of the evaluator beside training.
-        skipped: examples that were left out, by any task that has told it here.
+        skipped: examples that were left out, by any task that has reported it here.
         exports: where each format was written last.
         ended: the newest end of any attempt.
         finished: the run came to its planned end, and no later attempt has taken it on from there, be it without a

@@ -71,7 +71,7 @@ def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
                         f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
                     ) from None
                 time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
-        # only now: until it is held, the file tells of somebody else
+        # only now: until it is held, the file names somebody else
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)
         yield

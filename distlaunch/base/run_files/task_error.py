@@ -57,7 +57,7 @@ def write_signal(files: TaskDir, code: int, step: int | None, host: str, *, oom:
 
 
 def write_exit(files: TaskDir, code: int, step: int | None, host: str) -> None:
-    """For a task that has ended by itself, and has not told why. Raises OSError."""
+    """For a task that has ended by itself, and has not reported why. Raises OSError."""
     _write(files, {"kind": "exit", "code": code}, step, host)
 
 

@@ -23,7 +23,7 @@ class TrialOrder:
         dense: compares with the reference's run with dense gradients, too.
         synchronized: BatchNormalization takes the statistics of the whole batch, whatever the model says.
         without: layers, classes or variables; the layers that they name are called with `training=False`. In both the
-            trial and its reference this tells whether a deviation comes from there.
+            trial and its reference this shows whether a deviation comes from there.
         layers: records what each layer puts out, and each variable's gradient, at every step.
     """
 
@@ -106,7 +106,7 @@ class Record:
         rows: examples of each step's batch.
         noise: runs on one device that differ in rounding only.
         noise_source: `permuted`: the examples within each batch; `rounded`: the first weights in their last digit; or
-            both; `none`: one device does not repeat its own numbers, so there is no telling.
+            both; `none`: one device does not repeat its own numbers, so nobody can say.
         dense: the reference's: the same steps with dense gradients, if it has others; a trial's: its own series,
             compared with that.
         examples: a checksum of the first batches.

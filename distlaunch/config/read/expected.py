@@ -89,7 +89,7 @@ class Expected:
         return models[0]
 
     def inner(self, part: str | int, value: Any) -> Expected | None:
-        """What a key or an index within this value may hold; `value` tells sections and mappings apart."""
+        """What a key or an index within this value may hold; `value` distinguishes sections from mappings."""
         section = self.section(value) if isinstance(part, str) else None
         if section is not None:
             info = section.model_fields.get(part) if isinstance(part, str) else None

@@ -31,7 +31,7 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
         problem = _problem(detail["type"], detail["loc"], data)
         if problem is not None:
-            # pydantic tells of each member of a union: the first one counts
+            # pydantic reports each member of a union: the first one counts
             found.setdefault(problem.key, problem)
     for misspelt in [key for key, problem in found.items() if problem.message.startswith(_UNKNOWN)]:
         # `nam:` explains why `name:` is missing
@@ -97,7 +97,7 @@ def _fields(expect: Expected, data: Any) -> Any:
 
 
 def _accepts_kind(expect: Expected | None, data: Any) -> bool:
-    """Whether one of the members is of the value's kind, so that its own mistakes are the ones to tell."""
+    """Whether one of the members is of the value's kind, so that its own mistakes are the ones to report."""
     if expect is None or not isinstance(data, dict | list):
         return False
     return expect.accepts(type(data)) or (isinstance(data, dict) and expect.section(None) is not None)

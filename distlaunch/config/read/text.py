@@ -45,7 +45,7 @@ def read_text(path: Path) -> str:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            # one more tells that it is larger
+            # one more shows that it is larger
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _missing(path) from None

@@ -26,7 +26,7 @@ def show(value: Any) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What YAML calls the value, to tell `'3'` from `3`; empty where `show` says it already."""
+    """What YAML calls the value, to distinguish `'3'` from `3`; empty where `show` says it already."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, int):

@@ -28,7 +28,7 @@ _GIVEN = {"preprocessing": 1}
 _BY_NAME = {"map": ("seed",)}
 """Values that distlaunch gives by name, to a function that takes them."""
 _MAP_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
-"""What the examples are, only the data tells; see `data/examples/each_example.py`."""
+"""Only the data shows what the examples are; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 """Names of the values that a function is called with by position, by role; more than one where it may choose."""
 

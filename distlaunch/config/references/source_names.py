@@ -44,7 +44,7 @@ def read_module(path: Path) -> ModuleNames:
         with path.open("rb") as file:
             source = file.read(_LARGEST + 1)
         if len(source) > _LARGEST:
-            # a table in Python's syntax, for instance: importing it will tell
+            # a table in Python's syntax, for instance: importing it will show
             return ModuleNames(is_open=True)
         with warnings.catch_warnings():
             # SyntaxWarnings of the user's file, such as "invalid escape sequence", are shown when it is imported

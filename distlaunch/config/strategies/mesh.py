@@ -82,7 +82,7 @@ class Mesh(StrategySection):
         return min(places), max(places) - min(places) + 1, sizes[at]
 
     def devices_needed(self, cluster: Cluster) -> tuple[Key, int]:
-        # whether this machine has GPUs for all workers that it starts is told when it is known which these are
+        # whether this machine has GPUs for all workers that it starts is checked when it is known which these are
         return ("strategy", "mesh"), self.product // cluster.num_workers
 
     def parts_in_words(self, cluster: Cluster, parts: int) -> str:

@@ -91,7 +91,7 @@ def batch_of(rows: Any, examples: tf.data.Dataset, one: Callable[..., Any], thre
 
     Args:
         rows: the row source that `examples` come from, one for each of its rows.
-        began: when the batch was begun, as `graph_clock.now` tells it.
+        began: when the batch was begun, as `graph_clock.now` gives it.
         skips: leave out the examples with which `one` fails; else one fails the batch.
         at_once: how many batches are made at the same time; they share the threads.
     """

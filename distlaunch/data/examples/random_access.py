@@ -123,7 +123,7 @@ class Items:
 
     def _common_spec(self) -> Any:
         """Of the first, the last and the one in the middle; a size in which they differ is open."""
-        # not all: reading may take long; a shape that differs elsewhere is told where it is read
+        # not all: reading may take long; a shape that differs elsewhere is reported where it is read
         first, *others = (self._checked(number) for number in sorted({0, self.number // 2, self.number - 1}))
         spec = [tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype)) for leaf in first[1]]
         for _, leaves in others:
@@ -159,7 +159,7 @@ def _length(items: Any) -> int:
     try:
         number = len(items)
     except (TypeError, OverflowError) as error:
-        raise ConfigError(Problem(_KEY, f"got {type(items).__name__}, whose length cannot be told: {error}")) from None
+        raise ConfigError(Problem(_KEY, f"got {type(items).__name__}, whose length cannot be read: {error}")) from None
     if number >= sys.maxsize:
         message = f"got {type(items).__name__} that repeats for ever; leave the repetition out, epochs are counted here"
         raise ConfigError(Problem(_KEY, message))

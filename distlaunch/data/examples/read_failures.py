@@ -29,7 +29,7 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
 
     Args:
         what: is being read, e.g. `example 17`, for the message; empty: the error says it.
-        keep: for `data_errors_raised`, where TensorFlow hands on a text; the first of this process is told.
+        keep: for `data_errors_raised`, where TensorFlow hands on a text; the first of this process is reported.
     """
     try:
         yield

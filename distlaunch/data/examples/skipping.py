@@ -23,7 +23,7 @@ from distlaunch.strategies.replica.input import num_rows
 
 _NAMED = 8
 _TRIES = 16
-"""Examples that may fail one after the other before one that tells what examples are like."""
+"""Examples that may fail one after the other before one that shows what examples are like."""
 
 
 def first_good(read: Callable[[int], Any], number: int, of: int) -> Any:
@@ -90,7 +90,7 @@ class Skipping:
         number_of_pass, index = divmod(row, self._number)
         others = ((index + further) % self._number for further in range(self._number))
         good = next((other for other in others if other not in self._left_out), None)
-        if good is None:  # another thread has told why
+        if good is None:  # another thread has reported why
             raise DataError("data: no example can be read")
         return number_of_pass * self._number + good
 

@@ -84,6 +84,7 @@ class Indexed:
         self._known_order = functools.lru_cache(maxsize=2)(self._order_in_memory)
 
     def split(self) -> Split:
+        whole = self._examples.whole and self._map is None
         return Split(
             self._number,
             math.ceil(self._used / self._size),
@@ -94,7 +95,8 @@ class Indexed:
             pick=self._pick,
             labels=self._examples.labels if self._map is None else None,
             describe=functools.cache(self._examples.describe),
-            at_once=None if self._examples.whole and self._map is None else batches_at_once(self._config),
+            at_once=None if whole else batches_at_once(self._config),
+            threads=0 if whole else num_threads(self._config),
             work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
             global_batch=self._size,
             in_python=self._examples.in_python,

@@ -87,6 +87,7 @@ class Pipeline:
             endless=length == tf.data.INFINITE_CARDINALITY,
             describe=functools.cache(self._describe),
             at_once=None if self._map is None else batches_at_once(self._config),
+            threads=0 if self._map is None else num_threads(self._config),
             work="" if self._map is None else "map",
             buffer=self._buffer_size,
             global_batch=config.global_batch,
@@ -216,7 +217,7 @@ class Pipeline:
 
 
 def _num_bytes(spec: Any) -> int | None:
-    """Of an example; None if its type does not tell."""
+    """Of an example; None if its type does not say."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=True):
         if leaf.dtype in (tf.string, tf.variant) or not leaf.shape.is_fully_defined():

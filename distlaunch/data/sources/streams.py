@@ -85,6 +85,7 @@ class Streams:
             endless=any(part.endless for part in parts),
             describe=functools.cache(self._describe),
             at_once=parts[0].at_once,
+            threads=parts[0].threads,
             work=parts[0].work,
             buffer=self._buffer,
             global_batch=sum(part.global_batch or 0 for part in parts) or None,

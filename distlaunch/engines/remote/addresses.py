@@ -87,7 +87,7 @@ def choose_addresses(
                 chosen[name] = trying[name]
                 open_hosts.discard(name)
             for name in failed:
-                # what is told is how it was with the likeliest address
+                # what is reported is how it went with the likeliest address
                 missed.setdefault(name, failed[name])
         if open_hosts:
             raise UnreachableError(_unreachable(first, missed, open_hosts))

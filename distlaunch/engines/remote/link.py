@@ -46,9 +46,9 @@ class Link:
     """One agent. Messages may be given from any thread; `pump_*` are called by the one that does the I/O.
 
     Attributes:
-        facts: what the agent has told of its host; empty until then.
+        facts: what the agent has reported of its host; empty until then.
         state: what its host has left for a job, see `host_state`; empty until it is ready.
-        is_known: whether what is worth a word of it has been told.
+        is_known: whether what is worth a word of it has been reported.
         clock_s: how far its clock is ahead of this machine's, but for the time that its greeting took.
         lost: why there is no agent any more; empty while there is one.
     """
@@ -64,7 +64,7 @@ class Link:
         self.is_ready = False
         """Whether it was found to have what a job needs."""
         self.takes_beats = False
-        """Whether it knows who this is, and may be told that this is still there."""
+        """Whether it knows who this is, and may be sent signs of life."""
         self.is_silent = False
         """Whether it prints nothing more beside the messages."""
         self.keeps_copies = False

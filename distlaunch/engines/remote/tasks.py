@@ -77,7 +77,7 @@ class RemoteTasks:
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._is_collected = False
-        self._has_ended = threading.Event()  # one of them has, and the supervisor has not been told to look
+        self._has_ended = threading.Event()  # one of them has, and the supervisor has not been woken to look
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_woken = False
         # not `select`, which knows no descriptors above 1,023

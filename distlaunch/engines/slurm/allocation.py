@@ -91,6 +91,6 @@ def node_names(nodelist: str) -> list[str]:
     try:
         done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        told = getattr(error, "stderr", "") or str(error)
-        raise UsageError(f"`scontrol show hostnames {nodelist}` failed: {told.strip()}") from None
+        message = getattr(error, "stderr", "") or str(error)
+        raise UsageError(f"`scontrol show hostnames {nodelist}` failed: {message.strip()}") from None
     return done.stdout.split()

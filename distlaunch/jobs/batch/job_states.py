@@ -93,7 +93,8 @@ class JobWatch:
             return ExitCode.PREEMPTED
         wrote = self._run.launcher_log.exists()
         where = f"see {shown(self._run.launcher_log)}" if wrote else _NOTHING_WRITTEN.format(shown(self._run.path))
-        self._note(f"job {self._job.job} has ended{f' as {word}' if word else ''}, and has not told its end; {where}")
+        how = f" as {word}" if word else ""
+        self._note(f"job {self._job.job} has ended{how}, without reporting how the run ended; {where}")
         return ExitCode.FAILED
 
     def _note_state(self) -> None:

@@ -72,7 +72,7 @@ def submit(prepared: Prepared) -> Submitted:
     from distlaunch.config.read.load import dump_config
 
     choice = prepared.choice
-    # before anything is written: what the script would be told is wrong
+    # before anything is written: what would be wrong in the script
     prepared.script(choice.would_be)
     if choice.run is not None:
         with choice.run.lock():

@@ -62,7 +62,7 @@ class DTensor(MeshStrategy):
 # once a process: the keys of `Peers` count from its start, and a second one would use them again
 @functools.cache
 def _peers() -> Peers:
-    """The processes that TF_CONFIG names, as DTensor is told of them too."""
+    """The processes that TF_CONFIG names, as DTensor gets them too."""
     addresses, rank = addresses_and_rank()
     if len(addresses) == 1:
         return Peers()

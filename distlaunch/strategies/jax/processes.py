@@ -62,7 +62,7 @@ def connect(start_timeout_s: float) -> Peers:
             num_processes=len(addresses),
             process_id=rank,
             cluster_detection_method="deactivate",  # the launcher says who takes part, not Slurm or MPI around it
-            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's is the first, and tells more
+            initialization_timeout=int(start_timeout_s) + _HEARTBEAT_S,  # the launcher's ends first, and says more
             heartbeat_timeout_seconds=_HEARTBEAT_S,
         )
     except jax.errors.JaxRuntimeError as error:

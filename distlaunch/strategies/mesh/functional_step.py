@@ -128,7 +128,7 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
 
 
 def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
-    """Of the scalars that a step returns, those that the model's metrics do not tell."""
+    """Of the scalars that a step returns, those that the model's metrics do not report."""
     is_reported = steps.logs == "last" and set(logs) == set(metric_results(steps.model))
     return [] if is_reported else sorted(logs)
 

@@ -25,7 +25,7 @@ class Block:
     """What came of a block: steps done, the metrics' values after it, the step's own logs.
 
     `nonfinite` is the first step in it, from 1, whose loss was not finite; 0: all were. `first_pass` is what its worker
-    tells of its data, see `worker_batches.first_pass`.
+    says of its data, see `worker_batches.first_pass`.
     """
 
     done: int

@@ -74,7 +74,7 @@ class CoordinatorProgram:
         self._train_call: Any = None
         self._test_calls: dict[str, Any] = {}
         self._first_passes = FirstPasses()
-        self._times: list[StepTimes] = []  # of workers in this process; others tell theirs themselves
+        self._times: list[StepTimes] = []  # of workers in this process; others report theirs themselves
         report_times(self._times.append)
 
     # data
@@ -140,7 +140,7 @@ class CoordinatorProgram:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
         results = []
         for start in range(0, num_steps, size):
-            # blocks run in any order: each is told what the optimizer's counter is where it begins
+            # blocks run in any order: each is given the optimizer's counter where it begins
             counts = [count + start * more for count, more in zip(self._counts, self._increments, strict=True)]
             order = np.array([first + start, min(size, num_steps - start), *counts], np.int64)
             results.append(self._coordinator.schedule(call, args=(tf.constant(order),)))
@@ -192,8 +192,8 @@ class CoordinatorProgram:
                     break
             if trains:
                 send_times(times.stack()[:done])
-            told = [done, nonfinite, first_pass(source, worker), *metrics, *logs]
-            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in told]
+            report = [done, nonfinite, first_pass(source, worker), *metrics, *logs]
+            parts = [tf.reshape(tf.cast(value, tf.float64), [-1]) for value in report]
             return tf.concat(parts, 0)
 
         with self._strategy.scope():

@@ -126,15 +126,15 @@ def first_pass(source: Source, worker: tf.Tensor) -> tf.Tensor:
 
 
 class FirstPasses:
-    """What blocks have told of the data of each worker, by source."""
+    """What blocks have reported of the data of each worker, by source."""
 
     def __init__(self) -> None:
         self._seen: dict[str, dict[str, FirstPass]] = {}
 
-    def add(self, source: Source, told: Iterable[Sequence[int]]) -> None:
+    def add(self, source: Source, reports: Iterable[Sequence[int]]) -> None:
         """Takes what `first_pass` has given; raises DataError if the data of a worker ends where another's goes on."""
         seen = self._seen.setdefault(source.name, {})
-        for worker, length, read in told:
+        for worker, length, read in reports:
             name = f"worker:{worker}"
             old = seen.get(name, FirstPass())
             seen[name] = FirstPass(old.length if length == _UNKNOWN else length, max(old.read, read))
@@ -161,7 +161,7 @@ def check_data(source: Source, num_workers: int) -> None:
             _check_length(source.name, worker, length, source.num_batches)
         seen = json.loads(description)
         others[process] = f"worker:{worker}", seen
-        # of data that each worker has for itself, the coordinator tells the types alone
+        # of data that each worker has for itself, the coordinator knows only the types
         seen = {name: fact for name, fact in seen.items() if name in facts}
         if wrong := different_data({"chief": {what: json.dumps(facts)}, f"worker:{worker}": {what: json.dumps(seen)}}):
             raise ConfigError(Problem(("data",), wrong))

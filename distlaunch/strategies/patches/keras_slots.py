@@ -16,7 +16,7 @@ PATCH = Patch(
             "(self, reference_variable, name=None, initializer='zeros')",
         ),
     ),
-    why="Keras does not tell TensorFlow which variable a slot belongs to, so parameter servers would hold it anywhere, "
+    why="Keras does not say which variable a slot belongs to, so parameter servers would hold it anywhere, "
     "far from where the update is computed.",
     until="Keras places slots beside their variables.",
 )

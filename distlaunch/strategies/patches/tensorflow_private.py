@@ -23,7 +23,7 @@ PATCH = Patch(
     symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _IS_DETERMINISTIC, _SERIALIZED),
     why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
     "their places in it, `verify` reads which operations a data pipeline has, and a graph that must be deterministic "
-    "cannot tell the time.",
+    "cannot read the time.",
     until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph, "
     "whether operations are deterministic.",
 )

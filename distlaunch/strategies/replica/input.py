@@ -68,7 +68,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     of_replica, of_process = 1 / num_replicas, num_local / num_replicas
     loaded = _loaded(parts, source, of_replica)
     steps = batches_ahead(*_batch(loaded, source, of_process))
-    return loaded.prefetch(steps * num_local).with_options(_options())
+    return loaded.prefetch(steps * num_local).with_options(_options(source))
 
 
 def first_row(total: Any, replica: Any, num_replicas: int) -> Any:
@@ -87,7 +87,7 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
         first, number: which of the parts.
 
     Returns:
-        One element a step: `(batch, start, total)`, scalars that tell the place of the batch's first row, and rows of
+        One element a step: `(batch, start, total)`, scalars that give the place of the batch's first row, and rows of
         the global batch, which are 0 at the end of an epoch.
     """
 
@@ -104,7 +104,7 @@ def own_rows(source: Source, *, first: int, number: int, of: int) -> tf.data.Dat
         return (element if number == of else slice_rows(element, start, stop)), start, total
 
     loaded = _loaded(source.elements.map(part), source, number / of)
-    return loaded.prefetch(batches_ahead(*_batch(loaded, source, number / of))).with_options(_options())
+    return loaded.prefetch(batches_ahead(*_batch(loaded, source, number / of))).with_options(_options(source))
 
 
 def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dataset:
@@ -115,7 +115,7 @@ def _loaded(parts: tf.data.Dataset, source: Source, share: float) -> tf.data.Dat
 
     calls = source.at_once or num_cores()
     loaded = _mapped(parts, load, calls)
-    # what a batch is, the traced function tells; seldom is it so large that fewer must be made at the same time
+    # the traced function shows what a batch is; seldom is it so large that fewer must be made at the same time
     if (fewer := at_once(calls, *_batch(loaded, source, share))) < calls:
         loaded = _mapped(parts, load, fewer)
     # It is endless, which tf.data cannot see. Told so, TensorFlow's distributed iterator does not ask in every step how
@@ -165,9 +165,12 @@ def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     return tf.nest.map_structure(rows, element)
 
 
-def _options() -> tf.data.Options:
+def _options(source: Source) -> tf.data.Options:
     options = untuned()
     options.deterministic = True
+    if source.threads > num_cores():
+        # tf.data's own pool has as many threads as there are cores; operations that wait keep theirs
+        options.threading.private_threadpool_size = source.threads
     # the rows are chosen already; TensorFlow's own sharding would deal out whole elements
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options

@@ -26,7 +26,7 @@ def at_once(most: int, spec: Any, rows: int | None) -> int:
 
 
 def _row_bytes(spec: Any) -> int | None:
-    """Of one row; None if its type does not tell."""
+    """Of one row; None if its type does not say."""
     total = 0
     for leaf in tf.nest.flatten(spec, expand_composites=False):
         is_dense = isinstance(leaf, tf.TensorSpec) and leaf.dtype not in (tf.string, tf.variant)

@@ -4,8 +4,8 @@ npz of formats 1 and 2 is only read.
 
 safetensors is the length of a header (8 bytes), the header (JSON: type, shape and place of each array), and the arrays'
 bytes. It has no strings, complex numbers, 4-bit numbers or other byte orders: such an array is kept as bytes, with one
-more dimension, and `__metadata__` tells its type. A file of a process that holds parts of variables only has each as an
-array of its own; `__metadata__` tells which part of what it is. Nothing in it can run code.
+more dimension, and `__metadata__` has its type. A file of a process that holds parts of variables only has each as an
+array of its own; `__metadata__` says which part of what it is. Nothing in it can run code.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def header_bytes(head: bytes) -> int:
 
 
 def read_header(text: bytes) -> dict[str, Entry]:
-    """What a header tells, in its order. Raises ValueError if it is wrong."""
+    """What a header lists, in its order. Raises ValueError if it is wrong."""
     try:
         header = json.loads(text)
     except ValueError:  # what the parser says of it helps nobody

@@ -68,7 +68,7 @@ class StateServer:
                 connection, address = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # such as too many open files: the receiver tells
+            except OSError:  # such as too many open files: the receiver reports it
                 self._over.wait(_TURN_S)
                 continue
             self._unproven.append(connection)
@@ -88,7 +88,7 @@ class StateServer:
                 # the checksum comes last: it is known once all has been sent
                 file.write(bytes.fromhex(write_state(cast(BinaryIO, file), self._state)))
         except OSError:
-            return  # the receiver tells
+            return  # the receiver reports it
 
     def _proves_itself(self, connection: socket.socket) -> bool:
         until, shown = time.monotonic() + _GREETING_S, b""

@@ -29,7 +29,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `Outcome` tells of a failure. `is_retryable` does not know whether somebody asked to stop."""
+    """What `Outcome` says of a failure. `is_retryable` does not know whether somebody asked to stop."""
 
     problems: tuple[Problem, ...] = ()
     failure: Failure | None = None

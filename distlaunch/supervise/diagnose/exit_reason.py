@@ -27,7 +27,7 @@ _CONSEQUENCE_TEXT = re.compile(
 )
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX logs before it ends a process at once that has lost a peer."""
-_TAIL_BYTES = 64 * 1024  # of a log: the end tells why
+_TAIL_BYTES = 64 * 1024  # of a log: the end says why
 _LAST_LINES = 15
 
 
@@ -94,7 +94,7 @@ class Failure:
 
 
 def read_error(files: TaskDir) -> TaskError | None:
-    """The task's error.json, or what its log tells of an end without one; None if there is neither."""
+    """The task's error.json, or what its log says of an end without one; None if there is neither."""
     if not files.error_json.exists():
         return _aborted(files)
     try:
@@ -131,7 +131,7 @@ def _summary(kind: str, message: str) -> str:
 
 
 def step_of(files: TaskDir) -> int | None:
-    """The step that the task's error.json tells, be it of an exception or of a signal."""
+    """The step that the task's error.json records, be it of an exception or of a signal."""
     try:
         step = json.loads(files.error_json.read_text(encoding="utf-8"))["step"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -167,7 +167,7 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
 
 
 def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
-    """The reason for a task's failure: its exception if it told one, and how its process ended."""
+    """The reason for a task's failure: its exception if it reported one, and how its process ended."""
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
@@ -190,7 +190,7 @@ _IMPORTS = ("ImportError", "ModuleNotFoundError", "SyntaxError")
 
 
 def is_outside(code: int | None, error: TaskError | None) -> bool:
-    """Whether a task's end tells of something outside its program: a signal, a lost peer, a preemption.
+    """Whether a task's end points to something outside its program: a signal, a lost peer, a preemption.
 
     A crash of native code is the program's own, and may come again.
     """
@@ -198,7 +198,7 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
         return error.lost or error.role is ErrorRole.CONSEQUENCE
     if code is None or _signal_of(code) in _CRASHES:
         return False
-    # from 128 on shells and containers tell of a signal
+    # from 128 on shells and containers mean a signal
     return code < 0 or code == PREEMPTION_CODE or code >= 128
 
 
@@ -206,7 +206,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.
 
 
 def _signal_of(code: int) -> int:
-    """The signal that an exit code tells of, also through a shell; 0 for none."""
+    """The signal that an exit code stands for, also through a shell; 0 for none."""
     return -code if code < 0 else max(0, code - 128)
 
 
@@ -218,7 +218,7 @@ def may_be_temporary(error: TaskError | None, *, reports_steps: bool = True) -> 
 
 
 _PERMANENT_CODES = (ExitCode.DONE, ExitCode.USAGE, 126, 127)
-"""What programs that were called wrongly end with, and what shells tell of programs that cannot be run."""
+"""What programs that were called wrongly end with, and what shells return for programs that cannot be run."""
 
 
 def may_get_further(code: int | None, step: int | None, *, reports_steps: bool = True) -> bool:

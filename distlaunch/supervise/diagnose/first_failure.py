@@ -89,7 +89,7 @@ def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
 
 
 def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:
-    """What tells a failure by an exception or an exit at some step from another; empty for one of another kind."""
+    """What distinguishes one failure by an exception or an exit from another; empty for other kinds."""
     if verdict.why is not Cause.FAILURE:
         return ""
     if (error := _error_of(plan, verdict)) is not None:
@@ -155,7 +155,7 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         return _finding(culprit, f"ended {TRIES} times in a row before it was up; the last time: {reason}", traces)
     if plan.elsewhere and error is not None and error.consequence:
         finding = _finding(culprit, f"{_missing_task(plan.elsewhere)}; {verdict.culprit} noticed it: {reason}", traces)
-        # the traceback is that of the task that noticed it, and tells nothing about the one that is gone
+        # the traceback is that of the task that noticed it, and says nothing about the one that is gone
         return dataclasses.replace(finding, detail=())
     if verdict.left:
         names = _join(_first(verdict.left))
@@ -186,7 +186,7 @@ def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[
         others = _join(_addresses(plan.elsewhere))
         reason = f"the first step did not begin {limit}; it waits for tasks that are started elsewhere: {others}"
     else:
-        reason = f"every task came up, but the first step did not begin {limit}; the logs tell where each task was"
+        reason = f"every task came up, but the first step did not begin {limit}; the logs show where each task was"
     # the end of the log is the stacks that were asked for: too much for the screen
     return dataclasses.replace(_finding(plan.tasks[0], reason, traces), detail=())
 
@@ -235,7 +235,7 @@ def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
 
 
 def _first(names: Sequence[str], most: int = 8) -> list[str]:
-    """What is told of many."""
+    """What stands for many."""
     return list(names) if len(names) <= most else [*names[:most], f"{len(names) - most:,} more"]
 
 

@@ -24,7 +24,7 @@ _HINTS = [
     (r"[Uu]nable to (synchronously )?(lock|open|create) file", "each task needs a path of its own to write to: "
      "os.environ['DISTLAUNCH_TASK'] tells them apart"),
     (r"module 'tensorflow[\w.]*' has no attribute 'estimator'",
-     "TensorFlow has no estimators any more; docs/parameter_servers.md tells what takes their place"),
+     "TensorFlow has no estimators any more; docs/parameter_servers.md says what replaces them"),
 ]  # fmt: skip
 
 

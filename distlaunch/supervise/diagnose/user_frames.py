@@ -72,7 +72,7 @@ def of_crash(lines: Sequence[str]) -> list[str]:
 def place_of_node(lines: Sequence[str]) -> list[str]:
     """Where the user's code has made the operation that failed while a graph ran, as a traceback has it.
 
-    TensorFlow tells that as a list of frames with the error's message; it may come for several operations.
+    TensorFlow reports that as a list of frames with the error's message; it may come for several operations.
     """
     begin = next((number for number, line in enumerate(lines) if line.startswith("Detected at node")), None)
     if begin is None:

@@ -102,7 +102,7 @@ def _close_abandoned() -> None:
     """Closes connections whose clients are gone; each would keep a descriptor."""
     poller = select.poll()
     for connection in _open:
-        # 0: hang-ups and errors are told in any case
+        # 0: hang-ups and errors are reported in any case
         poller.register(connection, 0)
     gone = {fd for fd, _ in poller.poll(0)}
     for connection in [each for each in _open if each.fileno() in gone]:

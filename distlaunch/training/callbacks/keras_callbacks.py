@@ -63,7 +63,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
         raise ConfigError(Problem((*key, "name"), message))
     # the chief has callbacks that other tasks have not, so positions in their lists differ
     callback._distlaunch_place = index
-    # tells what the config says from what training has changed: a resumed run may have another config
+    # distinguishes what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)
     return callback
 

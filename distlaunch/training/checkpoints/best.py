@@ -32,7 +32,7 @@ class BestEpoch:
         self.record = record if same else None
 
     def check(self, *, has_validation: bool) -> None:
-        """Raises ConfigError, before training, for a value that only validation could tell, if there is none."""
+        """Raises ConfigError, before training, for a value that only validation gives, if there is none."""
         section = self._section
         if section is not None and section.metric.startswith("val_") and not has_validation:
             message = f"got '{section.metric}', but there is no validation; use a value of training, such as loss"
@@ -55,7 +55,7 @@ class BestEpoch:
             # an epoch without validation (`validation.every_epochs`) cannot be the best
             if section.metric.startswith("val_") and not validated:
                 return False
-            message = f"got '{section.metric}', which this run does not tell; it has {', '.join(sorted(logs))}"
+            message = f"got '{section.metric}', which this run does not have; it has {', '.join(sorted(logs))}"
             raise ConfigError(Problem(_KEY, message))
         sign = 1 if section.mode == "max" else -1
         best = -math.inf if self.record is None else sign * self.record["value"]

@@ -33,10 +33,10 @@ class Failures:
 
 
 def past_failures(events: Iterable[Event]) -> Failures:
-    """What a run's events tell of its attempts that trained; one without a word at its end was killed."""
+    """What a run's events record of its attempts that trained; one without an event at its end was killed."""
     trained = [attempt for attempt in RunFacts.of(events).attempts.values() if attempt.training is not None]
     failed = [attempt for attempt in trained if attempt.ended is None or attempt.ended.status == "failed"]
-    # until its newest event, whatever that is: a killed task tells no end
+    # until its newest event, whatever that is: a killed task reports no end
     return Failures(len(failed), sum(each.last_at - each.training.time for each in trained if each.training))
 
 

@@ -76,7 +76,7 @@ class Restorer:
             memory.close()
 
     def _newest(self, memory: Callable[[], SharedMemory | None], *, archive: bool) -> Saved | None:
-        """The newest good checkpoint; damaged ones are told of."""
+        """The newest good checkpoint; damaged ones are reported."""
         damaged: list[int] = []
 
         def pass_over(step: int, error: DamagedError) -> None:

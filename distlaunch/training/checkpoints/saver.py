@@ -184,7 +184,7 @@ class Saver:
         with ExitStack() as writing:
             writing.callback(own_part.set)
             writing.enter_context(self._around.writing())
-            # told before the thread runs, so that there is no moment at which nobody says that something is written
+            # entered before the thread runs: there is no moment at which something is written and no mark says so
             self._pending = _Pending(own_part, self._thread.submit(self._write_in_background, save, writing.pop_all()))
 
     def _with_callbacks(self, state: State, progress: Progress) -> Progress:

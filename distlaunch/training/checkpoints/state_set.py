@@ -42,7 +42,7 @@ class FileDamagedError(ValueError):
 
 @dataclass(frozen=True)
 class StateFile:
-    """What a checkpoint tells of one of its files.
+    """What a checkpoint records of one of its files.
 
     Attributes:
         digests: SHA-256 of each piece, in hexadecimal digits, one after the other.
@@ -124,7 +124,7 @@ class _OpenFile:
         if len(self._header) + data != facts.num_bytes or len(facts.digests) != _DIGEST_CHARS * len(
             pieces_of(0, facts.num_bytes)
         ):
-            raise FileDamagedError(facts.name, "its header is wrong: it tells another size")
+            raise FileDamagedError(facts.name, "its header is wrong: it gives another size")
 
     def close(self) -> None:
         self._file.close()

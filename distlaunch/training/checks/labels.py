@@ -101,7 +101,7 @@ def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
 def _checked(rules: Sequence[LabelRule], batch: Batch) -> Batch:
     """The batch; in a graph, one that fails with a label outside a rule before anything else sees it."""
     labels = keras.utils.unpack_x_y_sample_weight(batch)[1]
-    # the strings that tell of it are on no GPU
+    # the strings that report it are on no GPU
     with tf.device("CPU:0"):
         checks = [_assert_within(rule.place.of(labels), rule) for rule in rules]
     with tf.control_dependencies([check for check in checks if check is not None]):

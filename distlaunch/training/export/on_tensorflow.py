@@ -36,7 +36,7 @@ def export_on_tensorflow(
         wanted: name of each SavedModel -> the preprocessing that is part of it.
 
     Raises:
-        DistlaunchError: the model's function does not work on TensorFlow; tells what it said.
+        DistlaunchError: the model's function does not work on TensorFlow; with the message of what went wrong.
     """
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
     before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}

@@ -123,7 +123,7 @@ def _has_numbers(leaf: Any) -> bool:
 def _facts(values: Any) -> Any:
     """Number, sum, sum of magnitudes, sum of squares, and sum of the squares of a projection of each row.
 
-    Normalised outputs always have the same mean and squares; the others tell them apart.
+    Normalised outputs always have the same mean and squares; the others show differences.
     """
     # sums of squares overflow in float16
     values = ops.cast(values, "float32")

@@ -51,7 +51,7 @@ from distlaunch.training.trials.layer_facts import LayerFacts
 _BATCHES_COMPARED = 3
 NOISE_RUNS = 4
 """Of each kind: an activation crosses a kink in some runs only, and where one can, a trial may too."""
-_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding tells nothing
+_SMALLEST_SCALE = 1e-3  # of a variable, as in the parity tests: a bias that is zero but for rounding says nothing
 _SANE = {"float32": 1e-3, "float64": 1e-6}
 _SANE_IF_MIXED = 0.1
 """What rounding can do to the loss of the first step, at most."""

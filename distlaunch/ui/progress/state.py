@@ -22,7 +22,7 @@ class ProgressState(RunFacts):
     tasks: tuple[str, ...] = ()
     job_restarts: int = 0
     steps_per_s: float | None = None
-    _reported_at: float | None = None  # when the last steps of this epoch were told
+    _reported_at: float | None = None  # when the last steps of this epoch were reported
     _seen: set[int] = field(default_factory=set)
     """Numbers of steps that were reported at once in this attempt; calls of another number compile."""
     _recent: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))

@@ -22,7 +22,7 @@ from distlaunch.ui.progress.state import ProgressState
 
 
 class View(Observer, Protocol):
-    """An observer that can also tell how it ended."""
+    """An observer that also knows how the job ended."""
 
     state: ProgressState
 
@@ -47,7 +47,7 @@ class _Printing(Observer):
             left -= _makes_line(each)
 
     def report(self, result: AttemptResult) -> None:
-        with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
+        with contextlib.suppress(OSError):  # nobody reads any more; the exit code still says how it ended
             if result.plan.is_run:
                 report.print_summary(self._console, self.state, result)
             elif self.state.evaluated is not None:

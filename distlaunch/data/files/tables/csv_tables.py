@@ -57,7 +57,7 @@ class CSVFiles(Table, FilesOfSpans):
     def _parse(self, spans: list[bytes]) -> tuple[np.ndarray, ...]:
         try:
             return self._parse_rows(spans)
-        # all rows at once is fast; one by one tells which it was
+        # all rows at once is fast; one by one shows which it was
         except (csv_module.Error, ValueError, OverflowError):
             for position, span in enumerate(spans):
                 try:
