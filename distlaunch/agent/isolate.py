@@ -27,7 +27,7 @@ def main(command: list[str]) -> None:
         _leave_network()
         _raise_loopback()
     except OSError as error:
-        hint = "leave it out, or run in a container whose ports nobody reaches"
+        hint = "leave it out, or run in a container whose ports cannot be reached"
         print(f"error: isolate: this system lets you make no network namespace ({error.strerror}); {hint}",
               file=sys.stderr)  # fmt: skip
         sys.exit(2)

@@ -93,7 +93,7 @@ def what_changed(events: Iterable[Event], now: DataResolved) -> str:
         workers = [facts.pop("workers", None) for facts in descriptions.values()]
         if workers[0] != workers[1]:
             how_many = f"{workers[1]} workers divide the training data, {workers[0]} did in the attempt before"
-            return f"data: {how_many}, so the batches of an epoch are others"
+            return f"data: {how_many}, so the batches of an epoch are different"
         difference = first_difference(descriptions)
         if None not in lengths and lengths[0] != lengths[1]:
             difference = f"{lengths[0]:,} examples in the attempt before, {lengths[1]:,} in this one"

@@ -81,7 +81,7 @@ def _find_export(target: str) -> Path:
     if not path.exists():
         raise UsageError(f"{target}: there is no such file or folder")
     expected = "expected a run directory, a SavedModel folder (with saved_model.pb), or a .keras or .tflite file"
-    raise UsageError(f"{target}: it is no export; {expected}")
+    raise UsageError(f"{target}: it is not an export; {expected}")
 
 
 def _check_input(path: Path) -> None:

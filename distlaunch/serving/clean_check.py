@@ -59,7 +59,7 @@ def _check(name: str, parcel: Mapping[str, Any], exported: Any) -> dict[str, Any
         try:
             outputs = model.on_structure(rows)
         except exported.NeedsFlexError:
-            notes[-1] += ", which the tensorflow package has not since 2.20, so this file was not called"
+            notes[-1] += ", which the tensorflow package no longer has since 2.20, so this file was not called"
             return {"signature": model.signature(), "problem": None, "notes": notes}
         problem = difference(parcel["expected"], outputs, parcel["tolerance"])
         return {"signature": model.signature(outputs), "problem": problem, "notes": notes}
@@ -165,7 +165,7 @@ def to_tflite(saved_model: Path, target: Path, notes: list[str]) -> None:
         operations = sorted({name.decode() for name in re.findall(rb"Flex(\w+)", content)} - {"Delegate"})
         listed = ", ".join(operations) or "some"
         notes.append(
-            f"{target.name} holds operations that TFLite has not ({listed}): "
+            f"{target.name} holds operations that TFLite does not have ({listed}): "
             "it needs an interpreter with the Flex delegate"
         )
     target.write_bytes(content)

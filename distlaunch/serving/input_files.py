@@ -75,7 +75,7 @@ def _member(archive: Any, name: str, path: Path) -> np.ndarray:
 
 def _why_not(error: Exception) -> str:
     if "pickle" in str(error).lower():
-        return "it holds Python objects, or is no file of NumPy's; save texts as `np.array(texts, dtype=str)`"
+        return "it holds Python objects, or is not a NumPy file; save texts as `np.array(texts, dtype=str)`"
     return f"it is damaged: {error}"
 
 

@@ -31,7 +31,7 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
         try:
             value = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"{path}:{number}: it is no JSON: {error}") from None
+            raise UsageError(f"{path}:{number}: it is not JSON: {error}") from None
         if not isinstance(value, dict):
             if len(inputs) > 1:
                 raise UsageError(f"{path}:{number}: expected an object with a value for each input; {takes(inputs)}")
@@ -60,7 +60,7 @@ def read_csv(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
                 # of its last line: rows with line ends in quotes take several
                 numbers.append(reader.line_num)
     except csv.Error as error:
-        raise UsageError(f"{path}:{reader.line_num}: it is no {path.suffix[1:].upper()}: {error}") from None
+        raise UsageError(f"{path}:{reader.line_num}: it is not {path.suffix[1:].upper()}: {error}") from None
     if not rows:
         raise UsageError(f"{path}: it is empty; expected a line of column names")
     header = [name.strip() for name in rows.pop(0)]

@@ -177,7 +177,7 @@ def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared
     reference = found.reference
     # before anything is compared: NaN deviates from everything
     if (step := first_not_a_number(reference.series)) is not None:
-        reason = f"one device itself comes to a loss or gradients that are no number in step {step}"
+        reason = f"one device itself comes to a loss or gradients that are not a number in step {step}"
         return Row(planned, DIFFERS, (reason,), found.judgement)
     if found.judgement.equal:
         return Row(planned, EQUAL, (), found.judgement)

@@ -107,7 +107,7 @@ def test_a_dry_run_writes_nothing(folder: Path) -> None:
 
 def test_what_is_refused_leaves_nothing(folder: Path) -> None:
     refused = submit("job.yaml", "-p", "nowhere")
-    said = "Slurm has not taken the job: sbatch: invalid partition specified: nowhere"
+    said = "Slurm rejected the job: sbatch: invalid partition specified: nowhere"
     assert str(refused.exception) == said
     assert not list((folder / "runs").iterdir())
 

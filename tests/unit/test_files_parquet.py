@@ -98,7 +98,7 @@ def test_a_damaged_page(tmp_path: Path) -> None:
 def test_other_columns_in_another_file(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", 0, 5)
     write(tmp_path / "b.parquet", 0, 5, more=pa.array(range(5)))
-    with pytest.raises(DataError, match=r"b.parquet has not the columns of .*a.parquet, .*different are: more"):
+    with pytest.raises(DataError, match=r"b.parquet does not have the columns of .*a.parquet, .*different are: more"):
         parquet(tmp_path)
 
 

@@ -178,7 +178,7 @@ def test_truncated_files_cannot_be_indexed(tmp_path: Path, end: int) -> None:
 
 def test_what_is_no_tfrecord_file(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text\n" * 10)
-    with pytest.raises(DataError, match="/text, at byte 0: this is no TFRecord file"):
+    with pytest.raises(DataError, match="/text, at byte 0: this is not a TFRecord file"):
         tfrecord(tmp_path / "text")
     for compression in ("GZIP", "ZLIB"):
         path = write(tmp_path / compression, [b"good"] * 9, compression)
@@ -193,5 +193,5 @@ def test_without_a_library_for_checksums_lengths_are_checked(tmp_path: Path, mon
         source = tfrecord(path)
     assert source.read(np.array([1, 0]))[0].tolist() == [b"bad", b"good"]
     (tmp_path / "b").write_bytes(struct.pack("<Q", 1 << 40) + bytes(50))
-    with pytest.warns(UserWarning, match="checksums"), pytest.raises(DataError, match="no TFRecord file"):
+    with pytest.warns(UserWarning, match="checksums"), pytest.raises(DataError, match="not a TFRecord file"):
         tfrecord(tmp_path / "b")

@@ -143,7 +143,7 @@ def test_layouts_in_the_models_code_count_where_the_config_has_no_rule() -> None
 def test_layouts_in_code_serve_meshes_without_their_axis() -> None:
     layouts, notes = chosen_layouts({}, in_code(kernel=[None, "model"]), {"batch": 4})
     assert layouts == {}
-    assert "'model', which the mesh has not" in notes[0]
+    assert "'model', which the mesh does not have" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def _parse(text: bytes, payload: bytes) -> Frame:
         header = json.loads(text)
     # deeply nested JSON exceeds the recursion limit
     except (ValueError, RecursionError):
-        raise FrameError(f"got a message whose header is no JSON: {text[:80]!r}") from None
+        raise FrameError(f"got a message whose header is not JSON: {text[:80]!r}") from None
     if not isinstance(header, dict) or not isinstance(kind := header.pop("kind", None), str):
         raise FrameError(f"got a message without a kind: {text[:80]!r}")
     return Frame(kind, header, payload)

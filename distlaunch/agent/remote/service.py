@@ -171,7 +171,7 @@ class Agent:
         try:
             self._reply(frame, state=host_state(frame.fields["paths"]))
         except OSError as error:
-            raise UsageError(f"its state cannot be found out: {error}") from None
+            raise UsageError(f"its state cannot be read: {error}") from None
 
     def _on_beat(self, frame: Frame) -> None:
         """It has been noted that something came."""
@@ -245,7 +245,7 @@ class Agent:
 
     def _on_start(self, frame: Frame) -> None:
         if self._attempt is None or self._tasks is None or frame.number("attempt") != self._attempt.number:
-            raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the one that goes on")
+            raise FrameError(f"start: attempt {frame.fields.get('attempt')} is not the current one")
         name = frame.text("task")
         if name in self._unwanted:
             return

@@ -22,7 +22,7 @@ def find_source(module: str) -> Path | None:
     """
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
-        raise ModuleMissingError(f"{module!r} is no module name")
+        raise ModuleMissingError(f"{module!r} is not a module name")
     spec = _top(parts[0])
     if spec is None:
         file = Path(*parts).with_suffix(".py")

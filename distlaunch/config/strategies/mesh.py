@@ -208,7 +208,7 @@ def _pattern(pattern: str, key: Key) -> Iterator[Problem]:
 def _axes(axes: list[str | None], mesh: dict[str, int], key: Key) -> Iterator[Problem]:
     for index, axis in enumerate(axes):
         if axis is not None and axis not in mesh:
-            message = f"got {show(axis)}, which is no axis of the mesh; expected ~ or one of {listed(mesh)}"
+            message = f"got {show(axis)}, which is not an axis of the mesh; expected ~ or one of {listed(mesh)}"
             yield Problem((*key, index), message + did_you_mean(axis, mesh))
     for axis, times in Counter(axis for axis in axes if axis is not None).items():
         if times > 1:

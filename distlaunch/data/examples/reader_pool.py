@@ -81,7 +81,7 @@ class ReaderPool:
                 answer = Failed(f"its process ended by {_ending(self._process.wait())}")
             if isinstance(answer, Failed):
                 message = f"the data function's object cannot be used in another process: {answer.reason}"
-                raise ConfigError(Problem(_KEY, f"{message}; mend that, or leave `processes` out"))
+                raise ConfigError(Problem(_KEY, f"{message}; fix that, or leave `processes` out"))
             for _ in range(self._number):
                 self._idle.put(self._fork())
             self._ready = True

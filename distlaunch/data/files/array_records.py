@@ -81,7 +81,7 @@ def _read_records(reader: Any, records: np.ndarray, places: np.ndarray) -> list[
 def _open(files: FileSet, file_id: int) -> Any:
     reader = _library().ArrayRecordReader(unchanged(files, file_id), _OPTIONS)
     if not reader.ok():
-        raise ValueError("it is no ArrayRecord file, or a damaged one")
+        raise ValueError("it is not an ArrayRecord file, or a damaged one")
     return reader
 
 

@@ -104,7 +104,7 @@ def _find_records(descriptor: int, size: int, checksum: Callable[[bytes], int] |
 
 
 def _no_record(offset: int) -> str:
-    return "this is no TFRecord file" if offset == 0 else "no record starts here: the file is damaged"
+    return "this is not a TFRecord file" if offset == 0 else "no record starts here: the file is damaged"
 
 
 def _refuse_compressed(path: str, checksum: Callable[[bytes], int] | None) -> None:

@@ -168,7 +168,7 @@ class Link:
                 self._take(frame)
         # a field that is not there, or of another type
         except (FrameError, KeyError, TypeError, ValueError) as error:
-            self.lose(f"what it sends is no message of an agent: {error}")
+            self.lose(f"what it sends is not a message of an agent: {error}")
 
     def pump_errors(self) -> None:
         """Takes what the child prints beside the messages."""

@@ -6,7 +6,7 @@ import re
 
 _ADDRESS_PROBLEM = "its network cannot be reached from here; check its address, and that it is up"
 _CAUSES: tuple[tuple[str, str], ...] = (
-    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is another one than ssh knows; if that is right, remove "
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that ssh knows; if that is right, remove "
      "the old one (`ssh-keygen -R {name}`)"),
     (r"Host key verification failed|No \S+ host key is known", "ssh does not know its host key; "
      "connect once by hand (`ssh {target}`), or add it to known_hosts"),

@@ -37,7 +37,7 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Hos
     """The nodes of the allocation. Raises UsageError if there is none."""
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
-            "engine.kind: slurm: this command is in no Slurm allocation; "
+            "engine.kind: slurm: this command does not run in a Slurm allocation; "
             "use `distlaunch submit`, or start it by `sbatch` or `salloc`"
         )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))

@@ -52,7 +52,7 @@ class SlurmQueue:
         try:
             output = _run(["sbatch", "--parsable", str(script)], submission_environment(config.engine.slurm, environ))
         except QueueBusyError as error:
-            raise UsageError(f"Slurm has not taken the job: {error}") from None
+            raise UsageError(f"Slurm rejected the job: {error}") from None
         job, _, cluster = output.strip().splitlines()[-1].partition(";")
         return Submission(self.name, job, time.time(), cluster)
 
@@ -132,7 +132,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> st
             f"there is no `{command[0]}` on this machine's PATH; use a login node of the Slurm cluster"
         ) from None
     except subprocess.TimeoutExpired:
-        raise QueueBusyError(f"`{command[0]}` does not answer within {_TIMEOUT_S:g} s") from None
+        raise QueueBusyError(f"`{command[0]}` did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         output = " / ".join(line.removeprefix(f"{command[0]}: error: ") for line in lines[-3:])

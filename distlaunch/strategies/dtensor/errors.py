@@ -30,5 +30,5 @@ def in_plain_words() -> Iterator[None]:
             raise ConfigError(Problem(("strategy", "kind"), message)) from error
         found = re.search(r"error: (.*)", str(error))
         reason = found[1].strip() if found else str(error).splitlines()[0]
-        message = f"DTensor cannot run this model split so: {reason}; leave the layer concerned whole, or use kind: jax"
+        message = f"DTensor cannot run this model split this way: {reason}; leave the layer whole, or use kind: jax"
         raise ConfigError(Problem(("strategy", "layout"), message)) from error

@@ -149,7 +149,7 @@ def _array(leaf: Any) -> np.ndarray:
     """As JAX holds it, without 64 bits."""
     if not isinstance(leaf, tf.Tensor) or leaf.dtype in (tf.string, tf.variant):
         kind = leaf.dtype.name if isinstance(leaf, tf.Tensor) else type(leaf).__name__
-        message = f"a batch holds {kind}, which JAX has not; turn it into numbers of one shape in the data function"
+        message = f"a batch holds {kind}, which JAX does not have; make it numbers of one shape in the data function"
         raise ConfigError(Problem(("data",), message))
     array = leaf.numpy()
     return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

@@ -125,7 +125,7 @@ def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], li
             if problem is not None:
                 where = f"with_layout({name}={list(axes)}) of {getattr(part, 'name', type(part).__name__)}"
                 raise ConfigError(Problem(("model", "function"), f"{where}: {problem}"))
-    notes = [f"the model's code splits over {', '.join(map(repr, missing))}, which the mesh has not: kept whole"]
+    notes = [f"the model's code splits over {', '.join(map(repr, missing))}, which the mesh does not have: kept whole"]
     return layouts, notes if missing else []
 
 

@@ -145,7 +145,7 @@ def read_header(text: bytes) -> dict[str, Entry]:
     except ValueError:  # what the parser says of it helps nobody
         raise ValueError("its header is damaged") from None
     if not isinstance(header, dict):
-        raise ValueError("its header is no mapping")
+        raise ValueError("its header is not a mapping")
     try:
         entries = _entries(header)
         total = sum(entry.end - entry.begin for entry in entries.values())

@@ -142,7 +142,7 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
     first = ("saved_model", *with_preprocessing)
     rows = {name: raw if name in first else prepared for name in EXPORTS}
     if prepared is None:
-        return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are no plain arrays")]
+        return Sample(rows, None, TOLERANCE), [_not_compared("its inputs are not plain arrays")]
     try:
         # twice: what differs from itself cannot be compared
         expected, again = _predict(model, prepared), _predict(model, prepared)

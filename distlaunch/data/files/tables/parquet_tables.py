@@ -109,7 +109,7 @@ def _build(files: FileSet) -> Index:
         if other != columns:
             different = sorted(name for name in {*columns, *other} if columns.get(name) != other.get(name))
             raise DataError(
-                f"{path} has not the columns of {files.paths[first]}, in name, type and order; different are: "
+                f"{path} does not have the columns of {files.paths[first]}, in name, type and order; different are: "
                 f"{', '.join(different) or 'their order'}"
             )
     rows = [group for groups, _ in found for group in groups]
