@@ -16,7 +16,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.function_references import call, load_function
-from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.sources import Batch
 
 _KEY = ("data", "preprocessing")
 

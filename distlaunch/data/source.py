@@ -29,8 +29,8 @@ from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split, after
 from distlaunch.data.splits import Splits, StreamData, read_splits
-from distlaunch.strategies.protocol import Share
 from distlaunch.strategies.replica.input import first_row, pack
+from distlaunch.strategies.sources import Share
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 

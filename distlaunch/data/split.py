@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data.running_fingerprint import RunningFingerprint
-from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import num_rows, pack
+from distlaunch.strategies.sources import Batch, Source
 
 _ZERO = np.int64(0)
 

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
 from distlaunch.strategies.data_ends import check_ends
-from distlaunch.strategies.protocol import Share, State, StrategyDefaults, Vote
+from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
+from distlaunch.strategies.sources import Share
 from distlaunch.strategies.state.state_files import read_state, write_state
 from distlaunch.strategies.state.state_stream import StateServer, fetch_state
 

@@ -19,7 +19,8 @@ from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_private import compute_loss_takes_training, restart_names
-from distlaunch.strategies.protocol import Batch, Strategy
+from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.sources import Batch
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy

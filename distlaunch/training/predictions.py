@@ -17,7 +17,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import WHOLE, Split, make_split, shares, with_preprocessing, worker_of
 from distlaunch.data.splits import read_splits
-from distlaunch.strategies.protocol import Share
+from distlaunch.strategies.sources import Share
 
 
 def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None, share: Share = WHOLE) -> Split:

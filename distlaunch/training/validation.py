@@ -9,7 +9,8 @@ import keras
 from distlaunch.config.run import RunConfig
 from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
-from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Source, Vote
+from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Vote
+from distlaunch.strategies.sources import Source
 from distlaunch.training.callbacks.keras_callbacks import watch_test_batches
 
 

@@ -15,10 +15,10 @@ from distlaunch.config.run import Data
 from distlaunch.data.source import make_split
 from distlaunch.strategies.patches import tensorflow_iterators
 from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
-from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica import read_ahead
 from distlaunch.strategies.replica.input import own_rows, split_rows
 from distlaunch.strategies.replica.read_ahead import batches_ahead
+from distlaunch.strategies.sources import Source
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 PIXELS = tf.TensorSpec([None, 224, 224, 3], tf.float32)  # 602,112 bytes

@@ -15,7 +15,7 @@ from distlaunch.data.sources.numbered_batches import Reader, offer_splits  # noq
 from distlaunch.data.splits import Splits  # noqa: E402
 from distlaunch.strategies.data_ends import FirstPass  # noqa: E402
 from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
-from distlaunch.strategies.protocol import Source  # noqa: E402
+from distlaunch.strategies.sources import Source  # noqa: E402
 from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
 
 __all__ = ["seeded"]

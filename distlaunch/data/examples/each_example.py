@@ -17,8 +17,8 @@ from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import both_ways
-from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, pack
+from distlaunch.strategies.sources import Batch
 
 SEED = "seed"
 """The argument by which a `data.map` function asks for random numbers of its own."""

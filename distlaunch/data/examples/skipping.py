@@ -18,8 +18,8 @@ from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
 from distlaunch.data.examples.pending_events import add_event
 from distlaunch.data.examples.read_failures import explained, reading
-from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows
+from distlaunch.strategies.sources import Batch
 
 _NAMED = 8
 _TRIES = 16

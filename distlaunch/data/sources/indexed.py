@@ -22,7 +22,7 @@ from distlaunch.data.examples.read_failures import noted
 from distlaunch.data.examples.skipping import Skipping
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
-from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.sources import Batch
 
 
 class Examples(Protocol):

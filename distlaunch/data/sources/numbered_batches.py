@@ -24,9 +24,9 @@ from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.data_ends import FirstPass
 from distlaunch.strategies.parameter_server.worker_batches import Offered, offer
 from distlaunch.strategies.patches.tensorflow_iterators import untuned
-from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import pack
 from distlaunch.strategies.replica.read_ahead import batches_ahead
+from distlaunch.strategies.sources import Batch
 
 _ZERO = np.int64(0)
 _SEED_STEP = 7_919  # between the orders of two workers

@@ -32,8 +32,8 @@ from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Split
 from distlaunch.strategies.graph_clock import now
-from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, slice_rows
+from distlaunch.strategies.sources import Batch
 
 _ZERO = np.int64(0)
 ONLY = StreamContext(num_streams=1, stream=0)

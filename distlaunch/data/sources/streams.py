@@ -22,8 +22,8 @@ from distlaunch.data.examples.each_example import ExampleMap, packed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Split
 from distlaunch.data.splits import StreamData
-from distlaunch.strategies.protocol import Batch
 from distlaunch.strategies.replica.input import num_rows, pack
+from distlaunch.strategies.sources import Batch
 
 _ZERO = np.int64(0)
 

@@ -35,7 +35,8 @@ from distlaunch.strategies.patches.keras_functional_optimizer import make_functi
 from distlaunch.strategies.patches.keras_private import put_value, value_of
 from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
-from distlaunch.strategies.protocol import Batch, BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.sources import Batch, Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     host_value,

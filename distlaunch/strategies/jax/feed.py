@@ -14,8 +14,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
-from distlaunch.strategies.protocol import Batch, Source
 from distlaunch.strategies.replica.input import own_rows
+from distlaunch.strategies.sources import Batch, Source
 
 
 class Placement:

@@ -24,7 +24,8 @@ from distlaunch.strategies.patches.keras_private import (
     mask_of,
     put_mask,
 )
-from distlaunch.strategies.protocol import Batch, Steps
+from distlaunch.strategies.protocol import Steps
+from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import metric_results
 
 Values = list[Any]

@@ -17,7 +17,7 @@ from distlaunch.config.strategies.mesh import AUTO_AXIS
 from distlaunch.layouts import ATTRIBUTE
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.patches.keras_private import attention_inputs, attention_output, layers_directly_in
-from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.sources import Batch
 
 Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.protocol import Batch
+from distlaunch.strategies.sources import Batch
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_private import raw_counter
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     checked_value,

@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from distlaunch.cluster.cores import num_cores
 from distlaunch.strategies.patches.tensorflow_iterators import untuned
-from distlaunch.strategies.protocol import Source
 from distlaunch.strategies.replica.read_ahead import at_once, batches_ahead
 from distlaunch.strategies.replica.sums import Replicas
+from distlaunch.strategies.sources import Source
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 """For functions without Python's `if` and `while` of tensors: to convert one takes AutoGraph 10 to 40 ms."""

@@ -22,11 +22,12 @@ from distlaunch.strategies.patches import keras_losses, tensorflow_iterators
 from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, Source, State, Steps, Vote
+from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
 from distlaunch.strategies.replica.input import distributed
 from distlaunch.strategies.replica.share import replica_share
 from distlaunch.strategies.replica.sums import Replicas, Sums
+from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     chain,

@@ -21,7 +21,8 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.strategies.protocol import Batch, State
+from distlaunch.strategies.protocol import State
+from distlaunch.strategies.sources import Batch
 
 _LAST_LINES = 20
 

@@ -16,7 +16,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
-from distlaunch.strategies.protocol import Batch, State
+from distlaunch.strategies.protocol import State
+from distlaunch.strategies.sources import Batch
 from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow

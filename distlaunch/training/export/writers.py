@@ -16,8 +16,9 @@ import tensorflow as tf
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.patches.keras_private import layers_of
-from distlaunch.strategies.protocol import Batch, State
+from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.one_device import OneDevice
+from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.build import build_model
 from distlaunch.training.export.backends import export_backend

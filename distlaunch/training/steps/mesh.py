@@ -18,7 +18,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.function_references import load_function
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.patches.keras_private import value_of
-from distlaunch.strategies.protocol import Batch, StepFunction, Steps
+from distlaunch.strategies.protocol import StepFunction, Steps
+from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import slot_variables
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
 

@@ -19,8 +19,9 @@ from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.patches.keras_overrides import between
 from distlaunch.strategies.patches.keras_private import has_seed_generators, layers_of, other_list, other_paths
 from distlaunch.strategies.patches.tensorflow_private import pipeline_graph
-from distlaunch.strategies.protocol import Source, State
+from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
+from distlaunch.strategies.sources import Source
 
 _RANDOM_OPS = frozenset(
     {

@@ -1,0 +1,55 @@
+"""Batches as the data hands them to strategies, and which part of them a process reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Batch = Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """Batches before they are loaded, so that each replica loads only its own rows.
+
+    Attributes:
+        elements: an endless `tf.data.Dataset` of *row sources*: whatever `load` turns into a batch; each leaf has one
+            entry for each row of the global batch in its first dimension. An element with no rows marks the end of an
+            epoch whose length was not known.
+        load: turns a slice of an element into the batch `(x, y)` or `(x, y, sample_weight)`, in the input pipeline.
+            With the keyword `at_once`, so many batches are being loaded at the same time, and share its threads.
+        name: which split and order this is; a process that reads batches by number knows it by that name.
+        first: number of the first element, counted from the split's very beginning.
+        num_batches: elements until the end of one pass; None if not known.
+        ends: it has elements without rows, and only reading shows where: processes must agree on each.
+        at_once: how many batches are loaded at the same time; None: as many as there are cores.
+        threads: examples that they load at the same time, in Python or TensorFlow; 0: whole batches are loaded.
+        describe: what processes compare to know that they see the same data; see `data/fingerprints.py`.
+        own: an element is `(row source, rows)`, this process's part of the global batch, and knows no other's. Of
+            one with 0 rows the first row is a stand-in, which must not count; where all processes have 0, it is an end.
+        global_batch: its rows, but for the last one of a pass; None if not known.
+        check: fails in the graph where a batch does not fit the model, or gives it back; `load` does it already, but
+            not that of another process, which has no model. None: nothing is looked at.
+    """
+
+    elements: Any
+    load: Callable[..., Batch]
+    name: str = ""
+    first: int = 0
+    num_batches: int | None = None
+    ends: bool = False
+    at_once: int | None = None
+    threads: int = 0
+    describe: Callable[[], str] = lambda: "{}"
+    own: bool = False
+    global_batch: int | None = None
+    check: Callable[[Batch], Batch] | None = None
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of equal parts of each global batch. `index`: which, from 0; `number`: how many there are."""
+
+    index: int = 0
+    number: int = 1
