@@ -82,7 +82,7 @@ class Supervisor:
                     for task in self._plan.tasks:
                         self._spawn(task, starter)
                     self._follow(signals, starter)
-                    starter.collect(lambda: _keeps_ending(signals))
+                    starter.collect(signals.asks_to_end)
             finally:
                 self._screen.close()
             # signals are still held back: nothing may keep the finding from being written
@@ -287,14 +287,8 @@ class Supervisor:
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
         # events report steps now and then, the heartbeat has each
         step = max(self._progress.step, self._signs_of(str(self._plan.lead)).step or 0)
-        return end_events(self._plan, self._progress, status, failure, step=step, seconds=self._clock() - self._began)
+        seconds = self._clock() - (self._state.training_at or self._began)
+        return end_events(self._plan, self._progress, status, failure, step=step, seconds=seconds)
 
     def _write(self, events: list[Event], *, task: str = LAUNCHER) -> None:
         write_events(self._plan, events, task=task)
-
-
-def _keeps_ending(signals: SignalPipe) -> bool:
-    """Whether a signal asks the job to end; it stays in the pipe, for whoever decides about a restart."""
-    numbers = signals.read()
-    signals.put_back(numbers)
-    return any(number in ENDING for number in numbers)

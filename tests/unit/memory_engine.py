@@ -78,6 +78,9 @@ class Signals:
         waiting, self.waiting = self.waiting, []
         return waiting
 
+    def asks_to_end(self) -> bool:
+        return bool(self.waiting)
+
     def __enter__(self) -> Signals:
         return self
 

@@ -170,6 +170,12 @@ def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
     assert [type(event) for event in ends] == [TaskFailed, RunEnded]
 
 
+def test_a_failed_job_has_trained_since_its_first_step(tmp_path: Path) -> None:
+    supervise(tmp_path, CASES["a worker is killed"])  # which trains from second 2 on, and is killed in second 50
+    [end] = [event for event in read_events(RunDir(tmp_path).events) if isinstance(event, RunEnded)]
+    assert 48 <= end.seconds < 50
+
+
 def test_ports_are_given_back_once_they_are_bound(tmp_path: Path) -> None:
     assert supervise(tmp_path / "a", CASES["all end"])[1].ports_released_at == pytest.approx(2, abs=0.2)
     assert supervise(tmp_path / "b", CASES["a server is started again"])[1].ports_released_at is None

@@ -52,6 +52,12 @@ class SignalPipe:
         for number in numbers:
             self._put(number)
 
+    def asks_to_end(self) -> bool:
+        """Whether a signal asks the job to end; it stays here, for whoever decides about a restart."""
+        numbers = self.read()
+        self.put_back(numbers)
+        return any(number in ENDING for number in numbers)
+
     def __enter__(self) -> SignalPipe:
         self._main_thread = threading.get_ident()
         # before the handlers: no signal may come between and be lost
