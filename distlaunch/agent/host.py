@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from distlaunch.agent.memory import oom_kills
 from distlaunch.agent.messages import Exit, Order, TaskSpec
+from distlaunch.agent.numa import bind
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
@@ -111,7 +112,14 @@ class HostTasks:
 
 
 def _start(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
-    """The process of a task: forked where it can be, else a fresh one."""
+    """The process of a task, bound to its cores."""
+    child = _child(spec, warm, lifeline)
+    bind(child.pid, spec.cores)
+    return child
+
+
+def _child(spec: TaskSpec, warm: WarmProcess | None, lifeline: Lifeline) -> Child:
+    """Forked where it can be, else a fresh process."""
     if warm is not None and not warm.unfit:
         try:
             return warm.fork(spec, lifeline)

@@ -57,6 +57,7 @@ class TaskSpec:
         env: the whole environment.
         heartbeat: the file that the task writes its signs of life to.
         preload: None: the task gets a fresh process.
+        cores: those that it may use; empty: all that the agent may use.
     """
 
     name: str
@@ -66,3 +67,4 @@ class TaskSpec:
     stderr_log: Path
     heartbeat: Path
     preload: Preload | None = None
+    cores: frozenset[int] = frozenset()

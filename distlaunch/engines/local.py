@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
+from distlaunch.agent.numa import NumaShares
 from distlaunch.agent.open_files import allow_open_files
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
@@ -49,7 +50,7 @@ class LocalAllocation:
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Iterator[Starter]:
         with HostTasks(show, clock, WARM_STARTS) as tasks:
-            yield _Starter(tasks, self.spec_of)
+            yield _Starter(tasks, self.spec_of, NumaShares(self.num_computing))
 
     def listening(self, addresses: Collection[str]) -> set[str]:
         ports = listening_ports()
@@ -79,12 +80,13 @@ class LocalAllocation:
 
 
 class _Starter:
-    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec]) -> None:
-        self._tasks, self._spec_of = tasks, spec_of
+    def __init__(self, tasks: HostTasks, spec_of: Callable[[TaskPlan], TaskSpec], cores: NumaShares) -> None:
+        self._tasks, self._spec_of, self._cores = tasks, spec_of, cores
         self.watch, self.wait = tasks.watch, tasks.wait
 
     def start(self, task: TaskPlan) -> TaskHandle:
-        return self._tasks.start(self._spec_of(task))
+        spec = self._spec_of(task)
+        return self._tasks.start(replace(spec, cores=self._cores.of(spec.name, spec.env)))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """They wrote it here."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -147,6 +148,19 @@ def test_is_like_a_fresh_process(folder: Path, pool: WarmStarts) -> None:
     assert second.stderr_log.read_text() == "to the other\n"
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_tasks_run_on_the_cores_that_they_are_given(folder: Path, pool: WarmStarts) -> None:
+    one = frozenset({max(os.sched_getaffinity(0))})
+    warm = replace(spec(folder, "waits", name="warm"), cores=one)
+    cold = replace(fresh(replace(warm, name="cold")), cores=one)
+    free = spec(folder, "waits", name="free")
+    lines = Lines()
+    with HostTasks(lines, time.monotonic, pool) as tasks:
+        started = [tasks.start(each) for each in (warm, cold, free)]
+        until(tasks, lambda: len([line for _, line in lines if line == "up"]) == 3)
+        assert [os.sched_getaffinity(task.pid) for task in started] == [one, one, os.sched_getaffinity(0)]
+
+
 def test_later_attempts_need_no_import(folder: Path, pool: WarmStarts) -> None:
     for attempt in range(3):
         with HostTasks(Lines(), time.monotonic, pool) as tasks:
@@ -224,6 +238,7 @@ def test_nothing_is_left(folder: Path) -> None:
 
 LAUNCHER = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_warm_starts import HostTasks, WarmStarts, Lines, spec, until

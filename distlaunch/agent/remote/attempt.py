@@ -9,6 +9,7 @@ from typing import Any
 
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
+from distlaunch.agent.numa import NumaShares
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import Frame, FrameError, encode
 from distlaunch.agent.remote.outbox import Outbox
@@ -46,6 +47,7 @@ class HostAttempt:
         self._beat_s = beat_s
         inherited = {name: value for name, value in os.environ.items() if name not in without}
         self._environ = {**pool_sizes(num_computing), **inherited}
+        self._cores = NumaShares(num_computing)
         self._tasks: dict[str, HostTask] = {}
         self._started: set[str] = set()
         self._ends: dict[str, tuple[Exit, list[Any], float]] = {}
@@ -70,7 +72,7 @@ class HostAttempt:
             raise FrameError(f"start: {name}: expected a command and an environment")
         environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
         spec = TaskSpec(name, tuple(map(str, argv)), environ, files.stdout_log, files.stderr_log, files.heartbeat,
-                        _preload(preload))  # fmt: skip
+                        _preload(preload), self._cores.of(name, environ))  # fmt: skip
         self._started.add(name)
         self._ends.pop(name, None)
         self._tasks.pop(name, None)
