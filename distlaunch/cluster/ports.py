@@ -111,13 +111,13 @@ def _listeners() -> list[tuple[int, int | None]]:
 
 def _check_free(port: int) -> None:
     """A bind that shares with nobody; closed connections that only wait out their time do not count."""
-    with _socket() as probe:
+    with tcp_socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
 
 
 def _reserve(port: int) -> socket.socket:
-    reserved = _socket()
+    reserved = tcp_socket()
     try:
         # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
         # the kernel would hand this socket a share of the task's connections.
@@ -129,8 +129,8 @@ def _reserve(port: int) -> socket.socket:
     return reserved
 
 
-def _socket() -> socket.socket:
-    """For all addresses of the machine, of both families where it has both."""
+def tcp_socket() -> socket.socket:
+    """Not bound yet; for all addresses of the machine, of both families where it has both."""
     if socket.has_ipv6:
         with contextlib.suppress(OSError):
             both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-NETWORK = "10.77.0"
+NETWORK, NETWORK_6 = "10.77.0", "fd77::"
+HAS_IPV6 = Path("/proc/sys/net/ipv6").exists()
 _PROGRAMS = {"ip": "iproute2", "nft": "nftables", "sshd": "openssh-server", "ssh": "openssh-client",
              "ssh-keygen": "openssh-client", "unshare": "util-linux", "nsenter": "util-linux"}  # fmt: skip
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -260,6 +261,8 @@ class Lab:
         _run("ip", "link", "add", f"v{number}", "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", space)
         _run("ip", "-n", switch, "link", "set", f"v{number}", "master", "br0", "up")
         _run("ip", "-n", space, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+        if HAS_IPV6:  # usable at once: nobody else has it
+            _run("ip", "-n", space, "addr", "add", f"{NETWORK_6}{10 + number}/64", "dev", "eth0", "nodad")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
         _run("ip", "-n", space, "link", "set", "lo", "up")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lab import Lab
+from lab import HAS_IPV6, NETWORK_6, Lab
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded
@@ -85,6 +85,30 @@ def test_three_hosts_give_the_losses_of_one_machine(
     local = lab.start("train", config, "--name", f"{strategy['kind']}-local", "--set", "engine.kind=local")
     assert local.end(180) == 0, local.output
     assert losses(run) == pytest.approx(losses(RunDir(own_disk / f"{strategy['kind']}-local")), rel=1e-6)
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="needs IPv6")
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"kind": "multi_worker_mirrored"},
+        {"kind": "jax", "mesh": {"batch": 2}},
+        {"kind": "dtensor", "mesh": {"batch": 2}},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
+def test_hosts_reach_each_other_by_ipv6(lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]) -> None:
+    engine = {"kind": "ssh", "hosts": HOSTS[:2], "interface": f"{NETWORK_6}/64"}
+    name = f"six-{strategy['kind']}"
+    config = write_config(tmp_path, own_disk, name, strategy=strategy, engine=engine, cluster={"workers": 2})
+    job = lab.start("train", config)
+    assert job.end(180) == 0, job.output
+    run = RunDir(own_disk / name)
+    addresses = [task["address"] for task in json.loads(run.plan.read_text())["tasks"]]
+    assert [address.rpartition(":")[0] for address in addresses] == [f"[{NETWORK_6}11]", f"[{NETWORK_6}12]"]
+    local = lab.start("train", config, "--name", f"{name}-local", "--set", "engine={kind: local}")
+    assert local.end(180) == 0, local.output
+    assert losses(run) == pytest.approx(losses(RunDir(own_disk / f"{name}-local")), rel=1e-6)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -105,6 +106,29 @@ def agent() -> Iterator[Agent]:
     left = psutil.Process(made.process.pid).children(recursive=True) if made.process.poll() is None else []
     made.end()
     assert not psutil.wait_procs(left, 10)[1]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_port_that_it_holds_is_reached_by_both_families(agent: Agent, tmp_path: Path, address: str) -> None:
+    if address == "::1":
+        with socket.socket(socket.AF_INET6) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                pytest.skip("no IPv6 here")
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.send(encode("reserve", id=3, ports=2))
+    open_port, closed_port = agent.next("reply").fields["ports"]
+    agent.send(encode("reserve", id=4, ports=[open_port]))
+    agent.answers(1)
+    token = "0123456789abcdef"
+    agent.send(encode("listen", id=5, token=token))
+    agent.answers(1)
+    targets = [[address, open_port, token], [address, open_port, token[::-1]], [address, closed_port, token]]
+    agent.send(encode("probe", id=6, targets=targets, seconds=1))
+    assert agent.next("reply").fields["missed"] == [1, 2]
 
 
 def test_it_tells_what_its_host_is(agent: Agent) -> None:

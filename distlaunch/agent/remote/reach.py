@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from distlaunch.cluster.ports import tcp_socket
+
 TOKEN_BYTES = 16
 _TRY_AGAIN_S = 1.0
 """A network that loses packets loses a connection's first one too, and the kernel repeats it ever more rarely."""
@@ -62,8 +64,7 @@ class Prober:
     def listen(self, ports: Sequence[int], token: str) -> None:
         """Answers whoever connects. Raises OSError."""
         for port in ports:
-            listener = socket.create_server(("", port), reuse_port=True)
-            listener.setblocking(False)
+            listener = _listener(port)
             self._listeners[listener] = token.encode()
             self._selector.register(listener, selectors.EVENT_READ)
 
@@ -155,3 +156,18 @@ class Prober:
         del one.tries[connection]
         self._selector.unregister(connection)
         connection.close()
+
+
+def _listener(port: int) -> socket.socket:
+    """For IPv4 and IPv6, at a port that this process holds. Raises OSError."""
+    listener = tcp_socket()
+    try:
+        listener.setblocking(False)
+        for shared in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            listener.setsockopt(socket.SOL_SOCKET, shared, 1)
+        listener.bind(("", port))
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    return listener
