@@ -9,7 +9,9 @@ import pytest
 
 keras = pytest.importorskip("keras")
 
+from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
+from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks, continue_log, plain_state, restore_state  # noqa: E402
 
@@ -24,6 +26,12 @@ class Count(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.left = self.most
 """
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here needs TensorBoard to work."""
+    monkeypatch.setattr(keras_names, "_IMPORTS", {})
 
 
 def built(name: str, run: Path = Path("/none"), **args: Any) -> Any:
@@ -90,6 +98,14 @@ def test_the_run_directory_in_arguments_of_ones_own(tmp_path: Path) -> None:
     assert callback.path == "log.txt", "nobody knows that it is a path"
     assert callback.more == [{"a": f"{tmp_path}/a", "b": 3}, str(tmp_path)]
     assert built("TensorBoard", tmp_path).log_dir == str(tmp_path / "tensorboard")
+
+
+def test_a_package_that_a_callback_imports_later_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_names, "_IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
+    built("History")
+    with pytest.raises(ConfigError, match="csv_logger needs the package nowhere") as error:
+        built("csv_logger", filename="log.csv")
+    assert error.value.problems[0].key == ("train", "callbacks", 0, "name")
 
 
 def test_early_stopping_may_get_more_patience() -> None:

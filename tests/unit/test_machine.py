@@ -10,8 +10,9 @@ import pytest
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.ports import reserve_ports
-from distlaunch.config.checks.machine import busy_ports, runs_dir_problems
+from distlaunch.config.checks.machine import busy_ports, machine_problems, runs_dir_problems
 from distlaunch.config.read.load import load_config
+from distlaunch.config.references import keras_names
 from distlaunch.config.run import RunConfig
 from tests.unit.config_files import BASE, write_models
 
@@ -54,3 +55,11 @@ def test_a_folder_that_may_not_be_written(folder: Path) -> None:
     Path("locked").mkdir(mode=0o500)
     problem = next(runs_dir_problems(config("", "runs_dir=locked/runs")))
     assert "may not be written" in problem.message
+
+
+def test_packages_that_callbacks_import_later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras_names, "_IMPORTS", {"CSVLogger": "nowhere_to_be_found", "History": "json"})
+    given = config("train:\n  callbacks:\n    - {name: History}\n    - {name: csv_logger, args: {filename: log.csv}}\n")
+    [problem] = machine_problems(given)
+    assert problem.key == ("train", "callbacks", 1, "name")
+    assert problem.message.endswith("which is not installed: pip install nowhere_to_be_found")

@@ -1,20 +1,34 @@
-"""Checks of a config that need this machine: free ports, a place for the run directory."""
+"""Checks of a config that need this machine: free ports, a place for the run directory, installed packages."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
 from distlaunch.cluster.hosts import hostfile_problem
 from distlaunch.cluster.ports import OTHER_PORTS, port_problem
-from distlaunch.config.run import RunConfig
+from distlaunch.config.references.keras_names import missing_package
+from distlaunch.config.run import Callback, RunConfig
 
 
 def machine_problems(config: RunConfig) -> list[Problem]:
     """What would keep a run of this config from starting here."""
-    return [*busy_ports(config), *runs_dir_problems(config), *hostfile_problems(config)]
+    return [
+        *busy_ports(config),
+        *runs_dir_problems(config),
+        *hostfile_problems(config),
+        *missing_packages(config.train.callbacks),
+    ]
+
+
+def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
+    """What callbacks would fail to import in the midst of training."""
+    for index, callback in enumerate(callbacks):
+        if package := missing_package(callback.name):
+            message = f"{callback.name} needs the package {package}, which is not installed: pip install {package}"
+            yield Problem(("train", "callbacks", index, "name"), message)
 
 
 def hostfile_problems(config: RunConfig) -> Iterator[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 
 from distlaunch.config.read.words import closest
@@ -113,3 +114,13 @@ def _fold(name: str) -> str:
 
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def missing_package(callback: str) -> str:
+    """What a callback of Keras imports while it works, and is not installed here; else an empty text."""
+    package = _IMPORTS.get(canonical("callbacks", callback) or "", "")
+    return package if package and importlib.util.find_spec(package) is None else ""
+
+
+_IMPORTS = {"TensorBoard": "tensorboard", "RemoteMonitor": "requests"}
+"""Packages that neither Keras nor the frameworks install."""

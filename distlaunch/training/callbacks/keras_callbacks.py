@@ -12,6 +12,7 @@ import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.checks.machine import missing_packages
 from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.data.function_references import load_function
@@ -34,8 +35,10 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
         run: where their relative paths start.
 
     Raises:
-        ConfigError: a name does not exist, or arguments do not fit.
+        ConfigError: a name does not exist, arguments do not fit, or a callback needs a package that is not there.
     """
+    if problems := list(missing_packages(configs)):
+        raise ConfigError(problems)
     return [
         _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
     ]
