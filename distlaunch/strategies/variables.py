@@ -102,6 +102,6 @@ def checked_value(name: str, variable: Any, state: State) -> np.ndarray:
 
 
 def plain_logs(values: Mapping[str, Any]) -> Logs:
-    """Values on the host: numbers as floats, others as arrays."""
-    logs: dict[str, Any] = {name: np.asarray(value) for name, value in values.items()}
+    """Values on the host: numbers as floats, others as arrays; the loss first, since JAX sorts by name."""
+    logs: dict[str, Any] = {name: np.asarray(values[name]) for name in sorted(values, key=lambda name: name != "loss")}
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}

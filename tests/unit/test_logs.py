@@ -1,0 +1,14 @@
+"""Values of steps on the host."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("keras")
+
+from distlaunch.strategies.variables import plain_logs  # noqa: E402
+
+
+def test_the_loss_comes_first_and_the_others_keep_their_order() -> None:
+    assert list(plain_logs({"b": 1.0, "a": 2.0, "loss": 3.0})) == ["loss", "b", "a"]
+    assert plain_logs({"each": [1.0, 2.0]})["each"].tolist() == [1.0, 2.0]
