@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("keras")
 
-from distlaunch.strategies.variables import plain_logs  # noqa: E402
+from distlaunch.strategies.variables import plain_logs
 
 
 def test_the_loss_comes_first_and_the_others_keep_their_order() -> None:
