@@ -55,7 +55,7 @@ Epoch = Callable[[], float]  # trains two epochs; returns the seconds of the sec
 def measure(row: Row, task: Task) -> Result:
     """Runs in each process of a row; all of them go through the same sequence."""
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.table import create
+    from distlaunch.strategies.factory import create
 
     config = RunConfig.model_validate(_config(row))
     strategy = create(config, task)

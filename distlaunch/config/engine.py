@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -12,10 +13,32 @@ from distlaunch.config.slurm import Slurm
 HOSTS = Words('a list of hosts, such as [a, "b slots=2", user@c:2222]')
 
 
+@dataclass(frozen=True)
+class EngineKind:
+    """One engine.
+
+    Attributes:
+        factory: `module:function` below `distlaunch.engines`; the function takes the section `engine`, the environment
+            and an `engines.base.HostFiles`.
+        is_here: whether this machine's devices are those of the job.
+    """
+
+    factory: str
+    is_here: bool = False
+
+
+ENGINES = {
+    "local": EngineKind("local:local_engine", is_here=True),
+    "ssh": EngineKind("ssh:ssh_engine"),
+    "slurm": EngineKind("slurm.allocation:slurm_engine"),
+}
+_Kind = Literal[("auto", *ENGINES)]  # pyright: ignore[reportInvalidTypeForm, reportInvalidTypeArguments]
+
+
 class Engine(Section):
     """Where the tasks run."""
 
-    kind: Literal["auto", "local", "ssh", "slurm"] = "auto"
+    kind: _Kind = "auto"  # pyright: ignore[reportInvalidTypeForm]
     """`auto`: as one task of the cluster that the environment variable TF_CONFIG describes, if it is set; else on the
     nodes of the Slurm allocation that this command is in; else on this machine. `local`: on this machine, whatever the
     environment says. `ssh`: on `hosts`. `slurm`: on the nodes of the allocation."""
@@ -49,4 +72,4 @@ class Engine(Section):
     @property
     def is_here(self) -> bool:
         """Whether this machine's devices are those of the job."""
-        return self.kind not in ("ssh", "slurm")
+        return self.kind == "auto" or ENGINES[self.kind].is_here

@@ -1,9 +1,11 @@
-"""Engines provide hosts for tasks. An engine is a file or folder here, a config class and a line in the table."""
+"""Engines provide hosts for tasks. An engine is a file or folder here, and a line in `config/engine.py: ENGINES`."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 
+from distlaunch.config.engine import ENGINES
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.config.references.data_paths import data_paths
 from distlaunch.config.references.sites import named_files
@@ -11,29 +13,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines.base import Engine, HostFiles, Queue
 from distlaunch.engines.given_cluster import GivenClusterEngine
-from distlaunch.engines.local import LocalEngine
 
-LOCAL = LocalEngine()
 LEFT_TO_ANOTHER = "srun has started this command several times: task 0 of the step does the work, and this one ends"
-
-
-def _ssh(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
-    from distlaunch.engines.ssh import ssh_engine  # what it needs costs the other engines nothing
-
-    return ssh_engine(settings, files)
-
-
-def _slurm(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
-    from distlaunch.engines.slurm.allocation import slurm_engine
-
-    return slurm_engine(settings, environ, files)
-
-
-ENGINES: dict[str, Callable[[EngineSection, Mapping[str, str], HostFiles], Engine]] = {
-    "local": lambda settings, environ, files: LOCAL,
-    "ssh": _ssh,
-    "slurm": _slurm,
-}
 
 
 def _slurm_queue() -> Queue:
@@ -60,7 +41,9 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
 def engine_for(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
     """The same for what takes no part in a given cluster."""
     kind = "slurm" if is_slurm(settings, environ) else settings.kind
-    return ENGINES["local" if kind == "auto" else kind](settings, environ, files)
+    module, name = ENGINES["local" if kind == "auto" else kind].factory.split(":")
+    # what an engine needs costs the others nothing
+    return getattr(importlib.import_module(f"distlaunch.engines.{module}"), name)(settings, environ, files)
 
 
 def is_slurm(settings: EngineSection, environ: Mapping[str, str]) -> bool:

@@ -17,7 +17,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
-from distlaunch.engines.base import HostReport, Needs
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.engines.base import HostFiles, HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle
 
@@ -128,3 +129,11 @@ class LocalEngine:
         # tasks that nobody connects to need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - count)
         return LocalAllocation(environ, tuple(places), reserved=reserved, num_computing=needs.num_computing)
+
+
+LOCAL = LocalEngine()
+
+
+def local_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> LocalEngine:
+    """This machine, of which there is one."""
+    return LOCAL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -44,7 +45,7 @@ def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
     return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
 
 
-def ssh_engine(settings: EngineSection, files: HostFiles) -> RemoteEngine:
+def ssh_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> RemoteEngine:
     """The hosts of the section `engine`. Raises ConfigError."""
 
     def command_of(host: Host) -> Command:

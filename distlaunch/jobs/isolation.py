@@ -8,8 +8,8 @@ import sys
 
 from distlaunch.agent.remote.host_facts import is_loopback
 from distlaunch.base.errors import UsageError
-from distlaunch.engines import LOCAL
 from distlaunch.engines.base import Engine
+from distlaunch.engines.local import LOCAL
 
 
 def isolate(engine: Engine) -> None:

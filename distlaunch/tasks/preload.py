@@ -63,11 +63,11 @@ def main(arguments: Sequence[str]) -> str:
         importlib.import_module(f"distlaunch.{name}")
     from distlaunch.config.strategies import MODELS
     from distlaunch.config.strategies.base import FUNCTIONAL_STEP
-    from distlaunch.strategies.table import TABLE
+    from distlaunch.strategies.factory import import_module
 
     strategies = [kind for kind, model in MODELS.items() if model.backend == backend]
     for kind in strategies:
-        importlib.import_module(f"distlaunch.strategies.{TABLE[kind].partition(':')[0]}")
+        import_module(MODELS[kind])
     used = next((_TRACED[word] for word in words if word in _TRACED), _TRACED_IN_TRAINING)
     if all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies):
         # TensorFlow reads the data, and runs nothing else

@@ -31,10 +31,10 @@ from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits
 from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory
+from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
 from distlaunch.strategies.sources import Share
-from distlaunch.strategies.table import create
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks
 from distlaunch.training.checkpoints.files import CheckpointStore

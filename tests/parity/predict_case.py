@@ -20,8 +20,8 @@ from distlaunch.cluster.spec import Task, from_tf_config
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
 from distlaunch.data.splits import read_splits
+from distlaunch.strategies.factory import create
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.table import create
 from distlaunch.training.build import build_model
 from distlaunch.training.predictions import named_arrays
 from distlaunch.training.steps.functions import make_steps

@@ -30,7 +30,7 @@ ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != I
 def train_dtensor(name: str, mesh: dict) -> dict:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.table import create
+    from distlaunch.strategies.factory import create
     from tests.parity.train_case import train_case
 
     config = RunConfig.model_validate({**CASES[name], "strategy": {"kind": "dtensor", **mesh}})

@@ -37,7 +37,7 @@ def train_here(at: Point) -> dict[str, Any]:
     """The record of a point, trained in this process."""
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.table import create
+    from distlaunch.strategies.factory import create
     from tests.parity.train_case import train_case
 
     raw = config_of(at)

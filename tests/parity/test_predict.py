@@ -26,7 +26,7 @@ STRATEGIES = {
 def predict(name: str, kind: dict) -> dict[str, np.ndarray]:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.table import create
+    from distlaunch.strategies.factory import create
     from tests.parity.cases import CASES
     from tests.parity.predict_case import predict_case
 

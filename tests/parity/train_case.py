@@ -22,8 +22,8 @@ from distlaunch.data.source import make_split
 from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, read_splits
+from distlaunch.strategies.factory import create
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.table import create
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress

@@ -31,7 +31,7 @@ def main() -> None:
     if kind in ("jax", "dtensor"):
         prepare_devices(8 // workers)
     from distlaunch.config.run import RunConfig
-    from distlaunch.strategies.table import create
+    from distlaunch.strategies.factory import create
     from tests.parity.cases import CASES
     from tests.parity.jax_cases import EXTRA
     from tests.parity.mesh_cases import MODELS

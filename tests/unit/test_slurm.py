@@ -60,5 +60,5 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
-    with pytest.raises(UsageError, match="in no Slurm allocation; use `distlaunch submit`, or start it by"):
+    with pytest.raises(UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start it by"):
         slurm_engine(Engine(kind="slurm"), {}, HostFiles())

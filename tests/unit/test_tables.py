@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import ast
+import importlib
+import inspect
+from pathlib import Path
 
-from distlaunch.config.engine import Engine
-from distlaunch.config.strategies import KINDS
-from distlaunch.engines import ENGINES
-from distlaunch.strategies.table import TABLE
+import pytest
+
+from distlaunch.config.engine import ENGINES, Engine
+from distlaunch.config.strategies import MODELS
+
+STRATEGIES = Path(__file__).parents[2] / "distlaunch" / "strategies"
 
 
-def test_every_kind_of_engine_has_its_line() -> None:
-    kinds = get_args(Engine.model_fields["kind"].annotation)
-    assert set(ENGINES) == set(kinds) - {"auto"}
+@pytest.mark.parametrize("kind", ENGINES)
+def test_every_kind_of_engine_has_a_factory(kind: str) -> None:
+    module, name = ENGINES[kind].factory.split(":")
+    factory = getattr(importlib.import_module(f"distlaunch.engines.{module}"), name)
+    assert list(inspect.signature(factory).parameters) == ["settings", "environ", "files"]
+    assert Engine(kind=kind).is_here == ENGINES[kind].is_here
 
 
-def test_every_kind_of_strategy_has_its_line() -> None:
-    assert set(TABLE) == set(KINDS)
+def test_every_kind_of_strategy_has_a_class() -> None:
+    for model in MODELS.values():
+        module, name = model.implementation.split(":")
+        tree = ast.parse((STRATEGIES / f"{module.replace('.', '/')}.py").read_text())
+        assert name in [node.name for node in tree.body if isinstance(node, ast.ClassDef)]

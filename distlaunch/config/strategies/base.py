@@ -31,6 +31,8 @@ class StrategySection(Section):
     kind: Any
     """A literal of its own in each strategy; the first field, so that it comes first in files."""
 
+    implementation: ClassVar[str]
+    """`module:class` below `distlaunch.strategies`. Text, since this side imports no framework."""
     backend: ClassVar[Backend] = "tensorflow"
     """What Keras runs on."""
     cluster_keys: ClassVar[frozenset[str]] = frozenset()
@@ -134,6 +136,8 @@ class OneDevice(StrategySection):
     """One process, one device: the reference for all others."""
 
     kind: Literal["one_device"]
+
+    implementation: ClassVar[str] = "replica.one_device:OneDevice"
 
     def num_devices(self, cluster: Cluster) -> int:
         return 1

@@ -170,6 +170,7 @@ class DTensor(Mesh):
 
     kind: Literal["dtensor"]
 
+    implementation: ClassVar[str] = "dtensor.strategy:DTensor"
     can_jit_compile: ClassVar[bool] = False
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (STEP, FUNCTIONAL_STEP)
 
@@ -183,6 +184,7 @@ class Jax(Mesh):
 
     kind: Literal["jax"]
 
+    implementation: ClassVar[str] = "jax.strategy:Jax"
     backend: ClassVar[Backend] = "jax"
     step_forms: ClassVar[tuple[tuple[str, ...], ...]] = (FUNCTIONAL_STEP,)
     quick_export: ClassVar[str] = "keras"

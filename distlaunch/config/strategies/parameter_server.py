@@ -47,6 +47,7 @@ class ParameterServer(StrategySection):
     partitioner: Partitioner | None = None
     """None: each variable lies on one server whole."""
 
+    implementation: ClassVar[str] = "parameter_server.strategy:ParameterServer"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ps", "hosting", "ports"})
     has_coordinator: ClassVar[bool] = True
     places_variables: ClassVar[bool] = True

@@ -21,6 +21,7 @@ class Mirrored(StrategySection):
     replicas: Positive | Literal["auto"] = "auto"
     """Devices to use. `auto`: every GPU, or 2 virtual CPU devices where there is none."""
 
+    implementation: ClassVar[str] = "replica.mirrored:Mirrored"
     has_replicas: ClassVar[bool] = True
 
     def num_devices(self, cluster: Cluster) -> int | None:
@@ -51,6 +52,7 @@ class MultiWorkerMirrored(StrategySection):
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """How gradients are summed over workers. `auto`: NCCL between GPUs, a gRPC ring otherwise."""
 
+    implementation: ClassVar[str] = "replica.multi_worker_mirrored:MultiWorkerMirrored"
     cluster_keys: ClassVar[frozenset[str]] = frozenset({"workers", "ports"})
     in_lockstep: ClassVar[bool] = True
     has_replicas: ClassVar[bool] = True
