@@ -73,7 +73,7 @@ def test_headline(message: str, expected: str) -> None:
         (1, None, "exit code 1"),
         (127, None, "command not found"),
         (-11, None, "SIGSEGV"),
-        (-9, None, "if nobody did it, the kernel's OOM killer did"),
+        (-9, None, "by somebody, or by the kernel because memory ran out"),
         (-9, True, "out of memory"),
         (-9, False, "than the kernel's OOM killer"),
         (-63, None, "signal 63"),
