@@ -75,7 +75,7 @@ def test_headline(message: str, expected: str) -> None:
         (-11, None, "SIGSEGV"),
         (-9, None, "by somebody, or by the kernel because memory ran out"),
         (-9, True, "out of memory"),
-        (-9, False, "than the kernel's OOM killer"),
+        (-9, False, "but not by the kernel's OOM killer"),
         (-63, None, "signal 63"),
     ],
 )
