@@ -27,6 +27,7 @@ from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
+from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
@@ -134,6 +135,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _prepare_process(config: RunConfig, task: Task) -> None:
     choose_backend(config.backend_of(task.job))
+    threads = (config.data.threads or 0) * (config.cluster.num_workers if config.cluster.hosting == "in_process" else 1)
+    if config.strategy.has_coordinator and threads > num_visible_cores():
+        # its workers load batches outside of pipelines, which may have pools of their own, in TensorFlow's pool
+        os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(threads + num_visible_cores()))
     from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
 
     end_process.skip_earlier_hooks()

@@ -11,8 +11,8 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.cluster.hosts import TooFewSlotsError, place_tasks
 from distlaunch.config.checks.config import cross_check, fitting_workers
 from distlaunch.config.run import RunConfig
-from distlaunch.engines.local import LocalEngine
 from distlaunch.engines.base import Needs
+from distlaunch.engines.local import LocalEngine
 from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
 from tests.unit.fake_nvml import FakeGpu, FakeNvml
