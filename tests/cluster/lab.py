@@ -127,6 +127,13 @@ class Lab:
     def address(self, number: int) -> str:
         return f"{NETWORK}.{10 + number}"
 
+    def add_ipv6(self) -> None:
+        """Gives each host a second address, until `clean`."""
+        for number in range(len(self.names)):
+            address = f"{NETWORK_6}{10 + number}/64"
+            # usable at once: nobody else has it
+            _run("ip", "-n", f"{self._prefix}{number}", "addr", "add", address, "dev", "eth0", "nodad")
+
     def up(self, number: int) -> None:
         """Starts a host; it has only what is on the shared disk."""
         home = self.folder / self.names[number]
@@ -246,6 +253,9 @@ class Lab:
                 self.up(number)
             tables = ["ip", "netns", "exec", f"{self._prefix}{number}", _program("nft") or "", "flush", "ruleset"]
             subprocess.run(tables, check=True)
+            if HAS_IPV6:
+                space = f"{self._prefix}{number}"
+                _run("ip", "-n", space, "-6", "addr", "flush", "dev", "eth0", "scope", "global")
 
     def down(self) -> None:
         self.clean()
@@ -261,8 +271,6 @@ class Lab:
         _run("ip", "link", "add", f"v{number}", "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", space)
         _run("ip", "-n", switch, "link", "set", f"v{number}", "master", "br0", "up")
         _run("ip", "-n", space, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
-        if HAS_IPV6:  # usable at once: nobody else has it
-            _run("ip", "-n", space, "addr", "add", f"{NETWORK_6}{10 + number}/64", "dev", "eth0", "nodad")
         _run("ip", "-n", space, "link", "set", "eth0", "up")
         _run("ip", "-n", space, "link", "set", "lo", "up")
 

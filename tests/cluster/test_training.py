@@ -98,6 +98,7 @@ def test_three_hosts_give_the_losses_of_one_machine(
     ids=lambda strategy: strategy["kind"],
 )
 def test_hosts_reach_each_other_by_ipv6(lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]) -> None:
+    lab.add_ipv6()
     engine = {"kind": "ssh", "hosts": HOSTS[:2], "interface": f"{NETWORK_6}/64"}
     name = f"six-{strategy['kind']}"
     config = write_config(tmp_path, own_disk, name, strategy=strategy, engine=engine, cluster={"workers": 2})
