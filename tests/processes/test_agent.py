@@ -110,12 +110,10 @@ def agent() -> Iterator[Agent]:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_port_that_it_holds_is_reached_by_both_families(agent: Agent, tmp_path: Path, address: str) -> None:
-    if address == "::1":
-        with socket.socket(socket.AF_INET6) as probe:
-            try:
-                probe.bind((address, 0))
-            except OSError:
-                pytest.skip("no IPv6 here")
+    try:
+        socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
     agent.next("hello")
     agent.greet(tmp_path)
     agent.answers(2)
