@@ -9,7 +9,8 @@ import yaml
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.read.scalars import Scalar, is_filled_in_later, resolve, substitute, unusable
-from distlaunch.config.read.yaml_nodes import MAX_DEPTH, PLAIN, line_of
+from distlaunch.config.read.yaml_errors import MAX_DEPTH
+from distlaunch.config.read.yaml_nodes import PLAIN, line_of
 
 Key = tuple[str | int, ...]
 MAX_NODES = 50_000  # aliases of aliases grow exponentially ("billion laughs")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import yaml
 
+MAX_DEPTH = 60
+TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
 _HINTS = (
     (
         "mapping values are not allowed",
@@ -41,6 +43,8 @@ def explain(error: yaml.YAMLError, text: str) -> tuple[int, str]:
         return context.line + 1, "the quote that opens in this line is not closed; add the closing quote"
     if "${" in line and ("[" in line or "{" in line.replace("${", "")):
         return number + 1, "inside [ ] and { } a ${NAME} needs quotes; or write the list or mapping over several lines"
+    if "maximum nesting depth" in problem:  # libyaml's own limit, of PyYAML 6.0.4 on: it reads ahead
+        return number + 1, TOO_DEEP
     if "cannot start any token" in problem and mark:
         character = line[mark.column : mark.column + 1]
         return number + 1, f"a value cannot begin with {character!r}; put it in quotes"

@@ -14,9 +14,8 @@ import yaml
 from yaml.composer import Composer, ComposerError
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.read.yaml_errors import explain
+from distlaunch.config.read.yaml_errors import MAX_DEPTH, TOO_DEEP, explain
 
-MAX_DEPTH = 60
 PLAIN = "plain"
 """The tag of a scalar that is written without quotes or block indicator, so that it may be a number or the like."""
 _TEXT = "text"
@@ -90,8 +89,7 @@ class _NodeLoader(_Loader):
         self._check_key(event, line, is_key=is_key)
         self._open.append(event.anchor)
         if len(self._open) > MAX_DEPTH:
-            message = f"nested deeper than {MAX_DEPTH} levels; expected a handful. Is a bracket left open?"
-            raise _error(self._name, line, message)
+            raise _error(self._name, line, TOO_DEEP)
         node = super().compose_node(parent, index)
         self._open.pop()
         return node

@@ -160,7 +160,7 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
     if -code == signal.SIGKILL and oom:
         return "killed by SIGKILL: out of memory (the kernel's OOM killer ended it)"
     if -code == signal.SIGKILL and oom is None:
-        return "killed by SIGKILL: by somebody, or by the kernel because memory ran out (see `dmesg`)"
+        return "killed by SIGKILL; sent by somebody, or by the kernel because memory ran out (see `dmesg`)"
     if -code == signal.SIGKILL:
         return "killed by SIGKILL, but not by the kernel's OOM killer"
     return f"killed by {name}"
