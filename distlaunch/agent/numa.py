@@ -23,7 +23,9 @@ class NumaShares:
     """
 
     def __init__(self, num_computing: int) -> None:
-        self._shares = shares(num_computing, node_cores(NODES), _usable(), os.cpu_count() or 1)
+        nodes = node_cores(NODES)  # only Linux shows them, and there a process knows its cores
+        usable = frozenset(os.sched_getaffinity(0)) if nodes else _ANY
+        self._shares = shares(num_computing, nodes, usable, os.cpu_count() or 1)
         self._numbers: dict[str, int] = {}
 
     def of(self, task: str, env: Mapping[str, str]) -> Cores:
@@ -62,10 +64,6 @@ def bind(pid: int, cores: Cores) -> None:
     if cores:
         with contextlib.suppress(OSError):  # it has ended, or a core is gone: it runs anywhere
             os.sched_setaffinity(pid, cores)
-
-
-def _usable() -> Cores:
-    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else _ANY
 
 
 def _parse(text: str) -> Cores:

@@ -39,7 +39,7 @@ def pick_ports(count: int) -> ReservedPorts:
             break
         number = portpicker.pick_unused_port()
         with contextlib.suppress(OSError):
-            sockets.append(_reserve(number))
+            sockets.append(hold(number))
             numbers.append(number)
     reserved = ReservedPorts(numbers, sockets)
     if len(numbers) < count:
@@ -54,9 +54,9 @@ def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:
     busy: list[str] = []
     for number in numbers:
         try:
-            # `_hold` alone would succeed beside another socket with SO_REUSEPORT
+            # `hold` alone would succeed beside another socket with SO_REUSEPORT
             _check_free(number)
-            sockets.append(_reserve(number))
+            sockets.append(hold(number))
         except OSError as error:
             busy.append(_refusal(number, error))
     if busy:
@@ -111,13 +111,14 @@ def _listeners() -> list[tuple[int, int | None]]:
 
 def _check_free(port: int) -> None:
     """A bind that shares with nobody; closed connections that only wait out their time do not count."""
-    with tcp_socket() as probe:
+    with _socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("", port))
 
 
-def _reserve(port: int) -> socket.socket:
-    reserved = tcp_socket()
+def hold(port: int) -> socket.socket:
+    """A socket that is bound to a port, beside others that this process or its tasks have bound so. Raises OSError."""
+    reserved = _socket()
     try:
         # Bound, so that nobody else gets it, and shared with the task, which binds it the same way. Never listening:
         # the kernel would hand this socket a share of the task's connections.
@@ -129,8 +130,8 @@ def _reserve(port: int) -> socket.socket:
     return reserved
 
 
-def tcp_socket() -> socket.socket:
-    """Not bound yet; for all addresses of the machine, of both families where it has both."""
+def _socket() -> socket.socket:
+    """For all addresses of the machine, of both families where it has both."""
     if socket.has_ipv6:
         with contextlib.suppress(OSError):
             both = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)

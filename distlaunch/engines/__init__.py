@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 
 from distlaunch.config.engine import ENGINES
@@ -41,9 +41,9 @@ def engine_of(config: RunConfig, environ: Mapping[str, str]) -> Engine:
 def engine_for(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> Engine:
     """The same for what takes no part in a given cluster."""
     kind = "slurm" if is_slurm(settings, environ) else settings.kind
-    module, name = ENGINES["local" if kind == "auto" else kind].factory.split(":")
-    # what an engine needs costs the others nothing
-    return getattr(importlib.import_module(f"distlaunch.engines.{module}"), name)(settings, environ, files)
+    # imported only now: what an engine needs costs the others nothing
+    make = pkgutil.resolve_name(f"distlaunch.engines.{ENGINES['local' if kind == 'auto' else kind].factory}")
+    return make(settings, environ, files)
 
 
 def is_slurm(settings: EngineSection, environ: Mapping[str, str]) -> bool:

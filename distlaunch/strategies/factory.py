@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
+import pkgutil
 
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
@@ -13,10 +12,9 @@ from distlaunch.strategies.protocol import Strategy
 
 def create(config: RunConfig, task: Task) -> Strategy:
     """The strategy of a run, set up in this process. Must come before any TensorFlow operation."""
-    made = getattr(import_module(config.strategy), config.strategy.implementation.partition(":")[2])
-    return made(config.strategy, task, config.cluster)
+    return implementation(config.strategy)(config.strategy, task, config.cluster)
 
 
-def import_module(strategy: StrategySection | type[StrategySection]) -> ModuleType:
-    """Imports what implements a strategy, and no other: TensorFlow's must not import JAX, nor the other way round."""
-    return importlib.import_module(f"distlaunch.strategies.{strategy.implementation.partition(':')[0]}")
+def implementation(strategy: StrategySection | type[StrategySection]) -> type[Strategy]:
+    """The class of a strategy. Imports no other: TensorFlow's must not import JAX, nor the other way round."""
+    return pkgutil.resolve_name(f"distlaunch.strategies.{strategy.implementation}")

@@ -63,11 +63,11 @@ def main(arguments: Sequence[str]) -> str:
         importlib.import_module(f"distlaunch.{name}")
     from distlaunch.config.strategies import MODELS
     from distlaunch.config.strategies.base import FUNCTIONAL_STEP
-    from distlaunch.strategies.factory import import_module
+    from distlaunch.strategies.factory import implementation
 
     strategies = [kind for kind, model in MODELS.items() if model.backend == backend]
     for kind in strategies:
-        import_module(MODELS[kind])
+        implementation(MODELS[kind])
     used = next((_TRACED[word] for word in words if word in _TRACED), _TRACED_IN_TRAINING)
     if all(FUNCTIONAL_STEP in MODELS[kind].step_forms for kind in strategies):
         # TensorFlow reads the data, and runs nothing else

@@ -106,6 +106,8 @@ def test_a_package_that_a_callback_imports_later_is_missed_at_once(monkeypatch: 
     with pytest.raises(ConfigError, match="csv_logger needs the package nowhere") as error:
         built("csv_logger", filename="log.csv")
     assert error.value.problems[0].key == ("train", "callbacks", 0, "name")
+    # others than the chief do not have it
+    assert build_callbacks([Callback(name="CSVLogger")], is_chief=False, run=RunDir("/none")) == []
 
 
 def test_early_stopping_may_get_more_patience() -> None:

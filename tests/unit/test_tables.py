@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,7 @@ STRATEGIES = Path(__file__).parents[2] / "distlaunch" / "strategies"
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_every_kind_of_engine_has_a_factory(kind: str) -> None:
-    module, name = ENGINES[kind].factory.split(":")
-    factory = getattr(importlib.import_module(f"distlaunch.engines.{module}"), name)
+    factory = pkgutil.resolve_name(f"distlaunch.engines.{ENGINES[kind].factory}")
     assert list(inspect.signature(factory).parameters) == ["settings", "environ", "files"]
     assert Engine(kind=kind).is_here == ENGINES[kind].is_here
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from distlaunch.cluster.ports import tcp_socket
+from distlaunch.cluster.ports import hold
 
 TOKEN_BYTES = 16
 _TRY_AGAIN_S = 1.0
@@ -64,7 +64,9 @@ class Prober:
     def listen(self, ports: Sequence[int], token: str) -> None:
         """Answers whoever connects. Raises OSError."""
         for port in ports:
-            listener = _listener(port)
+            listener = hold(port)
+            listener.setblocking(False)
+            listener.listen()
             self._listeners[listener] = token.encode()
             self._selector.register(listener, selectors.EVENT_READ)
 
@@ -156,18 +158,3 @@ class Prober:
         del one.tries[connection]
         self._selector.unregister(connection)
         connection.close()
-
-
-def _listener(port: int) -> socket.socket:
-    """For IPv4 and IPv6, at a port that this process holds. Raises OSError."""
-    listener = tcp_socket()
-    try:
-        listener.setblocking(False)
-        for shared in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
-            listener.setsockopt(socket.SOL_SOCKET, shared, 1)
-        listener.bind(("", port))
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener

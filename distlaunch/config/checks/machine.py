@@ -26,9 +26,8 @@ def machine_problems(config: RunConfig) -> list[Problem]:
 def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
     """What callbacks would fail to import in the midst of training."""
     for index, callback in enumerate(callbacks):
-        if package := missing_package(callback.name):
-            message = f"{callback.name} needs the package {package}, which is not installed: pip install {package}"
-            yield Problem(("train", "callbacks", index, "name"), message)
+        if missing := missing_package(callback.name):
+            yield Problem(("train", "callbacks", index, "name"), missing)
 
 
 def hostfile_problems(config: RunConfig) -> Iterator[Problem]:

@@ -117,9 +117,11 @@ def _snake(name: str) -> str:
 
 
 def missing_package(callback: str) -> str:
-    """What a callback of Keras imports while it works, and is not installed here; else an empty text."""
+    """What to install, if a callback of Keras imports later what is not there; else an empty text."""
     package = _IMPORTS.get(canonical("callbacks", callback) or "", "")
-    return package if package and importlib.util.find_spec(package) is None else ""
+    if not package or importlib.util.find_spec(package) is not None:
+        return ""
+    return f"{callback} needs the package {package}, which is not installed: pip install {package}"
 
 
 _IMPORTS = {"TensorBoard": "tensorboard", "RemoteMonitor": "requests"}

@@ -12,8 +12,7 @@ import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.run_dir import RunDir
-from distlaunch.config.checks.machine import missing_packages
-from distlaunch.config.references.keras_names import canonical
+from distlaunch.config.references.keras_names import canonical, missing_package
 from distlaunch.config.run import Callback as CallbackConfig
 from distlaunch.data.function_references import load_function
 from distlaunch.training.callbacks.paths import arguments_in
@@ -37,8 +36,6 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
     Raises:
         ConfigError: a name does not exist, arguments do not fit, or a callback needs a package that is not there.
     """
-    if problems := list(missing_packages(configs)):
-        raise ConfigError(problems)
     return [
         _build(config, index, run) for index, config in enumerate(configs) if is_chief or not _only_on_chief(config)
     ]
@@ -50,6 +47,8 @@ def _only_on_chief(config: CallbackConfig) -> bool:
 
 def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.Callback:
     key = ("train", "callbacks", index)
+    if missing := missing_package(config.name):
+        raise ConfigError(Problem((*key, "name"), missing))
     if ":" in config.name:
         factory = load_function(config.name, (*key, "name"))
     else:
