@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable
 
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
@@ -15,6 +16,9 @@ def create(config: RunConfig, task: Task) -> Strategy:
     return implementation(config.strategy)(config.strategy, task, config.cluster)
 
 
-def implementation(strategy: StrategySection | type[StrategySection]) -> type[Strategy]:
-    """The class of a strategy. Imports no other: TensorFlow's must not import JAX, nor the other way round."""
+def implementation(strategy: StrategySection | type[StrategySection]) -> Callable[..., Strategy]:
+    """The class of a strategy, called with its config section, the task and the cluster section.
+
+    Imports no other: TensorFlow's must not import JAX, nor the other way round.
+    """
     return pkgutil.resolve_name(f"distlaunch.strategies.{strategy.implementation}")
