@@ -88,9 +88,12 @@ def _serve(connection: socket.socket, items: Any, seed: int) -> None:
             send(connection, os.waitstatus_to_exitcode(os.waitpid(request.pid, 0)[1]))
             continue
         assert isinstance(request, Fork)
+        own = os.getpid()
         pid = os.fork()
         if pid == 0:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != own:  # it ended before it could be watched
+                os._exit(1)
             connection.close()  # else the task would not see this process's parent end
             _read(socket.socket(fileno=fds[0]), items, seed)
             os._exit(0)
