@@ -206,7 +206,14 @@ def _session(part: _Part, **hooks: Any) -> Session:
 
 def _train(part: _Part) -> ExitCode:
     began, beat = time.monotonic(), part.heartbeat
-    session = _session(part, saving=beat.saving, writing=beat.writing, on_step=beat.at_step, on_meeting=beat.turn)
+    session = _session(
+        part,
+        saving=beat.saving,
+        writing=beat.writing,
+        on_step=beat.at_step,
+        on_meeting=beat.turn,
+        is_stopping=part.stop.event.is_set,
+    )
     outcome = session.run_training(check_exports=not part.arguments.unchecked)
     at, seconds = outcome.progress, time.monotonic() - began
     part.emit(RunEnded(status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs))

@@ -65,7 +65,7 @@ class Session:
         emit: where events go.
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
-        on_step, on_meeting, saving, writing: as of `Surroundings`.
+        on_step, on_meeting, saving, writing, is_stopping: as of `Surroundings`.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
@@ -75,9 +75,11 @@ class Session:
                  on_step: Callable[[int], None] = lambda step: None,
                  on_meeting: Callable[[], None] = lambda: None,
                  saving: Callable[[], AbstractContextManager[None]] = nullcontext,
-                 writing: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:  # fmt: skip
+                 writing: Callable[[], AbstractContextManager[None]] = nullcontext,
+                 is_stopping: Callable[[], bool] = lambda: False) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         self._on_step, self._on_meeting, self._saving, self._writing = on_step, on_meeting, saving, writing
+        self._is_stopping = is_stopping
         # first: everything below may draw
         seed_process(config)
         grow_gpu_memory()
@@ -109,7 +111,7 @@ class Session:
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
-            self._writing, PartsWriter.agree(self.strategy, self.store), self._past_failures(),
+            self._writing, PartsWriter.agree(self.strategy, self.store), self._past_failures(), self._is_stopping,
         )  # fmt: skip
         validation = self.validation if can_be_tested(self.model) else None
         if self.validation is not None and validation is None:

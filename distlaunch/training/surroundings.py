@@ -24,6 +24,7 @@ class Surroundings:
         saving: entered while this process writes something by itself and training waits for it: the last checkpoint, or
             what callbacks keep.
         failures: of the run before this attempt.
+        is_stopping: whether this process was asked to stop; unlike `should_stop`, any thread may ask at any time.
         writing: entered while a thread writes a checkpoint beside training.
         together: writes checkpoints with other processes; None: the chief writes them.
     """
@@ -38,4 +39,5 @@ class Surroundings:
     writing: Callable[[], AbstractContextManager[None]] = nullcontext
     together: PartsWriter | None = None
     failures: Failures = Failures()  # noqa: RUF009 (frozen)
+    is_stopping: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.monotonic

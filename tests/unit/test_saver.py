@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from distlaunch.base.errors import CheckpointWriteError, NonFiniteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Event
 from distlaunch.config.run import RunConfig
+from distlaunch.strategies.state import pace
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.saver import Saver
@@ -32,12 +35,12 @@ class Disk(CheckpointStore):
         super().__init__(directory)
         self.gate, self.reached, self.full = threading.Event(), threading.Event(), set()
 
-    def save(self, state: Any, progress: Progress, config: Any, *, best: bool = False) -> Any:
+    def save(self, state: Any, progress: Progress, config: Any, *, best: bool = False, pace: Any = None) -> Any:
         self.reached.set()
         assert self.gate.wait(LIMIT_S)
         if progress.step in self.full:
             raise OSError(28, "No space left on device")
-        return super().save(state, progress, config, best=best)
+        return super().save(state, progress, config, best=best, pace=pace)
 
 
 class Rig:
@@ -53,9 +56,10 @@ class Rig:
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, name="d")])
         model.stop_training = False
         [self.name, *_] = [f"model/{variable.path}" for variable in model.variables]
+        self.stop = threading.Event()
         around = Surroundings(
             self.events.append, lambda: False, self.disk, True, writing=lambda: self._flag("writing"),
-            saving=lambda: self._flag("saving"),
+            saving=lambda: self._flag("saving"), is_stopping=self.stop.is_set,
         )  # fmt: skip
         self.saver = Saver(config, model, [], around, NonFinite("fail", self.events.append))
         self.saver.__enter__()
@@ -115,6 +119,35 @@ def test_the_next_save_waits_before_it_copies(rig: Rig) -> None:
     assert rig.disk.load(5).state[rig.name].tolist() == [1, 1, 1]
     assert rig.disk.load(6).state[rig.name].tolist() == [7, 7, 7]
     assert rig.told(CheckpointSaved) == [5, 6]
+
+
+@pytest.fixture
+def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece that a thread writes seems to take it an hour, so that it rests for hours."""
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr(pace.time, "thread_time", lambda: float(next(hours)))
+
+
+@pytest.mark.usefixtures("long_rests")
+@pytest.mark.parametrize("who", ["next save", "end", "failure", "own thread"])
+def test_who_waits_ends_the_rests_of_the_thread(rig: Rig, who: str) -> None:
+    rig.disk.gate.set()
+    rig.save(5, wait=who == "own thread")
+    if who == "next save":
+        rig.save(6)
+    rig.end(RuntimeError() if who == "failure" else None)
+    assert rig.told(CheckpointSaved) == [5, 6] if who == "next save" else [5]
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_a_process_that_is_to_stop_has_no_rests(rig: Rig) -> None:
+    rig.stop.set()
+    rig.disk.gate.set()
+    rig.save(5)
+    until = time.monotonic() + LIMIT_S
+    while not rig.saver.is_idle:
+        assert time.monotonic() < until
+    assert rig.told(CheckpointSaved) == [5]
 
 
 @pytest.mark.parametrize("beside", [True, False])

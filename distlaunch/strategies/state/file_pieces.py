@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from distlaunch.cluster.cores import num_visible_cores
+from distlaunch.strategies.state.pace import Pace
 
 PIECE_BYTES = 4 << 20
 """Large enough that a thread seldom takes the interpreter's lock: one of low priority may have to wait for a core while
@@ -49,15 +50,16 @@ class Buffers:
             index += 1
 
 
-def write_pieces(fd: int, buffers: Buffers) -> list[bytes]:
+def write_pieces(fd: int, buffers: Buffers, pace: Pace) -> list[bytes]:
     """Writes a new file; returns the SHA-256 of each piece. Raises OSError: a full disk."""
 
     def write(number: int) -> bytes:
         digest = hashlib.sha256()
-        for at, views in buffers.turns(number):
-            for view in views:
-                digest.update(view)
-            _whole(os.pwritev, fd, views, at)
+        with pace.piece():
+            for at, views in buffers.turns(number):
+                for view in views:
+                    digest.update(view)
+                _whole(os.pwritev, fd, views, at)
         return digest.digest()
 
     # steps go on meanwhile, and need the memory as much as the cores

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
+from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import STATE_FILE
 from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
@@ -68,11 +69,20 @@ class CheckpointStore:
     def __init__(self, directory: Path, keep: int = 3, retry_s: Sequence[float] = (0.5, 2.0)) -> None:
         self.directory, self.keep, self._retry_s = directory, keep, retry_s
 
-    def save(self, state: State, progress: Progress, config: dict[str, Any], *, best: bool = False) -> tuple[Path, int]:
+    def save(
+        self,
+        state: State,
+        progress: Progress,
+        config: dict[str, Any],
+        *,
+        best: bool = False,
+        pace: Pace = FULL_SPEED,
+    ) -> tuple[Path, int]:
         """Writes a checkpoint, then deletes old ones.
 
         Args:
             best: it is to be found as `best`, too, until a better one comes.
+            pace: at which it is written.
 
         Returns:
             Its path, and its size in bytes.
@@ -81,7 +91,7 @@ class CheckpointStore:
             OSError: it could not be written (a full disk); what was there before is untouched.
         """
         with self.draft(progress.step, str(os.getpid())) as folder:
-            file = write_file(folder, STATE_FILE, state, {})
+            file = write_file(folder, STATE_FILE, state, {}, pace)
             return self.commit(folder, [file], progress, config, best=best), file.num_bytes
 
     @contextlib.contextmanager

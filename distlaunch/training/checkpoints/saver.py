@@ -18,6 +18,7 @@ from distlaunch.base.errors import CheckpointWriteError
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, State
+from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.training.callbacks.keras_callbacks import (
     array_state,
     place_of,
@@ -64,10 +65,12 @@ class _Pending:
     """A checkpoint that the thread writes.
 
     Attributes:
+        pace: at which it is written.
         own_part: set when this process has written what it can without others.
         done: when it is committed, or another process does that.
     """
 
+    pace: Pace
     own_part: threading.Event
     done: Future[None]
 
@@ -153,7 +156,7 @@ class Saver:
         if wait:  # in this thread, which has not to stand back
             with ExitStack() as writing:
                 writing.enter_context(around.writing())
-                self._write(save, writing)
+                self._write(save, writing, FULL_SPEED)
         self._timer.took(around.clock())
 
     @property
@@ -175,17 +178,20 @@ class Saver:
         if self._pending is not None:
             # first: what it raises is raised once
             pending, self._pending = self._pending, None
+            pending.pace.hurry()
             with self._around.saving():
                 pending.own_part.wait()
             pending.done.result()  # others may write still, and who waits for them holds nobody up
 
     def _start(self, save: _Save) -> None:
-        own_part = threading.Event()
+        own_part, pace = threading.Event(), Pace(self._around.is_stopping)
         with ExitStack() as writing:
             writing.callback(own_part.set)
             writing.enter_context(self._around.writing())
             # entered before the thread runs: there is no moment at which something is written and no mark says so
-            self._pending = _Pending(own_part, self._thread.submit(self._write_in_background, save, writing.pop_all()))
+            self._pending = _Pending(
+                pace, own_part, self._thread.submit(self._write_in_background, save, writing.pop_all(), pace)
+            )
 
     def _with_callbacks(self, state: State, progress: Progress) -> Progress:
         """Adds what callbacks hold at this step to the state and the progress."""
@@ -200,11 +206,11 @@ class Saver:
 
     # in the thread
 
-    def _write_in_background(self, save: _Save, writing: ExitStack) -> None:
+    def _write_in_background(self, save: _Save, writing: ExitStack, pace: Pace) -> None:
         with writing:
-            self._write(save, writing)
+            self._write(save, writing, pace)
 
-    def _write(self, save: _Save, writing: ExitStack) -> None:
+    def _write(self, save: _Save, writing: ExitStack, pace: Pace) -> None:
         step, began = save.progress.step, self._around.clock()
         signs = iter([writing])  # entered already
         request = WriteRequest(
@@ -215,6 +221,7 @@ class Saver:
             on_nonfinite=lambda name: self._nonfinite.state(name, step),
             writing=lambda: next(signs, None) or self._around.writing(),
             given_up=lambda: time.monotonic() > self._patient_until,
+            pace=pace,
         )
         try:
             written = self._writer.write(save.snapshot, request)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distlaunch.strategies.state.file_pieces import Buffers, pieces_of, read_pieces, write_pieces
+from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import (
     Cut,
     Entry,
@@ -53,12 +54,12 @@ class StateFile:
     digests: str
 
 
-def write_file(folder: Path, name: str, state: State, cuts: Mapping[str, Cut]) -> StateFile:
+def write_file(folder: Path, name: str, state: State, cuts: Mapping[str, Cut], pace: Pace = FULL_SPEED) -> StateFile:
     """Writes a file, and waits until the disk has it. Raises OSError: a full disk."""
     buffers = Buffers(buffers_of(state, cuts))
     fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        digests = write_pieces(fd, buffers)
+        digests = write_pieces(fd, buffers, pace)
         os.fsync(fd)
     finally:
         os.close(fd)

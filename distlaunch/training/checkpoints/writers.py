@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from distlaunch.strategies.protocol import Parts, Program, State, Strategy
+from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import Cut
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
@@ -32,10 +33,10 @@ class Snapshot:
     cuts: Mapping[str, Cut]
     number: int = 0
 
-    def nonfinite(self, trained: Collection[str]) -> str | None:
+    def nonfinite(self, trained: Collection[str], pace: Pace) -> str | None:
         """The first of the values, which must be finite, that is not."""
         parts = {part for part, cut in self.cuts.items() if cut.of in trained}
-        return nonfinite_name(self.state, {*trained, *parts})
+        return nonfinite_name(self.state, {*trained, *parts}, pace)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class WriteRequest:
         on_nonfinite: called with the name of one that is not; may raise.
         writing: to be left when this process has written what it can without others, and entered for the commit.
         given_up: whether nobody waits for other processes any more.
+        pace: at which this process checks and writes.
     """
 
     progress: Progress
@@ -56,6 +58,7 @@ class WriteRequest:
     on_nonfinite: Callable[[str], None]
     writing: Callable[[], AbstractContextManager[Any]]
     given_up: Callable[[], bool]
+    pace: Pace = FULL_SPEED
 
 
 class Writer(Protocol):
@@ -87,10 +90,12 @@ class ChiefWriter:
 
     def write(self, snapshot: Snapshot, request: WriteRequest) -> tuple[Path, int] | None:
         with request.writing():
-            bad = snapshot.nonfinite(request.trained)
+            bad = snapshot.nonfinite(request.trained, request.pace)
             if bad is not None:
                 request.on_nonfinite(bad)
-            return self._store.save(snapshot.state, request.progress, request.config, best=request.best)
+            return self._store.save(
+                snapshot.state, request.progress, request.config, best=request.best, pace=request.pace
+            )
 
 
 @dataclass(frozen=True)
@@ -171,11 +176,11 @@ class PartsWriter:
                 return self._commit(folder, [own, *map(_Report.from_json, others)], request)
 
     def _write_part(self, folder: Path, snapshot: Snapshot, request: WriteRequest) -> _Report:
-        bad = snapshot.nonfinite(request.trained)
+        bad = snapshot.nonfinite(request.trained, request.pace)
         name = f"state-{self._parts.rank + 1:05d}-of-{self._parts.number:05d}.safetensors"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _Report(write_file(folder, name, snapshot.state, snapshot.cuts), bad, None)
+            return _Report(write_file(folder, name, snapshot.state, snapshot.cuts, request.pace), bad, None)
         except OSError as error:
             return _Report(None, bad, error.strerror or str(error))
 

@@ -11,6 +11,7 @@ import numpy as np
 from distlaunch.base.errors import NonFiniteError
 from distlaunch.base.events import Event, Notice
 from distlaunch.strategies.protocol import CallResult, Logs, State
+from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.variables import state_variables
 from distlaunch.training.checkpoints.meta import Progress
 
@@ -69,14 +70,15 @@ class NonFinite:
             self._emit(Notice(level="warning", message=f"{message}; training continues (train.on_nonfinite: warn)"))
 
 
-def nonfinite_name(state: State, trained: Collection[str]) -> str | None:
+def nonfinite_name(state: State, trained: Collection[str], pace: Pace = FULL_SPEED) -> str | None:
     """The first value of a state that is not finite, of those that must be.
 
     Args:
         trained: their names.
+        pace: at which values are looked at.
     """
     for name, value in state.items():
-        if name in trained and "float" in value.dtype.name and not _is_finite(value):
+        if name in trained and "float" in value.dtype.name and not _is_finite(value, pace):
             return name
     return None
 
@@ -90,10 +92,15 @@ def trained_names(model: Any) -> set[str]:
     return {name for name, variable in named if name.startswith("optimizer") or getattr(variable, "trainable", True)}
 
 
-def _is_finite(array: np.ndarray) -> bool:
+def _is_finite(array: np.ndarray, pace: Pace) -> bool:
     """Piece by piece: a thread asks beside training, and holds the interpreter's lock for some types."""
     flat = array.reshape(-1)
-    return all(np.isfinite(flat[start : start + _PIECE]).all() for start in range(0, flat.size, _PIECE))
+    for start in range(0, flat.size, _PIECE):
+        with pace.piece():
+            piece_is_finite = np.isfinite(flat[start : start + _PIECE]).all()
+        if not piece_is_finite:
+            return False
+    return True
 
 
 def _nonfinite(logs: Logs) -> Logs:
