@@ -13,8 +13,8 @@ from distlaunch.agent.numa import bind
 from distlaunch.agent.output import LineSink, Pump
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmProcess, WarmStartError, WarmStarts
-from distlaunch.base.heartbeat import Signs, read_signs
 from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.signs import Signs, read_signs
 
 _NO_PROGRAM = 127
 """The exit code of a task whose program cannot be started, as a shell has it."""

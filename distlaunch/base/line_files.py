@@ -1,4 +1,4 @@
-"""Files to which many append lines. Imports next to nothing: scripts wait for it."""
+"""Files to which many append lines."""
 
 from __future__ import annotations
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.base.errors import ExitCode, UsageError
-from distlaunch.base.event_files import read_events
-from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_dir import TaskDir
@@ -206,6 +204,10 @@ class RunDir:
 
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""
+        # here: agents, which each host waits for, do without
+        from distlaunch.base.event_files import read_events
+        from distlaunch.base.run_files.run_facts import RunFacts
+
         return RunFacts.of(read_events(self.events)).finished
 
     def write_json(self, path: Path, data: Any) -> None:

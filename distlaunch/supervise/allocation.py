@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from distlaunch.agent.messages import Exit, Order
-from distlaunch.base.heartbeat import Signs
+from distlaunch.base.signs import Signs
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 

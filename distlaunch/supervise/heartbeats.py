@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from distlaunch.base.heartbeat import Signs
+from distlaunch.base.signs import Signs
 from distlaunch.supervise.facts import Stalled
 
 _FROZEN_S = 2.0

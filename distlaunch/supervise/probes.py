@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.heartbeat import BEAT_S, Signs
+from distlaunch.base.heartbeat import BEAT_S
+from distlaunch.base.signs import Signs
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import read_error
 from distlaunch.supervise.facts import Absent, ErrorReported, Fact, Rules, Saving, Stalled

@@ -4,29 +4,29 @@ Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `
 own argv, path and `__main__`, gets signals as without it, and decides the exit code.
 
 Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing
-that takes long (measured: with argparse, dataclasses and the classes of events it was four times Python's own start).
+that takes long (measured: with argparse, dataclasses and the classes of events it was four times Python's own start,
+with json, re, pathlib and typing three times).
 """
 
 from __future__ import annotations
 
 import faulthandler
 import io
-import json
 import os
 import sys
 import time
 import types
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from pathlib import Path
-from types import CodeType, TracebackType
 
 from distlaunch.base.heartbeat import Heartbeat
-from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import DUMP_SIGNAL, EVENT_FORMAT
-from distlaunch.base.run_files.task_dir import TaskDir
+from distlaunch.base.run_files.task_dir import EVENTS, HEARTBEAT
 from distlaunch.tasks.lifeline import hold_lifeline
 
-_Program = tuple[CodeType, types.ModuleType]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+_Program = tuple[types.CodeType, types.ModuleType]
 
 
 def main() -> None:
@@ -34,13 +34,13 @@ def main() -> None:
     split = sys.argv.index("--")
     # the launcher's own words are `--NAME=VALUE`
     own = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:split])
-    files, program = TaskDir(Path(own["task-dir"])), sys.argv[split + 1]
+    folder, program = own["task-dir"], sys.argv[split + 1]
     # first of all: whatever hangs below ends with the launcher
     hold_lifeline()
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, all_threads=True)
-    Heartbeat(files.heartbeat)
-    _report_start(files, int(own["attempt"]), own["task"])
+    Heartbeat(os.path.join(folder, HEARTBEAT))
+    _report_start(folder, int(own["attempt"]), own["task"])
     if "jax-processes" in own:
         from distlaunch.strategies.patches import jax_clusters
 
@@ -59,26 +59,35 @@ def main() -> None:
     except BaseException as raised:  # KeyboardInterrupt too: nobody but the script can have raised it
         error = raised
     if error is not None:
-        _end_with(error, files)
+        _end_with(error, folder)
 
 
 _KEPT: list[types.ModuleType] = []
 """The module `__main__` of this file, which is still running while the script has that name."""
 
 
-def _report_start(files: TaskDir, attempt: int, task: str) -> None:
-    """A `TaskStarted`, written without its class."""
-    stamp = {"event": "TaskStarted", "time": time.time(), "attempt": attempt, "task": task}
-    event = {**stamp, "format_version": EVENT_FORMAT, "host": os.uname().nodename, "pid": os.getpid()}
+def _report_start(folder: str, attempt: int, task: str) -> None:
+    """A `TaskStarted` in the task's event file, written without its class, and without `json`."""
+    stamp = f'"event":"TaskStarted","time":{time.time()!r},"attempt":{attempt},"task":{_quoted(task)}'
+    host = f'"format_version":{EVENT_FORMAT},"host":{_quoted(os.uname().nodename)},"pid":{os.getpid()}'
+    path, line = os.path.join(folder, EVENTS), f"{{{stamp},{host}}}\n".encode()
     try:
-        writer = LineWriter(files.events)
-        writer.write(json.dumps(event, separators=(",", ":")))
-        is_written = not writer.behind
-        writer.close()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(fd).st_size
+        # the task's last process may have left half a line, on a disk that was full
+        line = b"\n" + line if size and os.pread(fd, 1, size - 1) != b"\n" else line
+        is_written = os.write(fd, line) == len(line)
+        os.close(fd)
     except OSError:
         is_written = False
     if not is_written:  # a full disk; the launcher takes it for a task that does not come
-        print(f"{files.events} cannot be written", file=sys.stderr)
+        print(f"{path} cannot be written", file=sys.stderr)
+
+
+def _quoted(text: str) -> str:
+    """As JSON has it."""
+    safe = (char if (char.isascii() and char.isalnum()) or char in ":-._" else f"\\u{ord(char):04x}" for char in text)
+    return f'"{"".join(safe)}"'
 
 
 def _load_script(path: str) -> _Program:
@@ -89,7 +98,8 @@ def _load_script(path: str) -> _Program:
     absolute = os.path.abspath(path)
     with io.open_code(absolute) as file:
         code = compile(file.read(), absolute, "exec", dont_inherit=True)
-    return code, _main_module(absolute, SourceFileLoader("__main__", absolute), None)
+    loader = type(__loader__)("__main__", absolute)  # this file was loaded from its source, too
+    return code, _main_module(absolute, loader, None)
 
 
 def _load_module(name: str) -> _Program:
@@ -116,12 +126,15 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
     return module
 
 
-def _end_with(error: BaseException, files: TaskDir) -> None:
+def _end_with(error: BaseException, folder: str) -> None:
     """Tells the launcher and the log of an exception, and ends as Python does after one."""
+    from pathlib import Path
+
+    from distlaunch.base.run_files.task_dir import TaskDir
     from distlaunch.base.run_files.task_error import write_exception
 
     error.__traceback__ = _without_own_frames(error.__traceback__)
-    write_exception(files, error)
+    write_exception(TaskDir(Path(folder)), error)
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         import signal
@@ -132,7 +145,7 @@ def _end_with(error: BaseException, files: TaskDir) -> None:
     sys.exit(1)
 
 
-def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """A syntax error in the script has no other frames: its own line is shown."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -22,8 +22,9 @@ from supervised import REPOSITORY, processes_of, wait_until
 from distlaunch.agent.threads import POOL_SIZES, pool_sizes
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStarted
-from distlaunch.base.heartbeat import BEAT_S, read_signs
+from distlaunch.base.heartbeat import BEAT_S
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.signs import read_signs
 
 HEAD = """\
 import json, os, signal, sys, time

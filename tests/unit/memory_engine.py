@@ -13,8 +13,8 @@ from pathlib import Path
 from distlaunch.agent.messages import Exit, Order
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event
-from distlaunch.base.heartbeat import Signs
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.signs import Signs
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.heartbeat import BEAT_S, Heartbeat, Signs, read_signs
+from distlaunch.base.heartbeat import BEAT_S, Heartbeat
+from distlaunch.base.signs import Signs, read_signs
 from distlaunch.supervise.facts import Stalled
 from distlaunch.supervise.heartbeats import Heartbeats
 

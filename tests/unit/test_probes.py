@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from distlaunch.agent.messages import Order
-from distlaunch.base.heartbeat import Heartbeat, read_signs
+from distlaunch.base.heartbeat import Heartbeat
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
+from distlaunch.base.signs import read_signs
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.facts import ErrorReported, ErrorRole, Exited, Fact, GivenUp, Ready, Saving, Sent, Spawned

@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from distlaunch.base.event_files import parse_events
 from distlaunch.base.events import TaskStarted
 
@@ -13,11 +15,12 @@ _NEW = (
     "import sys; before = set(sys.modules); import distlaunch.tasks.script; print(*sorted(set(sys.modules) - before))"
 )
 _TELL = """
-import sys
-from pathlib import Path
-from distlaunch.base.run_files.task_dir import TaskDir
+import os, sys
+from types import SimpleNamespace
 from distlaunch.tasks.script import _report_start
-_report_start(TaskDir(Path(sys.argv[1])), 2, "worker:1")
+if len(sys.argv) > 2:
+    os.uname = lambda: SimpleNamespace(nodename=sys.argv[2])
+_report_start(sys.argv[1], 2, "worker:1")
 """
 
 
@@ -29,11 +32,11 @@ def test_it_imports_little() -> None:
     new = _python(_NEW).split()
     own = [name for name in new if name.startswith("distlaunch.")]
     assert set(own) <= {
-        *("distlaunch.base", "distlaunch.base.heartbeat", "distlaunch.base.line_files", "distlaunch.base.protocol"),
-        *("distlaunch.base.run_files", "distlaunch.base.run_files.task_dir", "distlaunch.base.secret_values"),
+        *("distlaunch.base", "distlaunch.base.heartbeat", "distlaunch.base.protocol"),
+        *("distlaunch.base.run_files", "distlaunch.base.run_files.task_dir"),
         *("distlaunch.tasks", "distlaunch.tasks.lifeline", "distlaunch.tasks.script"),
     }
-    assert not {"argparse", "dataclasses", "inspect", "socket", "pydantic", "click", "rich"} & set(new)
+    assert not {"json", "re", "pathlib", "typing", "argparse", "dataclasses", "socket", "pydantic"} & set(new)
 
 
 def test_its_start_is_an_event(tmp_path) -> None:
@@ -45,3 +48,19 @@ def test_its_start_is_an_event(tmp_path) -> None:
     assert event.pid > 1
     assert event.time > 0
     assert json.loads(event.to_json()) == json.loads(line)
+
+
+@pytest.mark.parametrize("left", ["", '{"event":"TaskStarted","ti', '{"event":"TaskStarted"}\n'])
+def test_its_start_is_a_line_of_its_own(tmp_path, left: str) -> None:
+    (tmp_path / "events.jsonl").write_text(left)
+    _python(_TELL, str(tmp_path))
+    *before, last = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert before == left.splitlines()
+    assert json.loads(last)["task"] == "worker:1"
+
+
+@pytest.mark.parametrize("name", ['a"b\\c', "tab\tnew\nline", "häuschen-7.example", "\x7f"])
+def test_any_name_of_a_host_is_valid(tmp_path, name: str) -> None:
+    _python(_TELL, str(tmp_path), name)
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["host"] == name

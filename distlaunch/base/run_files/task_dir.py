@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVENTS, HEARTBEAT = "events.jsonl", "heartbeat"
 
 
 class TaskDir:
@@ -13,8 +17,8 @@ class TaskDir:
         self.stdout_log = path / "stdout.log"
         self.stderr_log = path / "stderr.log"
         self.error_json = path / "error.json"
-        self.events = path / "events.jsonl"
-        self.heartbeat = path / "heartbeat"
+        self.events = path / EVENTS
+        self.heartbeat = path / HEARTBEAT
 
     def archive_error(self) -> None:
         """Renames error.json to error-N.json: what the task's next process writes is about that process."""

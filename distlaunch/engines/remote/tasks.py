@@ -17,7 +17,7 @@ from distlaunch.agent.messages import Exit, Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import Frame, encode
-from distlaunch.base.heartbeat import Signs
+from distlaunch.base.signs import Signs
 from distlaunch.engines.remote.link import Link
 from distlaunch.engines.remote.path_watch import PathWatch
 from distlaunch.plan.train import LaunchPlan, TaskPlan

@@ -1,0 +1,43 @@
+"""Signs of life of a task, as its launcher reads them from the file of a `Heartbeat`."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from distlaunch.base.heartbeat import FORMAT, NO_STEP
+
+
+class Signs(NamedTuple):
+    """What a task last reported.
+
+    Attributes:
+        beats: grows while the process runs, also while a step takes long.
+        turns: checks for a stop request, one before each graph call. Tasks that work in lockstep have equally many, but
+            for one that the others wait for.
+        step: global batches done; None before the first is begun.
+        saving: it writes something by itself, and its training waits for that.
+        writing: a thread of it writes something beside training.
+    """
+
+    beats: int = 0
+    turns: int = 0
+    step: int | None = None
+    saving: bool = False
+    writing: bool = False
+
+    @property
+    def has_to_finish(self) -> bool:
+        """Whether it writes what it can bring to its end also when all its peers are gone."""
+        return self.saving or self.writing
+
+
+def read_signs(path: Path) -> Signs:
+    """The signs in a file; those of a task that has not begun if there is none."""
+    try:
+        beats, turns, step, saving, writing = FORMAT.unpack(path.read_bytes())
+    # no file yet, or one that is just being made
+    except (OSError, struct.error):
+        return Signs()
+    return Signs(beats, turns, None if step == NO_STEP else step, saving, writing)
