@@ -65,7 +65,10 @@ class Event:
         known = {f.name for f in dataclasses.fields(cls)}
         if isinstance(logs := data.get("logs"), dict):
             data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
-        return cls(**{name: value for name, value in data.items() if name in known})
+        try:
+            return cls(**{name: value for name, value in data.items() if name in known})
+        except TypeError as error:  # a field is missing
+            raise ValueError(f"not an event: {line[:80]!r}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

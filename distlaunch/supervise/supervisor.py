@@ -35,7 +35,8 @@ from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
-_LONG_TURN_S, _RESTS = 0.5, 100  # with many tasks a look costs more, and it rests a hundred times as long
+_LONG_TURN_S, _RESTS = 2.0, 150
+"""With many tasks a look costs more, and it rests so many times as long. On other hosts the end of a task wakes it."""
 
 
 class Supervisor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -48,3 +50,15 @@ def test_a_signal_within_a_start_leaves_no_process(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGUSR1, before)
         for process in made:
             process.kill()
+
+
+def test_a_lost_agent_is_reported_at_once() -> None:
+    """Whoever waits for its tasks looks seldom if they are many, and is woken."""
+    agent = [sys.executable, "-m", "distlaunch.agent.remote"]
+    fleet, lost = Fleet([Host("a")], lambda host: Command(agent, lambda told, code: "ended"), 600.0), threading.Event()
+    with fleet.kept():
+        assert fleet.connect() == {}
+        fleet.links["a"].on_lost = lost.set
+        os.kill(fleet.links["a"].facts["pid"], signal.SIGKILL)
+        assert lost.wait(10)
+        assert fleet.links["a"].lost == "the connection to its agent has ended"

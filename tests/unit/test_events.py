@@ -38,7 +38,8 @@ def test_lines_of_other_versions_are_read(tmp_path: Path) -> None:
     first = {"event": "EpochEnded", "time": 1.0, "epoch": 0, "step": 1, "seconds": 1.0, "logs": {"loss": math.nan}}
     later = {**first, "format_version": 3, "step": 2, "unheard_of": 1, "logs": {"loss": "inf"}}
     unknown = {"event": "NobodyKnows", "format_version": 3}
-    path.write_text("".join(json.dumps(line) + "\n" for line in (first, unknown, later)))
+    without_fields = {"event": "EpochEnded", "time": 1.0, "epoch": 0}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (first, unknown, without_fields, later)))
     old, new = read_events(path)
     assert isinstance(old, EpochEnded)
     assert isinstance(new, EpochEnded)

@@ -36,7 +36,7 @@ def shown() -> list[str]:
 
 def _tasks(tmp_path: Path, shown: list[str], *links: _Link) -> RemoteTasks:
     given: Any = {link.name: link for link in links}
-    watch: Any = SimpleNamespace(look=lambda progress: None)
+    watch: Any = SimpleNamespace(check=lambda progress: None)
     plan: Any = None
     return RemoteTasks(
         plan, given, Incoming(tmp_path), lambda task, line: shown.append(line), {}, watch, lambda name: None
@@ -64,3 +64,12 @@ def test_who_does_not_want_to_wait_leaves_the_files_there(tmp_path: Path, shown:
         "the last files of b, c are not here; they stay in the run directory there",
     ]
     assert [link.keeps_copies for link in links] == [False, True, True]
+
+
+def test_an_end_wakes_who_waits(tmp_path: Path, shown: list[str]) -> None:
+    tasks = _tasks(tmp_path, shown)
+    assert not tasks.wait(0.0)
+    tasks.note_end()
+    assert tasks.wait(600.0)
+    assert not tasks.wait(0.0)
+    tasks.close()

@@ -111,6 +111,11 @@ class HostAttempt:
             self._outbox.put(encode("beat", signs=self._signs(), suspended=self._suspended(), pids=self._pids()))
 
     @property
+    def beats(self) -> bool:
+        """Whether tasks run, whose heartbeats are sent often."""
+        return bool(self._tasks)
+
+    @property
     def is_ending(self) -> bool:
         """Whether an end waits to be reported."""
         return bool(self._ends)

@@ -277,9 +277,11 @@ class Agent:
         attempt.close(done)
 
     def _poll(self) -> None:
+        now = self._clock()
         if self._attempt is not None:
             self._attempt.poll()
-        now = self._clock()
+            if self._attempt.beats:
+                self._beat_at = now
         if now - self._beat_at >= _BEAT_S:
             self._beat_at = now
             self._outbox.put(encode("beat", signs={}, suspended=[], pids={}))

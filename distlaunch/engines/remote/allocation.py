@@ -72,7 +72,7 @@ class RemoteAllocation:
         # who reads checkpoints: the one that leads, and what runs beside it
         readers = {plan.tasks[0].host, *(task.host for task in plan.tasks if task.task.job == "evaluator")}
         for name, link in self.links.items():
-            link.take = tasks.take
+            link.take, link.on_lost = tasks.take, tasks.note_end
             if name in copies:
                 there = copies[name] if name in readers else None
                 link.post_in_order(what_tasks_read(run, plan.attempt, checkpoints_there=there))
@@ -82,7 +82,7 @@ class RemoteAllocation:
         finally:
             tasks.collect(lambda: False)
             for name, link in self.links.items():
-                link.take = None
+                link.take = link.on_lost = None
                 link.keeps_copies = link.keeps_copies or bool(incoming.problem)
                 if link.lost:
                     self.note_host_failure(name)

@@ -71,6 +71,8 @@ class Link:
         """Whether it has something that the controller could not take."""
         self.take: Callable[[Link, Frame], None] | None = None
         """Gets the messages that answer nothing; called by the thread that does the I/O."""
+        self.on_lost: Callable[[], None] | None = None
+        """Called when there is no agent any more, by any thread."""
         self.greeted: Future[None] = Future()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -188,6 +190,8 @@ class Link:
         if not self.greeted.done():
             self.greeted.set_exception(error)
         self._kill()
+        if (on_lost := self.on_lost) is not None:
+            on_lost()
 
     @property
     def failed_for_a_moment(self) -> bool:

@@ -77,7 +77,7 @@ class RemoteTasks:
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._is_collected = False
-        self._has_ended = threading.Event()  # one of them has, and the supervisor has not been woken to look
+        self._has_ended = threading.Event()  # a task, and the supervisor has not been woken to look
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._is_woken = False
         # not `select`, which knows no descriptors above 1,023
@@ -153,7 +153,11 @@ class RemoteTasks:
             self._note_beat(frame)
         elif frame.kind == "exit":
             self._note_exit(frame)
-            self.wake()
+
+    def note_end(self) -> None:
+        """A task has ended, or a host is lost, with which its tasks are; called by any thread."""
+        self._has_ended.set()
+        self.wake()
 
     def wake(self) -> None:
         """`wait` returns."""
@@ -206,4 +210,4 @@ class RemoteTasks:
         if isinstance(signs := frame.fields.get("signs"), list):
             task.shown = Signs(*signs)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
-        self._has_ended.set()
+        self.note_end()
