@@ -34,7 +34,8 @@ def alone(virtual_devices, tmp_path_factory) -> list[dict[str, float]]:
     return once(tmp_path_factory, "sentiment", lambda folder: run_session(str(folder), config, STEPS * 2))
 
 
-@pytest.mark.parametrize("name", MESHES)
+# in CI test_sentiment.py of tests/processes trains with all three
+@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.slow) for name in MESHES[:-1]), MESHES[-1]])
 def test_mesh(name: str, alone, tmp_path: Path) -> None:
     steps = run_session(str(tmp_path), read(name), STEPS * 2)
     assert len(steps) == len(alone) == STEPS

@@ -179,7 +179,9 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]
     return epochs(folder)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "jax")) for kind in TWO])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "multi_worker_mirrored")) for kind in TWO]
+)
 def test_data_that_the_function_shares_out(kind: str, project: Path, own_data: list[dict[str, float]]) -> None:
     """Of unknown length: the same numbers as of known, to the end of the longer part."""
     code, out, err = run("train", "mine.yaml", *overrides((*OWN, *TWO[kind], "data.args={known: false}")), cwd=project)

@@ -29,7 +29,7 @@ from distlaunch.strategies.data_ends import different_data  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
 from tests.documents import snippet  # noqa: E402
 
-FEWER = settings(max_examples=max(12, settings().max_examples // 8))  # each builds its graphs
+FEWER = settings(max_examples=max(6, settings().max_examples // 16))  # each builds its graphs
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 

@@ -58,7 +58,7 @@ def read(data: Any, section: Data, replicas: int = 1, passes: int = 2) -> list[i
     return seen
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.sets(st.integers(0, NUMBER - 1), max_size=NUMBER - 2), st.integers(2, 3))
 def test_the_next_takes_its_place(bad: set[int], replicas: int) -> None:
     take_events()
