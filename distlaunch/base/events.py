@@ -56,18 +56,15 @@ class Event:
         try:
             data = json.loads(line)
             cls = Event.kinds[data.pop("event")]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise ValueError(f"not an event: {line[:80]!r}") from error
-        for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
-            if older in data:
-                data[name] = data.pop(older)
-        # a later version may have written more
-        known = {f.name for f in dataclasses.fields(cls)}
-        if isinstance(logs := data.get("logs"), dict):
-            data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
-        try:
+            for older, name in _OLDER_NAMES.get(cls.__name__, {}).items():
+                if older in data:
+                    data[name] = data.pop(older)
+            if isinstance(logs := data.get("logs"), dict):
+                data["logs"] = {name: strict_json.number(value) for name, value in logs.items()}
+            # a later version may have written more
+            known = {f.name for f in dataclasses.fields(cls)}
             return cls(**{name: value for name, value in data.items() if name in known})
-        except TypeError as error:  # a field is missing
+        except (ValueError, KeyError, AttributeError, TypeError) as error:  # a TypeError: a field is missing
             raise ValueError(f"not an event: {line[:80]!r}") from error
 
 

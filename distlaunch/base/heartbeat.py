@@ -30,12 +30,15 @@ class Heartbeat:
         self._memory: mmap.mmap | None = None
         # the beating thread, the one that trains and the one that writes checkpoints change the signs
         self._lock = threading.Lock()
+        self._file = -1
+        """Written to where the disk has no files in memory."""
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb+") as file:
-                os.posix_fallocate(file.fileno(), 0, FORMAT.size)  # a hole would kill the task on a full disk
-                # a write into memory, which waits for no disk
-                self._memory = mmap.mmap(file.fileno(), FORMAT.size)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            os.posix_fallocate(self._file, 0, FORMAT.size)  # a hole would kill the task on a full disk
+            # a write into memory, which waits for no disk
+            self._memory = mmap.mmap(self._file, FORMAT.size)
+            os.close(self._file)
         # 0 beats means no file; see `Heartbeats._frozen`
         self._change(beats=1)
         # a thread of its own beats while a step takes long; it stops when the interpreter's lock is held for good
@@ -83,6 +86,10 @@ class Heartbeat:
             self.step = self.step if step is None else step
             self._saving = self._saving if saving is None else saving
             self._writing = self._writing if writing is None else writing
+            step = NO_STEP if self.step is None else self.step
+            signs = FORMAT.pack(self._beats, self._turns, step, self._saving, self._writing)
             if self._memory is not None:
-                step = NO_STEP if self.step is None else self.step
-                FORMAT.pack_into(self._memory, 0, self._beats, self._turns, step, self._saving, self._writing)
+                self._memory[:] = signs
+            elif self._file >= 0:
+                with contextlib.suppress(OSError):
+                    os.pwrite(self._file, signs, 0)

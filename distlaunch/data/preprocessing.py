@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.file_locks import lock
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.function_references import call, load_function
 from distlaunch.strategies.sources import Batch
@@ -106,10 +107,10 @@ def _cannot_be_kept(function: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the system drops the lock with the process."""
+    """One process at a time, where the disk has locks; the system drops a lock with its process."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        lock(fd, fcntl.LOCK_EX)  # without one, several make the same layer
         yield
     finally:
         os.close(fd)

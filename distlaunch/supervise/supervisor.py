@@ -35,7 +35,7 @@ from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
-_LONG_TURN_S, _RESTS = 2.0, 150
+_LONG_TURN_S, _RESTS = 3.0, 300
 """With many tasks a look costs more, and it rests so many times as long. On other hosts the end of a task wakes it."""
 
 

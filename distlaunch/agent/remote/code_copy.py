@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.file_locks import lock
 
 _MARK = ".distlaunch-code.json"
 
@@ -45,7 +46,7 @@ class CodeCopy:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, (fcntl.LOCK_SH if self.is_same else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            lock(self._lock, (fcntl.LOCK_SH if self.is_same else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"another job works with other code in {folder}; choose another `folder`") from None
         except OSError as error:
@@ -62,7 +63,7 @@ class CodeCopy:
             (self.folder / name).unlink(missing_ok=True)
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps(sorted(self._expected)).encode(), 0)
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        lock(self._lock, fcntl.LOCK_SH)
 
     def close(self) -> None:
         """Others may change it again."""

@@ -32,7 +32,7 @@ _TURN_S = 0.1
 _ENDING_TURN_S = 0.01  # while the end of a task waits to be reported
 _BEAT_S = 2.0
 """While no task runs. A controller that hears nothing for longer may take the host for lost."""
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024  # what a pipe holds
 LEASE_S = 60.0
 """Until the controller has said how long it may be silent."""
 

@@ -1,4 +1,7 @@
-"""The lock of a run. The process that works on the run holds it, and writes its own identity into it."""
+"""The lock of a run. The process that works on the run holds it, and writes its own identity into it.
+
+Where a disk has no locks, the identity alone counts, as long as its process lives, and touches the file.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,21 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import RunBusyError
+from distlaunch.base.file_locks import lock
 
 NOTEBOOK = "notebook"
 
 _TRIES = 3
 _MOMENT_S = 0.02
+_TOUCH_S, _FRESH_S = 10.0, 60.0
+"""Without locks: how often the file is touched, and for how long that holds; clocks of hosts may differ by the rest."""
 
 
 @dataclass(frozen=True)
@@ -60,24 +67,75 @@ def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
     # a task that inherited it would hold the lock after the launcher's death
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        for left in reversed(range(_TRIES)):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if not left:
-                    owner = Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
-                    raise RunBusyError(
-                        f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
-                    ) from None
-                time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
+        has_locks = _take(fd, path)
         # only now: until it is held, the file names somebody else
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(Owner(os.getpid(), socket.gethostname(), notebook)).encode(), 0)
-        yield
+        with contextlib.nullcontext() if has_locks else _touched(fd):
+            yield
     finally:
         # gives the lock up
         os.close(fd)
+
+
+def _take(fd: int, path: Path) -> bool:
+    """Whether it is held; else the disk has no locks, and nobody else works on the run. Raises RunBusyError."""
+    for left in reversed(range(_TRIES)):
+        try:
+            if lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                return True
+            owner = _named_owner(fd)
+            if owner is None:
+                return False
+        except BlockingIOError:
+            owner = _read(fd)
+        if not left:
+            message = f"{path.parent}: this run is still running ({owner.description}); `distlaunch stop` ends it"
+            raise RunBusyError(message) from None
+        time.sleep(_MOMENT_S)  # `owner_of` of somebody who only looks holds it for an instant
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _touched(fd: int) -> Iterator[None]:
+    """Meanwhile the file is fresh; afterwards it names nobody."""
+    over = threading.Event()
+
+    def touch() -> None:
+        while not over.wait(_TOUCH_S):
+            with contextlib.suppress(OSError):
+                os.utime(fd)
+
+    thread = threading.Thread(target=touch, name="lock", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+
+
+def _read(fd: int) -> Owner:
+    return Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
+
+
+def _is_alive(pid: int) -> bool:
+    import psutil  # only where it is needed: it costs 20 ms
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _named_owner(fd: int) -> Owner | None:
+    """Whom the file names, unless that process is gone."""
+    owner = _read(fd)
+    if not owner.pid or time.time() - os.fstat(fd).st_mtime > _FRESH_S:
+        return None
+    return owner if not owner.is_here or _is_alive(owner.pid) else None
 
 
 def owner_of(path: Path) -> Owner | None:
@@ -88,9 +146,8 @@ def owner_of(path: Path) -> Owner | None:
         return None
     try:
         # shared: several may look at the same time
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return Owner.parse(os.pread(fd, 256, 0).decode(errors="replace"))
+        return None if lock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB) else _named_owner(fd)
+    except BlockingIOError:
+        return _read(fd)
     finally:
         os.close(fd)
-    return None

@@ -21,7 +21,7 @@ from distlaunch.supervise.allocation import Starter
 FORWARDED = ("TF_", "XLA_", "JAX_", "KERAS_", "NCCL_", "GRPC_", "OMP_", "PYTHONHASHSEED")
 """How variables begin that change what a framework computes: tasks get them from the controller's environment."""
 _LISTENING_S = 10.0
-_BEAT_MS, _FEW_HOSTS = 500, 16
+_BEAT_MS, _FEW_HOSTS = 500, 4
 """How often a host sends the signs of life of its tasks; with more hosts half as often, which shows frozen ones too."""
 
 

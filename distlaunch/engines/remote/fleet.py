@@ -23,6 +23,8 @@ _START_S = 60.0
 _BUSY_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
 """Before an agent is started again where a server took no more logins."""
 _BYE_S = 5.0
+_MANY_LINKS, _LITTLE_BYTES, _REST_S = 16, 16 * 1024, 0.15
+"""With many hosts signs of life come all the time; to wake for each costs more than to read it."""
 
 
 class Fleet:
@@ -172,16 +174,22 @@ class Fleet:
                 if has_changed:
                     self._watch_links(selector, watched)
                 ready = selector.select(_TURN_S)
-                has_changed, now = not ready, time.monotonic()
+                has_changed, now, num_bytes = not ready, time.monotonic(), 0
                 for key, _ in ready:
                     if key.fd == self._wake_read:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_read, 4096)
                         self._is_woken, has_changed = False, True  # only now: who did not write has changed something
                     elif (link := watched.get(key.fd)) is not None:
-                        _pump(link, key.fd, now, selector)
+                        num_bytes += _pump(link, key.fd, now)
                         has_changed = has_changed or bool(link.lost) or key.fd != link.fds[1]
                 has_changed = self._keep_alive(now) or has_changed
+                if not has_changed and num_bytes < _LITTLE_BYTES and self._has_time():
+                    self._ending.wait(_REST_S)
+
+    def _has_time(self) -> bool:
+        """Whether there are many links, and nobody waits for an answer."""
+        return len(self.links) > _MANY_LINKS and not any(link.is_asked for link in list(self.links.values()))
 
     def _watch_links(self, selector: selectors.BaseSelector, watched: dict[int, Link]) -> None:
         """Registers what is to be read and written, and lets go of what was dropped or lost."""
@@ -223,11 +231,13 @@ class Fleet:
         return True
 
 
-def _pump(link: Link, fd: int, now: float, selector: selectors.BaseSelector) -> None:
+def _pump(link: Link, fd: int, now: float) -> int:
+    """How many bytes of messages have come."""
     stdin, stdout, _ = link.fds
+    if fd == stdout:
+        return link.pump_in(now)
     if fd == stdin:
         link.pump_out()
-    elif fd == stdout:
-        link.pump_in(now)
     else:
         link.pump_errors()
+    return 0

@@ -19,7 +19,7 @@ from distlaunch.agent.remote.frames import Frame, FrameError, FrameReader, Greet
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.cluster.hosts import Host
 
-_READ_BYTES = 256 * 1024
+_READ_BYTES = 64 * 1024  # what a pipe holds
 _KEPT_BYTES = 8000  # of what the child prints beside the messages
 
 
@@ -114,6 +114,11 @@ class Link:
         with self._lock:
             return self._outbox.has_pending
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether an answer is to come."""
+        return bool(self._pending) or not self.greeted.done()
+
     def post(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         """Sends a message; nobody hears of it if the agent is gone."""
         with self._lock:
@@ -149,28 +154,29 @@ class Link:
         with self._lock, contextlib.suppress(OSError):  # its end is seen where it is read
             self._outbox.flush()
 
-    def pump_in(self, now: float) -> None:
-        """Reads what has come."""
+    def pump_in(self, now: float) -> int:
+        """Reads what has come; returns how many bytes."""
         stdout = self.fds[1]
         try:
             data = os.read(stdout, _READ_BYTES)
         except BlockingIOError:
-            return
+            return 0
         if not data:
             self._end()
-            return
-        self.received_at = now
+            return 0
+        self.received_at, num_bytes = now, len(data)
         try:
             if self._greeting is not None:
                 rest = self._greeting.feed(data)
                 if rest is None:
-                    return
+                    return num_bytes
                 self._greeting, data = None, rest
             for frame in self._reader.feed(data):
                 self._take(frame)
         # a field that is not there, or of another type
         except (FrameError, KeyError, TypeError, ValueError) as error:
             self.lose(f"what it sends is not a message of an agent: {error}")
+        return num_bytes
 
     def pump_errors(self) -> None:
         """Takes what the child prints beside the messages."""

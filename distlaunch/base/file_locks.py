@@ -1,0 +1,19 @@
+"""Locks of files. Some disks of clusters refuse each: Lustre without `flock`, NFS without its lockd."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+def lock(fd: int, operation: int) -> bool:
+    """As `fcntl.flock`; False: this disk has no locks. Raises BlockingIOError if another process holds it."""
+    try:
+        fcntl.flock(fd, operation)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True

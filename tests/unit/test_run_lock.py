@@ -1,0 +1,100 @@
+"""The lock of a run on disks that have locks, and on those that refuse them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import multiprocessing
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distlaunch.base import heartbeat
+from distlaunch.base.errors import RunBusyError
+from distlaunch.base.run_files import run_lock
+from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
+from distlaunch.base.signs import read_signs
+
+
+@pytest.fixture(params=[None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def lock_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With locks, and without."""
+    if request.param is not None:
+
+        def refuse(fd: int, operation: int) -> None:
+            raise OSError(request.param, os.strerror(request.param))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+    return tmp_path / ".lock"
+
+
+def test_one_at_a_time(lock_file: Path) -> None:
+    with lock_run(lock_file):
+        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+        with pytest.raises(RunBusyError, match=rf"still running \(process {os.getpid()}\)"), lock_run(lock_file):
+            pass
+    assert owner_of(lock_file) is None
+    with lock_run(lock_file, notebook=True):
+        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname(), notebook=True)
+
+
+def test_a_process_that_is_gone_holds_nothing(lock_file: Path) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=int)
+    child.start()
+    pid = child.pid
+    child.join()
+    lock_file.write_text(f"{pid} {socket.gethostname()}")
+    assert owner_of(lock_file) is None
+    with lock_run(lock_file):
+        pass
+
+
+@pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)
+@pytest.mark.parametrize(("age_s", "is_held"), [(0.0, True), (40.0, True), (100.0, False)])
+def test_of_another_host_the_last_touch_counts(lock_file: Path, age_s: float, is_held: bool) -> None:
+    lock_file.write_text("12 elsewhere")
+    os.utime(lock_file, (time.time() - age_s,) * 2)
+    assert owner_of(lock_file) == (Owner(12, "elsewhere") if is_held else None)
+    if is_held:
+        with pytest.raises(RunBusyError, match="process 12 on elsewhere"), lock_run(lock_file):
+            pass
+    else:
+        with lock_run(lock_file):
+            assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+
+
+@pytest.mark.parametrize("lock_file", [errno.ENOSYS], indirect=True)
+def test_whoever_works_touches_it(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "_TOUCH_S", 0.001)
+    with lock_run(lock_file):
+        os.utime(lock_file, (1.0, 1.0))
+        until = time.monotonic() + 10
+        while lock_file.stat().st_mtime == 1.0:
+            assert time.monotonic() < until
+
+
+def test_a_disk_that_fails_is_no_disk_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="Input/output error"), lock_run(tmp_path / ".lock"):
+        pass
+
+
+def test_heartbeats_on_a_disk_without_files_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*words: Any) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(heartbeat.mmap, "mmap", refuse)
+    beating = heartbeat.Heartbeat(tmp_path / "heartbeat")
+    beating.at_step(7)
+    with beating.writing():
+        signs = read_signs(tmp_path / "heartbeat")
+    assert signs.beats
+    assert (signs.step, signs.writing) == (7, True)
+    assert not read_signs(tmp_path / "heartbeat").writing
