@@ -5,7 +5,8 @@
     stall    how long training stands still for a checkpoint, beside a plain copy of the same arrays
     steps    a step while a checkpoint is written, beside one while nothing is written
 
-The state is that of an embedding that a step hardly touches, so that steps are short and the copy is what counts.
+The state is that of an embedding that a step hardly touches, so that steps are short and the copy is what counts. To
+the program, ten minutes have passed between two checkpoints.
 """
 
 from __future__ import annotations
@@ -138,7 +139,10 @@ def _save_often(
     program, source = session.program, session.train.training_source(0, 0, ends_visible=False)
     program.set_train_data(source)
     session.model.stop_training = False
-    around = Surroundings(emit, lambda: False, session.store, is_chief=True)
+    between_s = [0.0]
+    around = Surroundings(
+        emit, lambda: False, session.store, is_chief=True, clock=lambda: time.monotonic() + between_s[0]
+    )
 
     def step() -> float:
         began = time.perf_counter()
@@ -153,6 +157,7 @@ def _save_often(
         for number in range(saves):
             # the first gets memory that the machine may have to find; what follows gets the same again
             copies.append([_seconds_of_copy(state) for _ in range(2)][-1])
+            between_s[0] += 600
             saver.save(program, Progress(step=number + 1))
             writing: list[float] = []
             while not saver.is_idle:

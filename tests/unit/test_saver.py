@@ -56,10 +56,10 @@ class Rig:
         model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1, name="d")])
         model.stop_training = False
         [self.name, *_] = [f"model/{variable.path}" for variable in model.variables]
-        self.stop = threading.Event()
+        self.stop, self.now = threading.Event(), 0.0
         around = Surroundings(
             self.events.append, lambda: False, self.disk, True, writing=lambda: self._flag("writing"),
-            saving=lambda: self._flag("saving"), is_stopping=self.stop.is_set,
+            saving=lambda: self._flag("saving"), is_stopping=self.stop.is_set, clock=lambda: self.now,
         )  # fmt: skip
         self.saver = Saver(config, model, [], around, NonFinite("fail", self.events.append))
         self.saver.__enter__()
@@ -79,6 +79,11 @@ class Rig:
     def end(self, error: BaseException | None = None) -> None:
         self.saver.__exit__(None if error is None else type(error), error, None)
 
+    def wait(self) -> None:
+        until = time.monotonic() + LIMIT_S
+        while not self.saver.is_idle:
+            assert time.monotonic() < until
+
     def told(self, kind: type[Event]) -> list[int]:
         return [event.step for event in self.events if isinstance(event, kind)]  # type: ignore[attr-defined]
 
@@ -88,6 +93,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.disk.gate.set()
+    if made.saver._pending is not None:
+        made.saver._pending.pace.hurry()
     made.saver._thread.shutdown()
 
 
@@ -98,12 +105,13 @@ def test_training_goes_on_with_a_copy(rig: Rig) -> None:
     rig.saver.check()
     rig.values[:] = 7
     assert rig.disk.steps() == []
+    rig.now = 2.0
     rig.disk.gate.set()
     rig.end()
     assert rig.disk.load(5).state[rig.name].tolist() == [1, 1, 1]
     [saved] = rig.events
     assert (saved.step, saved.num_bytes > 12, rig.flags) == (5, True, [])
-    assert 0 <= saved.stalled_s < saved.seconds
+    assert (saved.stalled_s, saved.seconds) == (0.0, 2.0)
 
 
 def test_the_next_save_waits_before_it_copies(rig: Rig) -> None:
@@ -132,6 +140,7 @@ def long_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("who", ["next save", "end", "failure", "own thread"])
 def test_who_waits_ends_the_rests_of_the_thread(rig: Rig, who: str) -> None:
     rig.disk.gate.set()
+    rig.now = 300.0
     rig.save(5, wait=who == "own thread")
     if who == "next save":
         rig.save(6)
@@ -143,11 +152,25 @@ def test_who_waits_ends_the_rests_of_the_thread(rig: Rig, who: str) -> None:
 def test_a_process_that_is_to_stop_has_no_rests(rig: Rig) -> None:
     rig.stop.set()
     rig.disk.gate.set()
+    rig.now = 300.0
     rig.save(5)
-    until = time.monotonic() + LIMIT_S
-    while not rig.saver.is_idle:
-        assert time.monotonic() < until
+    rig.wait()
     assert rig.told(CheckpointSaved) == [5]
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_there_are_rests_for_a_third_of_the_time_between_saves(rig: Rig) -> None:
+    rig.disk.gate.set()
+    rig.save(5)
+    rig.wait()  # no time has passed
+    assert rig.told(CheckpointSaved) == [5]
+    rig.now = 900.0
+    rig.save(6)
+    rig.now = 1199.0
+    rig.saver.check()
+    assert rig.told(CheckpointSaved) == [5]
+    rig.end()
+    assert rig.told(CheckpointSaved) == [5, 6]
 
 
 @pytest.mark.parametrize("beside", [True, False])

@@ -37,6 +37,8 @@ CALLBACK = "callback/"
 """Names in checkpoints of arrays that callbacks hold begin so."""
 _NICENESS = 15
 """Of the thread that writes: beside a busy step it gets 3 % of a core, at 10 it got 10 %."""
+_AT_A_PACE = 1 / 3
+"""Of the time between checkpoints; the rest is then written at full speed, so that the next has not to wait for it."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Saver:
         self._writer: Writer = around.together or ChiefWriter(around.store, is_chief=around.is_chief)
         self._patient_until = math.inf
         self._saved_step: int | None = None
+        self._began_at = around.clock()
+        """The last save, or training."""
         self.best = BestEpoch(config.checkpoint.best)
         section = config.checkpoint
         every_s = section.every_minutes and 60 * section.every_minutes
@@ -139,6 +143,7 @@ class Saver:
         around = self._around
         around.on_meeting()
         began = around.clock()
+        paced_until, self._began_at = began + _AT_A_PACE * (began - self._began_at), began
         if self._writer.takes_part:
             self._wait()  # before the copy: two of them may be more than the memory holds
         snapshot = self._writer.snapshot(program)
@@ -152,7 +157,7 @@ class Saver:
             resumed = None if wait else around.clock()
             save = _Save(snapshot, trained, progress, otherwise, best, began, resumed)
             if not wait:
-                self._start(save)
+                self._start(save, Pace(lambda: around.is_stopping() or around.clock() >= paced_until))
         if wait:  # in this thread, which has not to stand back
             with ExitStack() as writing:
                 writing.enter_context(around.writing())
@@ -183,8 +188,8 @@ class Saver:
                 pending.own_part.wait()
             pending.done.result()  # others may write still, and who waits for them holds nobody up
 
-    def _start(self, save: _Save) -> None:
-        own_part, pace = threading.Event(), Pace(self._around.is_stopping)
+    def _start(self, save: _Save, pace: Pace) -> None:
+        own_part = threading.Event()
         with ExitStack() as writing:
             writing.callback(own_part.set)
             writing.enter_context(self._around.writing())
