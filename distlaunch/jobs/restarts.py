@@ -19,6 +19,7 @@ from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
+from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
@@ -103,11 +104,18 @@ def repeat(
             # doubled with each restart that still counts
             backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
             after = f" in {backoff_s:g} s" if backoff_s else ""
-            why = f"{failure.task} {failure.reason}".lstrip()
+            why = _named(failure, has_hosts=any(task.host for task in result.plan.tasks))
             threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
             if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
                 return _stopped(result, stop, threaded)
             starts.append(time.monotonic())
+
+
+def _named(failure: Failure, *, has_hosts: bool) -> str:
+    """Who failed, where, and why."""
+    is_told = not failure.task or failure.host in failure.reason
+    where = f" on {failure.host}" if has_hosts and not is_told else ""
+    return f"{failure.task}{where} {failure.reason}".lstrip()
 
 
 def _would_come_again(mark: str, *, at_step: bool) -> str:

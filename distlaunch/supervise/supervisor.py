@@ -260,8 +260,10 @@ class Supervisor:
             self._write_stall(verdict.culprit, frozen=verdict.frozen)
         self._write(self._end_events(verdict.status, found.failure))
         self._handle_events(self._follower.read())
-        if found.lost and verdict.culprit in self._tasks:
-            self._allocation.note_host_failure(self._tasks[verdict.culprit].host)
+        # of a task that did not answer, not of the one that noticed it
+        failed = self._tasks.get(found.failure.task if found.failure is not None else "")
+        if found.lost and failed is not None:
+            self._allocation.note_host_failure(failed.host)
         was_signalled = bool(self._state.signals)
         shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from distlaunch.base.errors import ExitCode
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, RunEnded, TaskFailed, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.supervise.diagnose import diagnosis, first_failure
 from distlaunch.supervise.observer import Silent
@@ -168,6 +169,32 @@ def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
     assert "(test_supervisor_in_memory.py:" in said
     ends = [event for event in read_events(RunDir(tmp_path).events) if isinstance(event, RunEnded | TaskFailed)]
     assert [type(event) for event in ends] == [TaskFailed, RunEnded]
+
+
+def test_the_host_of_the_task_that_does_not_answer_has_failed(tmp_path: Path) -> None:
+    """Not the host of the task that noticed it."""
+    clock, run = Clock(), RunDir(tmp_path)
+    scripts = {
+        CHIEF: [Script([UP, TRAINS], on_stop=None, beats_until=20)],
+        OTHER: [Script([UP], ends=(30.0, 3))],
+    }
+    error = type("DeadlineExceededError", (Exception,), {})("no heartbeat")
+    clock.at(29.0, lambda: write_exception(run.task(0, OTHER), error))
+    plan = plan_of(tmp_path, *scripts)
+    tasks = tuple(replace(task, host=f"host of {task.task}") for task in plan.tasks)
+    allocation = MemoryAllocation(run, clock, scripts, Signals(clock))
+    supervisor = Supervisor(
+        replace(plan, tasks=tasks),
+        allocation,
+        Silent(),
+        clock=clock,
+        signals=allocation.signals,  # type: ignore[arg-type]
+    )
+    outcome = supervisor.run()
+    assert outcome.failure is not None
+    assert outcome.failure.task == CHIEF
+    assert "stopped answering (its process is suspended" in outcome.failure.reason
+    assert allocation.blamed == [f"host of {CHIEF}"]
 
 
 def test_a_failed_job_has_trained_since_its_first_step(tmp_path: Path) -> None:
