@@ -35,7 +35,8 @@ from distlaunch.supervise.verdict import Verdict, conclude
 
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
-_LONG_TURN_S, _RESTS = 3.0, 300
+_MANY_TASKS = 64
+_LONG_TURN_S, _RESTS = {False: 0.5, True: 3.0}, {False: 100, True: 300}
 """With many tasks a look costs more, and it rests so many times as long. On other hosts the end of a task wakes it."""
 
 
@@ -60,6 +61,7 @@ class Supervisor:
         self._plan, self._allocation, self._clock, self._signals = plan, allocation, clock, signals
         self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
+        self._has_many = len(plan.tasks) > _MANY_TASKS
         self._rules = rules_of(plan)
         self._history: list[Fact] = []
         self._state = RunState()
@@ -170,7 +172,7 @@ class Supervisor:
             ended = self._clock()
             # with a thousand tasks a look takes its time, and output must not wait for one after the other
             rest_until = ended + min(_TURN_S, ended - now)
-            turn = min(max(_TURN_S, _RESTS * (ended - now)), _LONG_TURN_S)
+            turn = min(max(_TURN_S, _RESTS[self._has_many] * (ended - now)), _LONG_TURN_S[self._has_many])
             look_at = ended + turn if decision.wake_at is None else min(ended + turn, decision.wake_at)
 
     def _handle_signals(self, numbers: list[signal.Signals], now: float) -> None:
