@@ -36,8 +36,9 @@ from distlaunch.supervise.verdict import Verdict, conclude
 _TURN_S = 0.1
 """How long the loop waits at most, and how often it looks at events and processes while output floods in."""
 _MANY_TASKS = 64
-_LONG_TURN_S, _RESTS = {False: 0.5, True: 3.0}, {False: 100, True: 300}
-"""With many tasks a look costs more, and it rests so many times as long. On other hosts the end of a task wakes it."""
+_RESTS, _RESTS_OF_MANY = (100, 0.5), (300, 3.0)
+"""A look costs more with more tasks: it rests so many times as long, at most so many seconds. On other hosts the end of
+a task wakes it."""
 
 
 class Supervisor:
@@ -61,7 +62,7 @@ class Supervisor:
         self._plan, self._allocation, self._clock, self._signals = plan, allocation, clock, signals
         self._observer = ThreadedObserver.of(observer)
         self._tasks = {str(task.task): task for task in plan.tasks}
-        self._has_many = len(plan.tasks) > _MANY_TASKS
+        self._rests, self._long_turn_s = _RESTS_OF_MANY if len(plan.tasks) > _MANY_TASKS else _RESTS
         self._rules = rules_of(plan)
         self._history: list[Fact] = []
         self._state = RunState()
@@ -172,7 +173,7 @@ class Supervisor:
             ended = self._clock()
             # with a thousand tasks a look takes its time, and output must not wait for one after the other
             rest_until = ended + min(_TURN_S, ended - now)
-            turn = min(max(_TURN_S, _RESTS[self._has_many] * (ended - now)), _LONG_TURN_S[self._has_many])
+            turn = min(max(_TURN_S, self._rests * (ended - now)), self._long_turn_s)
             look_at = ended + turn if decision.wake_at is None else min(ended + turn, decision.wake_at)
 
     def _handle_signals(self, numbers: list[signal.Signals], now: float) -> None:
