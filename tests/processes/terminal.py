@@ -14,6 +14,7 @@ from pathlib import Path
 from supervised import REPOSITORY
 
 LIMIT_S = 40.0
+_AGAIN_S = 3.0
 
 
 class Terminal:
@@ -40,6 +41,21 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
+
+    def press_until(self, key: str, pattern: str) -> None:
+        """As somebody presses Ctrl-C again: CPython's readline shows the prompt before it waits, and sees a signal that
+        comes in between at the next key only (`readline_until_enter_or_signal`)."""
+        until = time.monotonic() + LIMIT_S
+        again = 0.0
+        while re.compile(pattern).search(self.seen, self._from) is None:
+            now = time.monotonic()
+            assert now < until, f"{pattern} did not come:\n{self.seen}"
+            if now >= again:
+                self.type(key)
+                again = now + _AGAIN_S
+            if select.select([self._fd], [], [], max(0.0, again - now))[0]:
+                assert self._read(), f"ended without {pattern}:\n{self.seen}"
+        self.wait_for(pattern)
 
     def wait(self) -> int:
         """The exit code."""

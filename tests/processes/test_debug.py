@@ -167,8 +167,7 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
         look(terminal, where)
         terminal.type("c\n")
     look(terminal, "step")
-    terminal.type("\x03")
-    terminal.wait_for(rf"--KeyboardInterrupt--\n{PROMPT}")
+    terminal.press_until("\x03", rf"--KeyboardInterrupt--\n{PROMPT}")
     terminal.type("q\n")
     assert terminal.wait() == 130, terminal.seen
     assert "Traceback" not in terminal.seen
