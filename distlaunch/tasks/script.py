@@ -86,8 +86,15 @@ def _report_start(folder: str, attempt: int, task: str) -> None:
 
 def _quoted(text: str) -> str:
     """As JSON has it."""
-    safe = (char if (char.isascii() and char.isalnum()) or char in ":-._" else f"\\u{ord(char):04x}" for char in text)
+    safe = (char if (char.isascii() and char.isalnum()) or char in ":-._" else _escaped(ord(char)) for char in text)
     return f'"{"".join(safe)}"'
+
+
+def _escaped(code: int) -> str:
+    """JSON's escapes have 16 bits: what is beyond becomes a surrogate pair, as in UTF-16."""
+    if code > 0xFFFF:
+        return _escaped(0xD7C0 + (code >> 10)) + _escaped(0xDC00 + (code & 0x3FF))
+    return f"\\u{code:04x}"
 
 
 def _load_script(path: str) -> _Program:

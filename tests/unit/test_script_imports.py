@@ -59,7 +59,7 @@ def test_its_start_is_a_line_of_its_own(tmp_path, left: str) -> None:
     assert json.loads(last)["task"] == "worker:1"
 
 
-@pytest.mark.parametrize("name", ['a"b\\c', "tab\tnew\nline", "häuschen-7.example", "\x7f"])
+@pytest.mark.parametrize("name", ['a"b\\c', "tab\tnew\nline", "häuschen-7.example", "\x7f", "🏠-1", "\U0010ffff"])
 def test_any_name_of_a_host_is_valid(tmp_path, name: str) -> None:
     _python(_TELL, str(tmp_path), name)
     (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
