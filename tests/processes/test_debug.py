@@ -176,7 +176,12 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
 
 @pytest.mark.parametrize(
     ("function", "where", "prompts"),
-    [("rows", "map", 2), ("pipeline", "map", 1), ("asking", "data", 1), ("generated", "generator", 1)],
+    [
+        ("rows", "map", 2),
+        pytest.param("pipeline", "map", 1, marks=pytest.mark.slow),
+        pytest.param("asking", "data", 1, marks=pytest.mark.slow),
+        pytest.param("generated", "generator", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_q_where_data_are_made_ends_the_run_as_interrupted(
     project: Path, function: str, where: str, prompts: int

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from real import at_step, finish, run, start, wait_for
 
 from distlaunch.base.event_files import read_events
@@ -52,6 +53,7 @@ strategy: {kind: mirrored, replicas: 2}
 """
 
 
+@pytest.mark.slow  # in CI tests/unit/test_run_lock.py and test_heartbeats.py have its parts
 def test_a_run_has_one_launcher_and_goes_on(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("DISK", str(tmp_path))
     site = tmp_path / "site"

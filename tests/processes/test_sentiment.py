@@ -27,7 +27,7 @@ print(json.dumps(np.argmax(next(iter(scores.values())), -1).tolist()))
 
 
 def test_three_meshes_one_run_and_a_saved_model_of_text(tmp_path: Path) -> None:
-    shorter = ("--set", "data.train_examples=2000")
+    shorter = ("--set", "data.train_examples=500")
     for name in ("sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel"):
         lite = ("--set", "export=[saved_model, tflite]") if name == "sentiment_spatial_parallel" else ()
         code, out, err = run("train", str(CONFIGS / f"{name}.yaml"), *shorter, *lite, cwd=tmp_path)
@@ -36,7 +36,7 @@ def test_three_meshes_one_run_and_a_saved_model_of_text(tmp_path: Path) -> None:
     assert "serve(inputs: string[?]) -> float32[?,2]" in out
     assert "serve(inputs: float32[?,1200]) -> float32[?,2]" in out
     assert "warning: model.tflite takes what data.preprocessing gives: TFLite has no texts" in out
-    assert [event.step for event in read_events(found.events) if isinstance(event, Restored)] == [64, 128]
+    assert [event.step for event in read_events(found.events) if isinstance(event, Restored)] == [16, 32]
     assert len(list(found.preprocessing("*").parent.glob("*.keras"))) == 1
 
     code, out, err = run("evaluate", str(found.path), "--json", cwd=tmp_path)

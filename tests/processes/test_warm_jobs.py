@@ -116,7 +116,7 @@ ONLY_TRAINING, NO_PREDICTION = "'one_pass'", "'call'"
 @pytest.mark.parametrize(
     ("mode", "strategies", "has", "lacks"),
     [
-        ("train", ON, [ONLY_TRAINING, NO_PREDICTION], []),
+        pytest.param("train", ON, [ONLY_TRAINING, NO_PREDICTION], [], marks=pytest.mark.slow),
         # what one device lacks then is what the others use as well
         pytest.param("evaluate", ON[:1], [NO_PREDICTION], [ONLY_TRAINING], marks=pytest.mark.slow),
         pytest.param("predict", ON[:1], [], [ONLY_TRAINING, NO_PREDICTION], marks=pytest.mark.slow),
