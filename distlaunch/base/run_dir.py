@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -274,3 +275,12 @@ class RunDir:
         Raises RunBusyError if another process holds it.
         """
         return lock_run(self._lock, notebook=notebook)
+
+    @contextlib.contextmanager
+    def lock_claim(self) -> Iterator[None]:
+        """As `lock`; a claim in which nothing was started is taken back, whatever the reason."""
+        with self.lock():
+            try:
+                yield
+            finally:
+                self.discard()

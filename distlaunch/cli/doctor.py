@@ -30,7 +30,7 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:
     """One line per host, and warnings."""
-    from distlaunch.engines.host_warnings import driver_warnings
+    from distlaunch.engines.host_warnings import warnings_between
     from distlaunch.ui import words
 
     rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]
@@ -46,7 +46,7 @@ def _print_hosts(hosts: Sequence[HostReport]) -> None:
         click.echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
     for warning in [
         *(warning for host in hosts for warning in host.warnings),
-        *driver_warnings({host.name: host.driver for host in hosts}),
+        *warnings_between({host.name: host.driver for host in hosts}, {host.name: host.machine for host in hosts}),
     ]:
         click.echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""

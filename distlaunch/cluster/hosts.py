@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +55,10 @@ def parse_host(text: str) -> Host:
     """Reads `user@host:port slots=2`. Raises ValueError with what is wrong."""
     first, *settings = text.split()
     match = _ADDRESS.match(first)
-    if match is None or (match["port"] and not 0 < int(match["port"]) < 65536):
+    if match is None:
         raise ValueError(f"got {first!r}; {EXAMPLE}")
+    if match["port"] and not 0 < int(match["port"]) < 65536:
+        raise ValueError(f"got the port {match['port']} in {first!r}; expected 1 to 65535")
     found: dict[str, str] = {}
     for word in settings:
         name, equals, value = word.partition("=")
@@ -65,7 +67,7 @@ def parse_host(text: str) -> Host:
         found[name] = value
     slots = found.get("slots")
     if slots is not None and not (slots.isascii() and slots.isdigit() and 0 < int(slots) <= _MOST_SLOTS):
-        raise ValueError(f"got slots={slots} for {first}; expected a whole number of at least 1")
+        raise ValueError(f"got slots={slots} for {first}; expected a whole number from 1 to {_MOST_SLOTS}")
     for name in ("python", "folder"):
         if name in found and not found[name].startswith("/"):
             raise ValueError(f"got {name}={found[name]} for {first}; expected an absolute path")
@@ -79,20 +81,21 @@ def parse_host(text: str) -> Host:
     )
 
 
-def hosts_problem(texts: Sequence[str]) -> tuple[int, str] | None:
-    """The first of these that is no host, or is there twice, and what is wrong with it."""
+def hosts_problems(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Which of these are no hosts, or are there twice, and what is wrong with each."""
     seen: set[str] = set()
     for number, text in enumerate(texts):
         try:
             host = parse_host(text) if text.strip() else None
         except ValueError as error:
-            return number, str(error)
+            yield number, str(error)
+            continue
         if host is None:
-            return number, f"got an empty text; {EXAMPLE}"
-        if host.label in seen:
-            return number, f"got {host.label} twice; write it once, with slots=N for N workers"
-        seen.add(host.label)
-    return None
+            yield number, f"got an empty text; {EXAMPLE}"
+        elif host.label in seen:
+            yield number, f"got {host.label} twice; write it once, with slots=N for N workers"
+        else:
+            seen.add(host.label)
 
 
 def hostfile_lines(text: str) -> list[tuple[int, str]]:
@@ -101,16 +104,16 @@ def hostfile_lines(text: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in lines if line]
 
 
-def hostfile_problem(path: str) -> str:
-    """What is wrong with a hostfile, and in which line; empty if nothing."""
+def hostfile_problems(path: str) -> list[str]:
+    """What is wrong with a hostfile, and in which lines."""
     try:
         lines = hostfile_lines(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        return f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"
+        return [f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is no text'}"]
     if not lines:
-        return f"{path} names no host; {EXAMPLE}"
-    found = hosts_problem([text for _, text in lines])
-    return f"{path}:{lines[found[0]][0]}: {found[1]}" if found else ""
+        return [f"{path} names no host; {EXAMPLE}"]
+    wrong = hosts_problems([text for _, text in lines])
+    return [f"{path}:{lines[number][0]}: {message}" for number, message in wrong]
 
 
 def place_tasks(jobs: Mapping[str, int], slots: Sequence[int], names: Sequence[str]) -> list[int]:

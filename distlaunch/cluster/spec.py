@@ -48,11 +48,13 @@ class Place:
         host: its name; empty: this machine.
         address: `host:port` by which the other tasks reach it; empty: none of them needs to.
         gpus: all that the job may use on the host, as CUDA_VISIBLE_DEVICES names them.
+        python: the host's interpreter; empty: that of this process.
     """
 
     host: str = ""
     address: str = ""
     gpus: tuple[str, ...] = ()
+    python: str = ""
 
 
 def by_host(places: Mapping[Task, Place]) -> list[tuple[tuple[str, ...], list[Task]]]:

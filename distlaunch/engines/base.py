@@ -57,6 +57,7 @@ class HostReport:
     Attributes:
         address: by which other hosts reach it; empty: there are none.
         driver: version of the GPUs' driver; empty: there is none.
+        machine: what no other machine has.
         free_bytes: on the disk of the working directory.
         warnings: what may become a problem.
     """
@@ -69,6 +70,7 @@ class HostReport:
     memory_bytes: int
     gpus: Sequence[str]
     driver: str
+    machine: str
     free_bytes: int
     warnings: Sequence[str] = ()
 
@@ -77,7 +79,8 @@ class HostReport:
         name: str, address: str, facts: Mapping[str, Any], state: Mapping[str, Any], warnings: Sequence[str]
     ) -> HostReport:
         """From what an agent reports: see `host_facts` and `host_state`."""
-        known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
+        names = ("python", "packages", "cores", "memory_bytes", "gpus", "driver", "machine")
+        known = {key: facts[key] for key in names}
         free_bytes = next(iter(state["free_bytes"].values()))
         return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings)
 

@@ -38,17 +38,40 @@ def host_warnings(name: str, state: Mapping[str, Any], paths: Mapping[str, str],
         yield f"the clock of {name} is {abs(clock_s):.0f} s {ahead} this machine's"
 
 
+def warnings_between(drivers: Mapping[str, str], machines: Mapping[str, str]) -> Iterator[str]:
+    """What is worth a word of several hosts together; arguments as of the functions below."""
+    yield from driver_warnings(drivers)
+    yield from machine_warnings(machines)
+
+
+def machine_warnings(machines: Mapping[str, str]) -> Iterator[str]:
+    """One machine under several names, which counts on its cores and GPUs once for each.
+
+    Args:
+        machines: host -> what no other machine has.
+    """
+    for names in _alike(machines).values():
+        if len(names) > 1:
+            yield f"{', '.join(names)} are one machine, whose tasks share its cores; write it once, with slots=N"
+
+
 def driver_warnings(drivers: Mapping[str, str]) -> Iterator[str]:
     """Drivers of GPUs that differ: what runs on one host may not run on another.
 
     Args:
         drivers: host -> version; empty: it has no GPU.
     """
-    hosts: dict[str, list[str]] = {}
-    for host, version in drivers.items():
-        if version:
-            hosts.setdefault(version, []).append(host)
+    hosts = _alike(drivers)
     if len(hosts) > 1:
         yield "hosts have different GPU drivers: " + "; ".join(
             f"{version} on {', '.join(names)}" for version, names in hosts.items()
         )
+
+
+def _alike(values: Mapping[str, str]) -> dict[str, list[str]]:
+    """The hosts of each value that is not empty."""
+    hosts: dict[str, list[str]] = {}
+    for host, value in values.items():
+        if value:
+            hosts.setdefault(value, []).append(host)
+    return hosts

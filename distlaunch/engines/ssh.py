@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problem, parse_host
+from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problems, parse_host
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote import ssh_errors
-from distlaunch.engines.remote.engine import RemoteEngine
+from distlaunch.engines.remote.engine import RemoteEngine, python_of
 from distlaunch.engines.remote.link import Command
 
 _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "RemoteCommand=none",
@@ -31,17 +30,12 @@ def ssh_command(host: Host, settings: EngineSection) -> list[str]:
     return ["ssh", *_OPTIONS, *port, *user, "--", host.name, remote]
 
 
-def python_of(host: Host, settings: EngineSection) -> str:
-    """The interpreter on a host."""
-    return host.python or settings.python or sys.executable
-
-
 def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
     """The hosts that the config or its hostfile names. Raises ConfigError."""
     if settings.hostfile is None:
         return tuple(parse_host(text) for text in settings.hosts)
-    if problem := hostfile_problem(settings.hostfile):
-        raise ConfigError(Problem(("engine", "hostfile"), problem))
+    if problems := hostfile_problems(settings.hostfile):
+        raise ConfigError([Problem(("engine", "hostfile"), problem) for problem in problems])
     return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
 
 

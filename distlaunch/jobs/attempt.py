@@ -31,10 +31,15 @@ from distlaunch.supervise.supervisor import Supervisor
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """What was executed, and how it ended."""
+    """What was executed, and how it ended.
+
+    Attributes:
+        resumable: whether the run is worth going on with: a smoke test is not.
+    """
 
     plan: LaunchPlan
     outcome: Outcome
+    resumable: bool = True
 
 
 def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> RunConfig:

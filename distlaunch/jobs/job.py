@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ConfigError, Problem, StopRequested, UsageError
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
@@ -161,12 +161,8 @@ def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str])
     choice, run = claimed.choice, claimed.run
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)
-    with ThreadedObserver.of(observer) as threaded, run.lock():
-        try:
-            return checked(run_job(choice.config, run, threaded, environ), choice.locate)
-        except (UsageError, StopRequested):
-            run.discard()  # nothing was started
-            raise
+    with ThreadedObserver.of(observer) as threaded, run.lock_claim():
+        return checked(run_job(choice.config, run, threaded, environ), choice.locate)
 
 
 def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:

@@ -88,8 +88,9 @@ def repeat(
                 # nothing was started yet: the command's own error
                 if result is None:
                     raise
-                threaded.note(f"cannot be started again: {error}")
-                return result
+                if (ended := _after_no_start(result, error, starts, limits, signals, threaded)) is not None:
+                    return ended
+                continue
             outcome, failure = result.outcome, result.outcome.failure
             recent = _recent(starts, limits.window_s)
             if failure is None or not outcome.retryable or len(recent) >= limits.most:
@@ -101,14 +102,40 @@ def repeat(
             # a signal that came while the attempt ended
             if stop := _stop_signal_within(signals, 0):
                 return _stopped(result, stop, threaded)
-            # doubled with each restart that still counts
-            backoff_s = min(limits.backoff_s * 2 ** len(recent), _LONGEST_BACKOFF_S)
-            after = f" in {backoff_s:g} s" if backoff_s else ""
+            backoff_s, after = _backoff(limits, len(recent))
             why = _named(failure, has_hosts=any(task.host for task in result.plan.tasks))
             threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}{change(outcome)}: {why}")
             if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
                 return _stopped(result, stop, threaded)
             starts.append(time.monotonic())
+
+
+def _after_no_start(
+    result: AttemptResult,
+    error: Exception,
+    starts: list[float],
+    limits: Limits,
+    signals: SignalPipe,
+    threaded: ThreadedObserver,
+) -> AttemptResult | None:
+    """Waits after a restart that could not be made, which counts as one: a host may be back soon. The end, if it is."""
+    recent = _recent(starts, limits.window_s)
+    why = f"cannot be started again: {error}"
+    if len(recent) >= limits.most:
+        outcome = dataclasses.replace(result.outcome, warnings=(*result.outcome.warnings, why))
+        return dataclasses.replace(result, outcome=outcome)
+    backoff_s, after = _backoff(limits, len(recent))
+    threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}: {why}")
+    if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
+        return _stopped(result, stop, threaded)
+    starts.append(time.monotonic())
+    return None
+
+
+def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
+    """How long to wait before the next restart, doubled with each that still counts, and the words for it."""
+    seconds = min(limits.backoff_s * 2**num_recent, _LONGEST_BACKOFF_S)
+    return seconds, f" in {seconds:g} s" if seconds else ""
 
 
 def _named(failure: Failure, *, has_hosts: bool) -> str:

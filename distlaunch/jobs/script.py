@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distlaunch.base.errors import StopRequested, UsageError
+from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
@@ -60,17 +60,13 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     if request.isolate:
         isolate(engine)
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with ThreadedObserver.of(observer) as threaded, run.lock():
+    with ThreadedObserver.of(observer) as threaded, run.lock_claim():
 
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, engine, run, threaded, environ, signals, request.limits.window_s)
 
-        try:
-            with engine.kept():
-                return repeat(start, request.limits, threaded, run.control)
-        except (UsageError, StopRequested):
-            run.discard()
-            raise
+        with engine.kept():
+            return repeat(start, request.limits, threaded, run.control)
 
 
 def _attempt(

@@ -16,7 +16,8 @@ from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
-STEPS = 4  # with a checkpoint after two
+STEPS = 4
+"""At most: the data may have fewer. There is a checkpoint after two."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)
-        slice_of_data = (f"data.train_examples={examples}", "train.steps_per_epoch=null")
+        given = config.train.steps_per_epoch  # then an epoch may go over the data several times
+        steps = "null" if given is None else min(given, STEPS)
+        slice_of_data = (f"data.train_examples={examples}", f"train.steps_per_epoch={steps}")
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")
     # every model can be a SavedModel, a tf.Module nothing else; on JAX it would take a process of TensorFlow
@@ -61,12 +64,13 @@ def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     isolate_if_configured(config, environ)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with ThreadedObserver.of(observer) as threaded, run.lock(), engine_of(config, environ).kept():
-        threaded.note(f"smoke test, 1 of 2: {STEPS} steps with a checkpoint")
+    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), engine_of(config, environ).kept():
+        threaded.note("smoke test, 1 of 2: a few steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, threaded, environ)
         if result.outcome.status == "done":
             threaded.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
             result = _attempt(request, config, name, 2, run, threaded, environ)
+    result = replace(result, resumable=False)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
 
 
@@ -93,20 +97,25 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
         event.logs["loss"] for event in events if isinstance(event, StepsDone | EpochEnded) and "loss" in event.logs
     ]
     saved = [event.step for event in first.checkpoints]
-    first_step = second.start.first_step if second.start else 0
-    replicas = first.start.replicas if first.start else 0
+    trained, first_step = first.now.step, second.start.first_step if second.start else 0
+    replicas = f" for {_count(first.start.replicas, 'replica')}" if first.start else ""
+    went_on = 0 < first_step < second.now.step
     proofs = [
         Proof("the config is valid", True),
-        Proof(f"{len(tasks)} task{'s' * (len(tasks) > 1)} came up", bool(first.now.hosts and first.start)),
-        Proof(f"model and data were built for {replicas} replica{'s' * (replicas != 1)}", first.start is not None),
-        Proof(f"{STEPS} steps were trained", bool(first.epochs)),
+        Proof(f"{_count(len(tasks), 'task')} came up", bool(first.now.hosts and first.start)),
+        Proof("model and data were built" + replicas, first.start is not None),
+        Proof("training ran" + (f" ({_count(trained, 'step')})" if trained else ""), bool(first.epochs)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
-        Proof(f"a checkpoint was written (step {max(saved, default=0)})", bool(saved)),
-        Proof(f"a new start went on from step {first_step}", 0 < first_step < second.now.step),
+        Proof("a checkpoint was written" + (f" (step {max(saved)})" if saved else ""), bool(saved)),
+        Proof("a new start went on" + (f" from step {first_step}" if went_on else ""), went_on),
     ]
     if config.validation is not None:
         validated = any(name.startswith("val_") for event in second.epochs for name in event.logs)
         proofs.append(Proof("validation ran", validated))
     formats = second.exports
-    proofs.append(Proof(f"the model was exported ({', '.join(formats or config.export)})", bool(formats)))
+    proofs.append(Proof("the model was exported" + (f" ({', '.join(formats)})" if formats else ""), bool(formats)))
     return tuple(proofs)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

@@ -109,7 +109,7 @@ def plan_script(
             **({LOG_LEVEL: "1"} if serves and LOG_LEVEL not in environ else {}),
         }
         address = cluster.address(task) if task in cluster.tasks else None
-        argv = _argv(job, task, attempt, files)
+        argv = _argv(job, task, attempt, files, place_of[task].python)
         unsupervised, host = job.kind == "program", place_of[task].host
         plans.append(TaskPlan(task, argv, env, files, address, serves=serves, unsupervised=unsupervised, host=host))
     return LaunchPlan(
@@ -123,13 +123,13 @@ def plan_script(
     )
 
 
-def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir) -> tuple[str, ...]:
+def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir, python: str) -> tuple[str, ...]:
     if job.kind == "program":
         return (job.program, *job.arguments)
     own = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
     own += ["--jax-processes=yes"] * job.jax
     # `--`: the script's own options are not ours
-    return (sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
+    return (python or sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
 
 
 def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:

@@ -124,10 +124,12 @@ class LaunchPlan:
         }
 
 
-def worker_argv(run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequence[str] = ()) -> tuple[str, ...]:
-    """The command that runs one task."""
+def worker_argv(
+    run_dir: Path, attempt: int, task: Task, mode: Mode, extra: Sequence[str] = (), python: str = ""
+) -> tuple[str, ...]:
+    """The command that runs one task; `python` as of `Place`."""
     arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
-    return (sys.executable, "-m", "distlaunch.tasks.worker", *arguments)
+    return (python or sys.executable, "-m", "distlaunch.tasks.worker", *arguments)
 
 
 def processes(config: RunConfig) -> dict[str, int]:
@@ -188,11 +190,11 @@ def plan_launch(
     shares = _gpu_shares(config, place_of)
     ports_are_reserved = here is None and bool(cluster.tasks)  # those of a given cluster are held by nobody here
     servers = [task for task in chosen if cluster.tasks and config.strategy.is_server(task.job)]
-    waiting = [task for task in servers if task == here]
+    more = {task: (*extra, *(WAIT_FOR_CHIEF if task == here else ())) for task in servers}
     tasks = tuple(
         TaskPlan(
             task=task,
-            argv=worker_argv(run.path, attempt, task, mode, (*extra, *(WAIT_FOR_CHIEF if task in waiting else ()))),
+            argv=worker_argv(run.path, attempt, task, mode, more.get(task, extra), place_of[task].python),
             env=_environment(task, cluster, shares.get(task), ports_are_reserved=ports_are_reserved),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,

@@ -27,7 +27,7 @@ def print_summary(console: Console, state: ProgressState, result: AttemptResult)
     table.add_row("run", shown(result.plan.run_dir))
     for name, value in _facts(state):
         table.add_row(name, value)
-    if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train":
+    if outcome.status in ("stopped", "interrupted") and result.plan.mode == "train" and result.resumable:
         table.add_row("next", _resume(result) + _from_the_beginning(result))
     console.print()
     _print_table(console, table)
@@ -95,7 +95,7 @@ def _print_table(console: Console, table: Table) -> None:
 
 def _next(failure: Failure, state: ProgressState, result: AttemptResult) -> str:
     """What to do first, and how to go on."""
-    if not failure.resumable:
+    if not (failure.resumable and result.resumable):
         return failure.first
     last = state.checkpoints[-1] if state.checkpoints else state.restored
     at = f" (resumes from step {last.step:,})" if last else _from_the_beginning(result)

@@ -12,7 +12,7 @@ import pytest
 from distlaunch.agent.host_state import host_state
 from distlaunch.config.references.data_paths import data_paths
 from distlaunch.config.run import RunConfig
-from distlaunch.engines.host_warnings import driver_warnings, host_warnings
+from distlaunch.engines.host_warnings import host_warnings, warnings_between
 
 
 def test_a_host_tells_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,9 +54,16 @@ def test_what_is_worth_a_warning(state: dict[str, Any], clock_s: float, told: li
 
 
 def test_drivers_that_differ_are_told() -> None:
-    assert not [*driver_warnings({"a": "550.1", "b": "550.1", "no gpu": ""})]
-    (told,) = driver_warnings({"a": "550.1", "b": "535.2", "c": "550.1"})
+    assert not [*warnings_between({"a": "550.1", "b": "550.1", "no gpu": ""}, {})]
+    (told,) = warnings_between({"a": "550.1", "b": "535.2", "c": "550.1"}, {})
     assert told == "hosts have different GPU drivers: 550.1 on a, c; 535.2 on b"
+
+
+def test_one_machine_under_two_names_is_told() -> None:
+    """Containers of one machine differ in their network."""
+    assert not [*warnings_between({}, {"a": "boot net:1 a", "b": "boot net:2 b", "c": "", "d": ""})]
+    (told,) = warnings_between({}, {"a": "boot net:1 x", "b": "boot net:2 b", "10.0.0.7": "boot net:1 x"})
+    assert told == "a, 10.0.0.7 are one machine, whose tasks share its cores; write it once, with slots=N"
 
 
 def test_paths_of_data_are_texts_with_a_slash() -> None:

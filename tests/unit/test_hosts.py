@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.errors import UsageError
-from distlaunch.cluster.hosts import Host, hostfile_problem, hosts_problem, parse_host, place_tasks
+from distlaunch.cluster.hosts import EXAMPLE, Host, hostfile_problems, hosts_problems, parse_host, place_tasks
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, places_of
 from distlaunch.config.engine import Engine
 from distlaunch.engines.remote.addresses import at, ports_to_try
@@ -35,9 +35,10 @@ def test_a_host_is_read(text: str, host: Host) -> None:
     [
         ("-oProxyCommand=evil", "got '-oProxyCommand=evil'; expected HOST"),
         ("a:b", "got 'a:b'; expected HOST"),
-        ("a:70000", "got 'a:70000'; expected HOST"),
+        ("a:70000", "got the port 70000 in 'a:70000'; expected 1 to 65535"),
         ("a;reboot", "got 'a;reboot'; expected HOST"),
-        ("a slots=0", "got slots=0 for a; expected a whole number of at least 1"),
+        ("a slots=0", "got slots=0 for a; expected a whole number from 1 to 10000"),
+        ("a slots=10001", "expected a whole number from 1 to 10000"),
         ("a slots=two", "got slots=two for a"),
         ("a cores=2", "got 'cores=2' after a; expected HOST"),
         ("a python=python3", "got python=python3 for a; expected an absolute path"),
@@ -49,19 +50,26 @@ def test_what_is_no_host_is_refused(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_the_first_wrong_host_is_named() -> None:
-    assert hosts_problem(["a", "b slots=x"]) == (1, "got slots=x for b; expected a whole number of at least 1")
-    assert hosts_problem(["a", "u@a"]) == (1, "got a twice; write it once, with slots=N for N workers")
-    assert hosts_problem(["a:1", "a:2"]) is None
+def test_each_wrong_host_is_named() -> None:
+    slots = "got slots=x for b; expected a whole number from 1 to 10000"
+    assert [*hosts_problems(["a", "b slots=x", "", "u@a", "c"])] == [
+        (1, slots),
+        (2, f"got an empty text; {EXAMPLE}"),
+        (3, "got a twice; write it once, with slots=N for N workers"),
+    ]
+    assert not [*hosts_problems(["a:1", "a:2"])]
 
 
 def test_a_hostfile_is_checked_with_its_lines(tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
-    file.write_text("# two hosts\na slots=2\n\nb slots=x  # wrong\n")
-    assert hostfile_problem(str(file)) == f"{file}:4: got slots=x for b; expected a whole number of at least 1"
+    file.write_text("# two hosts\na slots=2\n\nb slots=x  # wrong\na slots=2\n")
+    assert hostfile_problems(str(file)) == [
+        f"{file}:4: got slots=x for b; expected a whole number from 1 to 10000",
+        f"{file}:5: got a twice; write it once, with slots=N for N workers",
+    ]
     file.write_text("# none\n")
-    assert "names no host" in hostfile_problem(str(file))
-    assert "No such file" in hostfile_problem(str(tmp_path / "missing"))
+    assert "names no host" in hostfile_problems(str(file))[0]
+    assert "No such file" in hostfile_problems(str(tmp_path / "missing"))[0]
 
 
 @pytest.mark.parametrize(

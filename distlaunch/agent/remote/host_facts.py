@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from distlaunch import __version__
@@ -33,10 +34,20 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "addresses": list(_addresses(environ)),
         "gpus": list(find_gpus(environ)),
         "driver": driver_version(),
+        "machine": _machine(),
         "cores": num_visible_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "time": time.time(),
     }
+
+
+def _machine() -> str:
+    """What no other machine has, nor another container of it; empty where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')} {socket.gethostname()}"
+    except OSError:
+        return ""
 
 
 def package_versions() -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlaunch.base.errors import Problem
-from distlaunch.cluster.hosts import EXAMPLE, hosts_problem
+from distlaunch.cluster.hosts import EXAMPLE, hosts_problems
 from distlaunch.config.run import RunConfig
 
 
@@ -16,8 +16,8 @@ def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(("engine", "hostfile"), "got both 'hosts' and 'hostfile'; expected one of them; remove one")
     if engine.kind == "ssh" and not engine.hosts and engine.hostfile is None:
         yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
-    if found := hosts_problem(engine.hosts):
-        yield Problem(("engine", "hosts", found[0]), found[1])
+    for number, message in hosts_problems(engine.hosts):
+        yield Problem(("engine", "hosts", number), message)
     for name in ("python", "folder"):
         path = getattr(engine, name)
         if path is not None and not path.startswith("/"):

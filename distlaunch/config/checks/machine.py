@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
-from distlaunch.cluster.hosts import hostfile_problem
+from distlaunch.cluster import hosts
 from distlaunch.cluster.ports import OTHER_PORTS, port_problem
 from distlaunch.config.references.keras_names import missing_package
 from distlaunch.config.run import Callback, RunConfig
@@ -32,7 +32,7 @@ def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
 
 def hostfile_problems(config: RunConfig) -> Iterator[Problem]:
     """The hostfile is there, and has hosts."""
-    if config.engine.hostfile is not None and (problem := hostfile_problem(config.engine.hostfile)):
+    for problem in hosts.hostfile_problems(config.engine.hostfile) if config.engine.hostfile is not None else ():
         yield Problem(("engine", "hostfile"), problem)
 
 

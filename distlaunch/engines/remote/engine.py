@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -16,7 +17,7 @@ from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
-from distlaunch.engines.host_warnings import driver_warnings, host_warnings
+from distlaunch.engines.host_warnings import host_warnings, warnings_between
 from distlaunch.engines.remote.addresses import UnreachableError, at, choose_addresses
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.answers import raise_for, refusals
@@ -29,6 +30,11 @@ from distlaunch.engines.remote.link import Command, Link
 PICKED_LATER = "(picked at start)"
 _FLEETS: dict[str, Fleet] = {}
 """Of this process, by their settings: the attempts of a command share the agents."""
+
+
+def python_of(host: Host, settings: EngineSection) -> str:
+    """The interpreter that is asked for on a host."""
+    return host.python or settings.python or sys.executable
 
 
 class RemoteEngine:
@@ -109,7 +115,7 @@ class RemoteEngine:
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
-        notes += self._warnings_of(used)
+        notes += [f"warning: {warning}" for warning in self._warnings_of(used)]
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
         return RemoteAllocation(
             places, used, env, computing, resources, note_host_failure, self.kind, patience_s, notes=notes
@@ -119,10 +125,13 @@ class RemoteEngine:
         """As far as it is known without asking a host."""
         chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
         numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
-        names = {host.label: host.name for host in self._hosts}
-        addresses = [at(names[name], number) for name, number in zip(chosen, numbers, strict=False)]
-        places = [Place(name, address) for name, address in zip(chosen, addresses, strict=False)]
-        places += [Place(name) for name in chosen[len(addresses) :]]
+        hosts = {host.label: host for host in self._hosts}
+        addresses = [at(hosts[name].name, number) for name, number in zip(chosen, numbers, strict=False)]
+        addresses += [""] * (len(chosen) - len(addresses))
+        places = [
+            Place(name, address, python=python_of(hosts[name], self._settings))
+            for name, address in zip(chosen, addresses, strict=True)
+        ]
         return RemoteAllocation(tuple(places), {}, {}, {}, ExitStack(), lambda name: None, self.kind)
 
     def _key(self) -> str:
@@ -143,7 +152,11 @@ class RemoteEngine:
         """What is worth a word of hosts that are new to this job."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
-        warnings += driver_warnings({name: link.facts["driver"] for name, link in (used if new else {}).items()})
+        if new:
+            drivers, machines = (
+                {name: link.facts[what] for name, link in used.items()} for what in ("driver", "machine")
+            )
+            warnings += warnings_between(drivers, machines)
         for link in new.values():
             link.is_known = True
         return warnings
@@ -187,7 +200,8 @@ class RemoteEngine:
                 chosen = self._place(needs, [(link.name, _slots(link)) for link in links])
             except TooFewSlotsError as error:
                 # the hosts that are left would do for fewer workers; why they are so few is what to say
-                raise TooFewSlotsError(str(first or error), error.slots) from None
+                left_out = "".join(f"; {name} is left out: {reason}" for name, reason in fleet.missing.items())
+                raise TooFewSlotsError(str(first or f"{error}{left_out}"), error.slots) from None
             used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
             try:
                 return chosen, self._places(needs, chosen, used)
@@ -210,6 +224,7 @@ class RemoteEngine:
                 name,
                 at(addresses[name], next(left[name])) if number < needs.num_addresses else "",
                 tuple(used[name].facts["gpus"]),
+                used[name].facts["interpreter"],
             )
             for number, name in enumerate(chosen)
         )

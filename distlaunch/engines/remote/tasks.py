@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -87,8 +86,6 @@ class RemoteTasks:
     def start(self, task: TaskPlan) -> RemoteTask:
         link = self._links[task.host]
         name = str(task.task)
-        # the interpreter of this host may be elsewhere there
-        first = link.facts["interpreter"] if task.argv[0] == sys.executable else task.argv[0]
         made = RemoteTask(task.host, link, name)
         with self._lock:
             self._tasks[name] = made
@@ -98,7 +95,7 @@ class RemoteTasks:
         fields = {
             "task": name,
             "attempt": self._plan.attempt,
-            "argv": [first, *task.argv[1:]],
+            "argv": list(task.argv),
             "env": {**self._environ, **task.env},
             "preload": asdict(task.preload) if task.preload is not None else None,
         }
