@@ -139,6 +139,43 @@ def test_a_host_that_lets_the_job_down_is_used_last(
     assert "left out" not in done.stdout
 
 
+_REBOOTS = """
+import os, signal
+from pathlib import Path
+if os.environ["DISTLAUNCH_TASK"] == "worker:1" and os.environ["DISTLAUNCH_ATTEMPT"] == "0":
+    Path("away-1").touch()
+    Path("away-2").touch()
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+"""
+# each start asks it twice: also when it is a host that has failed which would do
+_AWAY = """#!/bin/sh
+for word; do last=$word; done
+case "$*" in *second*) if rm {away}-1 2>/dev/null || rm {away}-2 2>/dev/null; then
+  echo "ssh: connect to host second port 22: Connection refused" >&2; exit 255
+fi;; esac
+exec sh -c "$last"
+"""
+
+
+@pytest.mark.parametrize("restarts", ["1", "2"])
+def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str, str], restarts: str) -> None:
+    (tmp_path / "job.py").write_text(_REBOOTS)
+    (tmp_path / "bin" / "ssh").write_text(_AWAY.format(away=tmp_path / "away"))
+    words = ("--workers", "2", "--restarts", restarts, "--backoff", "0.01", "job.py")
+    done = _run(environ, "run", "--hosts", "first,second", *words, cwd=tmp_path)
+    why = "cannot be started again: 2 workers need as many slots, but the hosts have 1 (first: 1); "
+    told = done.stdout + done.stderr
+    assert f"restart 1 of {restarts} in 0.01 s: " in told
+    assert "second is left out: " in told
+    if restarts == "1":
+        assert done.returncode == 3, told
+        assert f"warning: {why}" in told
+    else:
+        assert done.returncode == 0, told
+        assert f"restart 2 of 2 in 0.02 s: {why}" in told
+
+
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:
     done = _run(environ, "train", str(_config(tmp_path, hosts=["only"])))
     assert done.returncode == 2
