@@ -80,6 +80,13 @@ def test_a_missing_module_is_installed_unless_it_looks_like_the_users_own(
     assert given(Cause.FAILURE, found, 3).first.startswith(expected)
 
 
+def test_a_missing_file_may_only_have_to_be_copied() -> None:
+    summary = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x y.npy'"
+    lines = 'Traceback (most recent call last):\n  File "/home/u/d.py", line 3, in data\n    np.load(path)'
+    found = TaskError(summary, f"{lines}\n{summary}", kind="FileNotFoundError")
+    assert given(Cause.FAILURE, found, 3) == Advice("put /data/x y.npy there, or fix d.py:3")
+
+
 def test_the_line_that_a_message_names_is_named() -> None:
     told = "/home/u/my code/st.py:49: breakpoint(): a task has no terminal; `distlaunch train --debug CONFIG` runs"
     assert given(Cause.FAILURE, TaskError(told, kind="NoTerminalError", user_error=True), 3) == Advice("fix st.py:49")

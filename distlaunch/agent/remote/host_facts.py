@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
 import socket
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import distlaunch
 from distlaunch import __version__
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.devices import driver_version, find_gpus
@@ -35,6 +38,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "gpus": list(find_gpus(environ)),
         "driver": driver_version(),
         "machine": _machine(),
+        "files": package_files(),
         "cores": num_visible_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "time": time.time(),
@@ -48,6 +52,19 @@ def _machine() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/net')} {socket.gethostname()}"
     except OSError:
         return ""
+
+
+@functools.cache
+def package_files() -> str:
+    """Of distlaunch itself, which may differ under one version: where somebody works on it."""
+    root = os.path.dirname(distlaunch.__file__)
+    found = [
+        f"{os.path.join(folder, name)[len(root) :]} {os.stat(os.path.join(folder, name)).st_size}"
+        for folder, _, names in os.walk(root)
+        for name in names
+        if name.endswith(".py")
+    ]
+    return f"{zlib.crc32(repr(sorted(found)).encode()):08x}"
 
 
 def package_versions() -> dict[str, str]:

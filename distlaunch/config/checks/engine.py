@@ -16,6 +16,10 @@ def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(("engine", "hostfile"), "got both 'hosts' and 'hostfile'; expected one of them; remove one")
     if engine.kind == "ssh" and not engine.hosts and engine.hostfile is None:
         yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
+    if engine.kind == "auto" and (engine.hosts or engine.hostfile is not None):
+        name = "hosts" if engine.hosts else "hostfile"
+        message = "got hosts without a kind, and they are used by `kind: ssh` only; add it, or remove the hosts"
+        yield Problem(("engine", name), message)
     for number, message in hosts_problems(engine.hosts):
         yield Problem(("engine", "hosts", number), message)
     for name in ("python", "folder"):

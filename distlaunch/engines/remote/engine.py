@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from distlaunch import __version__
 from distlaunch.agent.host_state import is_there
+from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.spec import Place
@@ -146,7 +148,10 @@ class RemoteEngine:
             raise UsageError(f"engine.kind: {self.kind} needs the program `{self._program}`, which is not on PATH")
 
     def _warnings(self, link: Link) -> Iterator[str]:
-        return host_warnings(link.name, link.state, self._data, link.clock_s)
+        yield from host_warnings(link.name, link.state, self._data, link.clock_s)
+        if link.facts["files"] != package_files():
+            yield (f"{link.name} has other files of distlaunch {__version__} than this machine; its tasks run those "
+                   "that its Python imports")  # fmt: skip
 
     def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
         """What is worth a word of hosts that are new to this job."""

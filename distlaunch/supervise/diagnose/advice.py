@@ -95,7 +95,10 @@ def _after_error(error: TaskError) -> Advice:
     if package := _missing_package(error, own_folders(lines)):
         return Advice(f"install it (`pip install {package}`, for the Python that runs distlaunch on that host)")
     place = last_own_place(lines)
-    return Advice(f"fix {place}") if place else Advice("fix the error above")
+    fix = f"fix {place}" if place else "fix the error above"
+    # on one host of several nothing may be wrong but that a file was not copied there
+    file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'", error.summary.strip())
+    return Advice(f"put {file[1]} there, or {fix}" if file else fix)
 
 
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:
