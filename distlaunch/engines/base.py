@@ -79,8 +79,8 @@ class HostReport:
         name: str, address: str, facts: Mapping[str, Any], state: Mapping[str, Any], warnings: Sequence[str]
     ) -> HostReport:
         """From what an agent reports: see `host_facts` and `host_state`."""
-        names = ("python", "packages", "cores", "memory_bytes", "gpus", "driver", "machine")
-        known = {key: facts[key] for key in names}
+        known = {key: facts[key] for key in ("python", "packages", "cores", "memory_bytes", "gpus", "driver")}
+        known["machine"] = facts.get("machine", "")  # an agent of the same version may be older
         free_bytes = next(iter(state["free_bytes"].values()))
         return HostReport(name, address, **known, free_bytes=free_bytes, warnings=warnings)
 

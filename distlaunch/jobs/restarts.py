@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import select
 import signal
 import time
@@ -120,15 +121,16 @@ def _after_no_start(
 ) -> AttemptResult | None:
     """Waits after a restart that could not be made, which counts as one: a host may be back soon. The end, if it is."""
     recent = _recent(starts, limits.window_s)
-    why = f"cannot be started again: {error}"
     if len(recent) >= limits.most:
+        why = f"cannot be started again: {error}"
         outcome = dataclasses.replace(result.outcome, warnings=(*result.outcome.warnings, why))
         return dataclasses.replace(result, outcome=outcome)
     backoff_s, after = _backoff(limits, len(recent))
-    threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}: {why}")
-    if backoff_s and (stop := _stop_signal_within(signals, backoff_s)):
+    threaded.note(f"restart {len(recent) + 1} of {limits.most}{after}: it could not be started: {error}")
+    if stop := _stop_signal_within(signals, backoff_s):
         return _stopped(result, stop, threaded)
-    starts.append(time.monotonic())
+    # outside any window, else it might be tried for ever
+    starts.append(math.inf)
     return None
 
 

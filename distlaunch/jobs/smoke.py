@@ -49,7 +49,8 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)
         given = config.train.steps_per_epoch  # then an epoch may go over the data several times
-        steps = "null" if given is None else min(given, STEPS)
+        # two at least: a checkpoint after two must not be beyond the end
+        steps = "null" if given is None else max(2, min(given, STEPS))
         slice_of_data = (f"data.train_examples={examples}", f"train.steps_per_epoch={steps}")
     validation = ("validation.steps=2", "validation.every_epochs=1") if config.validation is not None else ()
     checkpoint = ("checkpoint.every_steps=2", "checkpoint.every_epochs=1")

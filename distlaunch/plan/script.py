@@ -124,12 +124,13 @@ def plan_script(
 
 
 def _argv(job: ScriptJob, task: Task, attempt: int, files: TaskDir, python: str) -> tuple[str, ...]:
+    python = python or sys.executable
     if job.kind == "program":
-        return (job.program, *job.arguments)
+        return (python if job.program == sys.executable else job.program, *job.arguments)
     own = [f"--task-dir={files.path}", f"--attempt={attempt}", f"--task={task}", f"--kind={job.kind}"]
     own += ["--jax-processes=yes"] * job.jax
     # `--`: the script's own options are not ours
-    return (python or sys.executable, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
+    return (python, "-m", "distlaunch.tasks.script", *own, "--", job.program, *job.arguments)
 
 
 def _tensorflow_variables(cluster: ClusterSpec, task: Task) -> dict[str, str]:

@@ -164,16 +164,16 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
     (tmp_path / "bin" / "ssh").write_text(_AWAY.format(away=tmp_path / "away"))
     words = ("--workers", "2", "--restarts", restarts, "--backoff", "0.01", "job.py")
     done = _run(environ, "run", "--hosts", "first,second", *words, cwd=tmp_path)
-    why = "cannot be started again: 2 workers need as many slots, but the hosts have 1 (first: 1); "
+    why = "2 workers need as many slots, but the hosts have 1 (first: 1); "
     told = done.stdout + done.stderr
     assert f"restart 1 of {restarts} in 0.01 s: " in told
     assert "second is left out: " in told
     if restarts == "1":
         assert done.returncode == 3, told
-        assert f"warning: {why}" in told
+        assert f"warning: cannot be started again: {why}" in told
     else:
         assert done.returncode == 0, told
-        assert f"restart 2 of 2 in 0.02 s: {why}" in told
+        assert f"restart 2 of 2 in 0.02 s: it could not be started: {why}" in told
 
 
 def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) -> None:

@@ -103,7 +103,7 @@ SCHEMA = [
     below("engine: {kind: ssh}\n", 1, "engine", "`kind: ssh` without hosts", "USER@HOST:PORT", id="ssh without hosts"),
     below("engine:\n  kind: ssh\n  hosts:\n    - a\n    - b slot=2\n", 5, "engine.hosts[1]", "got 'slot=2' after b", "slots=N", id="misspelt slots"),
     below("engine:\n  kind: ssh\n  hosts: [a, u@a]\n", 3, "engine.hosts[1]", "got a twice", "slots=N", id="a host twice"),
-    below("engine:\n  hosts: [a]\n", 2, "engine.hosts", "without a kind", "add it", id="hosts without a kind"),
+    below("engine:\n  hosts: [a]\n", 2, "engine.hosts", "`kind: auto` uses no hosts", "write `kind: ssh`", id="hosts without a kind"),
     below("engine:\n  kind: ssh\n  hosts: [a]\n  hostfile: x\n", 4, "engine.hostfile", "got both", "remove one", id="hosts and a hostfile"),
     below("engine:\n  kind: ssh\n  hosts: [a]\ncluster:\n  isolate: true\n", 5, "cluster.isolate", "has tasks on several hosts", "remove one", id="several hosts without a network"),
     below("engine:\n  folder: here\n", 2, "engine.folder", "got 'here'", "an absolute path", id="relative folder of hosts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -56,14 +57,16 @@ def _machine() -> str:
 
 @functools.cache
 def package_files() -> str:
-    """Of distlaunch itself, which may differ under one version: where somebody works on it."""
+    """Names and sizes of distlaunch's own files, which may differ under one version: where somebody works on it."""
+    found = []
     root = os.path.dirname(distlaunch.__file__)
-    found = [
-        f"{os.path.join(folder, name)[len(root) :]} {os.stat(os.path.join(folder, name)).st_size}"
-        for folder, _, names in os.walk(root)
-        for name in names
-        if name.endswith(".py")
-    ]
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            # editors put broken links there, and files that are gone soon
+            with contextlib.suppress(OSError):
+                if name.endswith(".py") and not name.startswith("."):
+                    found.append(f"{path[len(root) :]} {os.stat(path).st_size}")
     return f"{zlib.crc32(repr(sorted(found)).encode()):08x}"
 
 

@@ -18,8 +18,7 @@ def hosts_are_named(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(("engine",), f"`kind: ssh` without hosts; add `hosts: [...]` or `hostfile: PATH`; {EXAMPLE}")
     if engine.kind == "auto" and (engine.hosts or engine.hostfile is not None):
         name = "hosts" if engine.hosts else "hostfile"
-        message = "got hosts without a kind, and they are used by `kind: ssh` only; add it, or remove the hosts"
-        yield Problem(("engine", name), message)
+        yield Problem(("engine", name), f"`kind: auto` uses no {name}; write `kind: ssh`, or remove the {name}")
     for number, message in hosts_problems(engine.hosts):
         yield Problem(("engine", "hosts", number), message)
     for name in ("python", "folder"):

@@ -149,7 +149,7 @@ class RemoteEngine:
 
     def _warnings(self, link: Link) -> Iterator[str]:
         yield from host_warnings(link.name, link.state, self._data, link.clock_s)
-        if link.facts["files"] != package_files():
+        if link.facts.get("files") != package_files():
             yield (f"{link.name} has other files of distlaunch {__version__} than this machine; its tasks run those "
                    "that its Python imports")  # fmt: skip
 
@@ -159,7 +159,7 @@ class RemoteEngine:
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
         if new:
             drivers, machines = (
-                {name: link.facts[what] for name, link in used.items()} for what in ("driver", "machine")
+                {name: link.facts.get(what, "") for name, link in used.items()} for what in ("driver", "machine")
             )
             warnings += warnings_between(drivers, machines)
         for link in new.values():

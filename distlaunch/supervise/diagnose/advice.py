@@ -58,6 +58,7 @@ def advise(
     oom: bool | None = None,
     late: bool = False,
     unstartable: bool = False,
+    hosts: bool = False,
 ) -> Advice:
     """By the cause of a failure.
 
@@ -66,6 +67,7 @@ def advise(
         oom: the kernel has killed for memory.
         late: that task did not stop in time.
         unstartable: its process could not be started.
+        hosts: the job has tasks on several hosts.
     """
     if why is Cause.OVERDUE:
         return Advice(f"if the tasks were only slow, raise cluster.start_timeout_s (now {start_timeout_s:g})")
@@ -76,13 +78,13 @@ def advise(
     if unstartable:
         return Advice("fix what keeps the process from starting")
     if error is not None and not error.consequence:
-        return _after_error(error)
+        return _after_error(error, hosts=hosts)
     if code == -signal.SIGKILL and oom:
         return _KINDS["MemoryError"]
     return Advice()
 
 
-def _after_error(error: TaskError) -> Advice:
+def _after_error(error: TaskError, *, hosts: bool) -> Advice:
     if error.lost:
         return Advice()
     if error.kind in _KINDS:
@@ -96,9 +98,9 @@ def _after_error(error: TaskError) -> Advice:
         return Advice(f"install it (`pip install {package}`, for the Python that runs distlaunch on that host)")
     place = last_own_place(lines)
     fix = f"fix {place}" if place else "fix the error above"
-    # on one host of several nothing may be wrong but that a file was not copied there
-    file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '([^']+)'", error.summary.strip())
-    return Advice(f"put {file[1]} there, or {fix}" if file else fix)
+    # nothing may be wrong but that a file was not copied to one of several hosts
+    file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(.*/.+)'", error.summary.strip())
+    return Advice(f"copy {file[1]} to that host if it is missing only there, else {fix}" if file and hosts else fix)
 
 
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:

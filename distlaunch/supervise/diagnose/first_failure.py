@@ -131,6 +131,7 @@ def _advice(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Advice:
         oom=traces.ooms.get(str(verdict.culprit)),
         late=culprit in verdict.late,
         unstartable=culprit in traces.spawn_errors,
+        hosts=len({task.host for task in plan.tasks}) > 1,
     )
 
 

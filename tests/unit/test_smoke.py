@@ -1,0 +1,25 @@
+"""What `--smoke` makes of a config is a config without mistakes, of at most a few steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distlaunch.config.read.load import load_config
+from distlaunch.jobs.smoke import STEPS, smoke_overrides
+
+CONFIG = Path(__file__).parents[2] / "configs" / "linear_regression.yaml"
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("steps", "expected"), [("null", None), ("1", 2), ("2", 2), ("3", 3), ("4", STEPS), ("1000", STEPS)]
+)
+def test_steps_are_few_and_a_checkpoint_is_due(steps: str, expected: int | None, epochs: int) -> None:
+    given = (f"train.steps_per_epoch={steps}", "strategy={kind: one_device}", "cluster={}")
+    config = load_config(CONFIG, given, environ={}).config
+    smoked = load_config(CONFIG, (*given, *smoke_overrides(config, epochs=epochs)), environ={}).config
+    assert smoked.train.steps_per_epoch == expected
+    assert smoked.checkpoint.every_steps == 2
+    assert smoked.train.epochs == epochs
