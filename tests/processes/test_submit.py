@@ -87,6 +87,16 @@ def test_a_pending_job(folder: Path) -> None:
     assert statuses(folder)["job"] == "pending"
 
 
+def test_a_machine_without_a_configuration_of_slurm(folder: Path) -> None:
+    program = folder / "bin" / "sbatch"
+    program.unlink()
+    program.write_text("#!/bin/sh\necho 'sbatch: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+    program.chmod(0o755)
+    refused = submit("job.yaml")
+    assert "Slurm is not configured on this machine; use a login node" in str(refused.exception)
+    assert not list((folder / "runs").glob("*"))
+
+
 def test_without_its_queue_a_run_says_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert submit("job.yaml").exit_code == 0
     monkeypatch.setenv("PATH", str(folder / "runs"))

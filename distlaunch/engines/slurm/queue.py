@@ -133,6 +133,8 @@ def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> st
         ) from None
     except subprocess.TimeoutExpired:
         raise QueueBusyError(f"`{command[0]}` did not answer within {_TIMEOUT_S:g} s") from None
+    if "Could not establish a configuration source" in done.stderr:
+        raise UsageError("Slurm is not configured on this machine; use a login node of the Slurm cluster")
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         output = " / ".join(line.removeprefix(f"{command[0]}: error: ") for line in lines[-3:])
