@@ -86,7 +86,14 @@ class HostReport:
 
 
 class Engine(Protocol):
-    """Finds hosts. Everything that touches a process happens in the allocation."""
+    """Finds hosts. Everything that touches a process happens in the allocation.
+
+    Attributes:
+        hosts: names of those that a start asks first; empty: none but this machine.
+    """
+
+    @property
+    def hosts(self) -> Sequence[str]: ...
 
     def kept(self) -> AbstractContextManager[Any]:
         """Keeps what makes the next start faster, until it is left. To be entered around attempts that follow."""

@@ -96,6 +96,8 @@ class _Starter:
 class LocalEngine:
     """Starts the tasks as children of this process."""
 
+    hosts = ()
+
     def kept(self) -> AbstractContextManager[Any]:
         return WARM_STARTS.kept()
 

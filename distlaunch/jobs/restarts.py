@@ -19,6 +19,7 @@ from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
+from distlaunch.engines.base import Engine
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
@@ -27,6 +28,7 @@ from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests.signals import ENDING, SignalPipe
 from distlaunch.supervise.run_events import write_end
 
+_NAMED_HOSTS = 8
 _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
 
 
@@ -56,8 +58,17 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
 
     policy = config.restarts
     limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
-    with engine_of(config, environ).kept():
+    engine = engine_of(config, environ)
+    note_hosts(engine, observer)
+    with engine.kept():
         return repeat(start, limits, observer, run.control, change)
+
+
+def note_hosts(engine: Engine, observer: Observer) -> None:
+    """Says whom a start asks, which may take seconds."""
+    more = f" and {len(engine.hosts) - _NAMED_HOSTS} more" if len(engine.hosts) > _NAMED_HOSTS else ""
+    if engine.hosts:
+        observer.note(f"connecting to {', '.join(engine.hosts[:_NAMED_HOSTS])}{more}")
 
 
 def repeat(

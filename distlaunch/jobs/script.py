@@ -22,7 +22,7 @@ from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.isolation import isolate
-from distlaunch.jobs.restarts import Limits, repeat
+from distlaunch.jobs.restarts import Limits, note_hosts, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.requests.signals import SignalPipe
@@ -65,6 +65,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, engine, run, threaded, environ, signals, request.limits.window_s)
 
+        note_hosts(engine, threaded)
         with engine.kept():
             return repeat(start, request.limits, threaded, run.control)
 

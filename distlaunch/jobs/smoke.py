@@ -14,6 +14,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.engines import engine_of
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
+from distlaunch.jobs.restarts import note_hosts
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
@@ -65,7 +66,9 @@ def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     isolate_if_configured(config, environ)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), engine_of(config, environ).kept():
+    engine = engine_of(config, environ)
+    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), engine.kept():
+        note_hosts(engine, threaded)
         threaded.note("smoke test, 1 of 2: a few steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, threaded, environ)
         if result.outcome.status == "done":

@@ -70,6 +70,7 @@ def test_two_hosts_train_and_one_is_a_spare(tmp_path: Path, environ: dict[str, s
     (tmp_path / "hosts.txt").write_text("first  # the chief's\nme@second:2222\nthird slots=2\n")
     done = _run(environ, "train", str(_config(tmp_path, hostfile="hosts.txt")))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("connecting to first, second:2222, third\n")
     assert "no task runs on third; a restart may use it" in done.stdout
     run = RunDir(tmp_path / "runs" / "tiny")
     assert run.checkpoint_steps() == [2]

@@ -60,6 +60,10 @@ class RemoteEngine:
         self.kind, self._hosts, self._command_of, self._program = kind, tuple(hosts), command_of, program
         self._settings, self._files = settings, files
 
+    @property
+    def hosts(self) -> Sequence[str]:
+        return [host.label for host in self._hosts]
+
     @cached_property
     def _data(self) -> dict[str, str]:
         """What hosts should have of the job's data: of what this machine does not have nobody knows."""
