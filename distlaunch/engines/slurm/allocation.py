@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles
-from distlaunch.engines.remote.engine import RemoteEngine
+from distlaunch.engines.remote.engine import RemoteEngine, python_of
 from distlaunch.engines.remote.link import Command
 from distlaunch.engines.remote.ssh_errors import explain_python
 
@@ -49,9 +48,10 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Hos
     slots = {name: count for name, count in zip(whole, tasks, strict=False) if count > 1}
     num_cpus = dict(zip(whole, cpus, strict=False))
     hosts = [Host(name, slots=slots.get(name)) for name in nodes]
-    python = settings.python or sys.executable
 
     def command_of(host: Host) -> Command:
+        python = python_of(host, settings)
+
         def explain(stderr: str, code: int | None) -> str:
             last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
             return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'it said nothing'}"
