@@ -142,10 +142,13 @@ def fork_stubborn() -> None:
 
 
 def flood(megabytes: str) -> None:
-    line = b"x" * 99 + b"\n"
-    for _ in range(int(megabytes)):
-        sys.stdout.buffer.write(line * 10_000)
+    """At least so many, and on until there is the mark `trained`; how many bytes it was is in the file `flooded`."""
+    lines = (b"x" * 99 + b"\n") * 10_000
+    written = 0
+    while written < int(megabytes) * len(lines) or not (RUN.path / "trained").exists():
+        written += sys.stdout.buffer.write(lines)
     sys.stdout.buffer.flush()
+    (RUN.path / "flooded").write_text(str(written))
 
 
 def say(text: str, end: str = "\n") -> None:

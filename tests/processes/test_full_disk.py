@@ -120,8 +120,12 @@ def test_a_disk_that_is_full_for_a_while_fails_checkpoints_only(workers: int, tm
     assert "Traceback" not in said
     assert (tmp_path / "code").read_text() == "0\n", said
     events = read_events(RunDir(tmp_path / "full/job").events)
-    assert [event.step for event in events if isinstance(event, CheckpointFailed)] == [15, 20, 20, 25]
-    assert {event.step for event in events if isinstance(event, CheckpointSaved)} == {5, 10, 30, 35, 40}
+    failed = [event.step for event in events if isinstance(event, CheckpointFailed)]
+    saved = {event.step for event in events if isinstance(event, CheckpointSaved)}
+    assert failed[:3] == [15, 20, 20]
+    # that of step 25 may be written still when there is room again
+    assert (failed[3:], saved - {5, 10, 30, 35, 40}) in (([25], set()), ([], {25}))
+    assert saved >= {5, 10, 30, 35, 40}
     told = [event for event in events if isinstance(event, StepsDone)]
     assert [event.step for event in told] == list(range(1, STEPS + 1)), "what was told meanwhile came later"
     assert isinstance(events[-1], RunEnded)
