@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("virtual_devices")
 
 IMAGES = "BatchNorm over replicas"  # has no dense_1, which the rules of 2x2x2 name
 RUNNING = [name for name in CASES if name != SPARSE]
-# what neither the grid (see grid.py; its sentiment model is a tf.Module) nor test_mesh_processes.py has; every mesh
+# what neither the grid (see grid.py; its sentiment model is a tf.Module) nor test_mesh_processes.py has; every mesh;
+# test_jax.py has two inputs and outputs
 FAST = [
     ("own step function", "2x2x2"),
     ("own train_step", "4x2"),
     ("two optimizers", "4x2"),
-    ("two inputs, two outputs", "4x2"),
     ("BatchNorm over replicas", "8"),
     ("random layers", "8"),
 ]
@@ -50,9 +50,8 @@ def test_mesh_all(name: str, mesh: str, one_device) -> None:
     check(train_dtensor(name, MESHES[mesh]), one_device(name))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "average of weights" else pytest.mark.slow) for name in FEATURES]
-)
+@pytest.mark.slow  # in CI the grid accumulates, and test_jax.py has the others
+@pytest.mark.parametrize("name", FEATURES)
 def test_what_optimizers_do_now_and_then(name: str, one_device, monkeypatch) -> None:
     """Accumulated gradients, averages that overwrite weights, schedules: Keras branches, DTensor must not."""
     monkeypatch.setitem(CASES, name, FEATURES[name])

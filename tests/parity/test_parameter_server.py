@@ -16,6 +16,7 @@ from tests.warm import run_module
 
 WHOLE_NORM = "mlp adamw clipped, skewed"  # clips each variable by its own norm, which split variables refuse
 OPTIMIZERS = ("mlp sgd, uneven", "mlp momentum, last batch of one row", "mlp adam", "subclassed")
+CLIPPED = "mlp clipped by global norm, custom"
 EMBEDDINGS = "embeddings, sparse gradients"
 ARGUMENTS = {
     "whole": None,
@@ -26,8 +27,7 @@ ARGUMENTS = {
 FAST = {
     # optimizers, weights, BatchNorm and embeddings on whole variables: see grid.py
     "whole": ("own step function", "own train_step", "unknown length", "tf.Module", "two inputs, two outputs"),
-    "fixed_shards": (*OPTIMIZERS, "mlp clipped by global norm, custom", "mlp L2, custom", "own train_step",
-                     "masked tokens", EMBEDDINGS),
+    "fixed_shards": ("mlp sgd, uneven", "mlp adam", CLIPPED, "mlp L2, custom", "masked tokens", EMBEDDINGS),
     "min_size": OPTIMIZERS,
     "max_size": OPTIMIZERS,
 }  # fmt: skip

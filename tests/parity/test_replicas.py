@@ -63,14 +63,16 @@ IN_GRID = (
 )  # fmt: skip
 TWO_OUTPUTS = "two inputs, two outputs"
 """The trap is replicas without rows, of which two workers have none: below, and on meshes and servers."""
-OWN = [name for name in CASES if name not in (*IN_GRID, TWO_OUTPUTS)]
-REST = (*IN_GRID, TWO_OUTPUTS)
+# on other strategies in CI: test_jax.py, test_parameter_server.py, test_dtensor.py
+ELSEWHERE = ("mlp rmsprop, L2", "mlp L2, custom", "own train_step", "two optimizers")
+REST = (*IN_GRID, *ELSEWHERE, TWO_OUTPUTS)
+OWN = [name for name in CASES if name not in REST]
 # 2, 3, 4 and 8 all occur; cases that replicas of one process share with those of two (below) are slow here
 REPLICAS = (2, 3, 4, 8)
 SHARED = (
     "mlp rmsprop, L2", "mlp L2, custom", "sum of losses", "own train_step", "tf.Module",
     "mlp clipped by global norm, custom", "mean by sample weight", "own step function",
-    "unknown length", "two optimizers", "masked tokens",
+    "unknown length", "two optimizers", "masked tokens", "random layers",
 )  # fmt: skip
 PAIRS = [
     pytest.param(name, REPLICAS[index % len(REPLICAS)], marks=pytest.mark.slow if name in SHARED + IN_GRID else ())
@@ -93,6 +95,7 @@ def test_mirrored_all(name, replicas, one_device):
     check(train_mirrored(name, replicas), one_device(name))
 
 
+@pytest.mark.slow  # in CI test_jax.py has it
 @pytest.mark.parametrize("name", ["average of weights"])
 def test_what_optimizers_do_now_and_then(name, one_device, monkeypatch):
     """Keras branches within a replica, where replicas cannot meet; grid.py has accumulated gradients."""
@@ -117,7 +120,9 @@ def test_the_rule_for_mixed_precision_catches_a_fault(precision, monkeypatch):
         check_mixed(train_mirrored(raw, 2), reference, precision)
 
 
-@pytest.mark.parametrize("name", ["embeddings, sparse gradients", "mlp sgd, uneven"])
+@pytest.mark.parametrize(
+    "name", ["mlp sgd, uneven", pytest.param("embeddings, sparse gradients", marks=pytest.mark.slow)]
+)
 def test_many_steps_to_a_call_on_replicas(name, one_device):
     """Logs every step come from calls of one step; here a call goes through full batches and the uneven last one."""
     record = train_mirrored(name, 2, steps_per_call=8, log_every_steps=None)

@@ -155,8 +155,8 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str,
 
 CASES = [
     *((kind, ()) for kind in STRATEGIES),
-    ("multi_worker_mirrored", PIPELINE),
-    pytest.param("jax", PIPELINE, marks=pytest.mark.slow),  # test_sharing.py has streams, which are pipelines, on it
+    # test_sharing.py has streams, which are pipelines, in CI
+    *(pytest.param(kind, PIPELINE, marks=pytest.mark.slow) for kind in ("multi_worker_mirrored", "jax")),
 ]
 
 

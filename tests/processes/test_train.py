@@ -224,15 +224,15 @@ def each_checkpoint_is_told_once_and_epochs_count_from_0(events: list[Event]) ->
     assert [event.epochs_done for event in events if isinstance(event, RunEnded)] == [2]
 
 
-# elsewhere in CI: test_sentiment.py trains the first three, test_scripts.py the next, tests/parity the models of most
+# elsewhere in CI: tests/parity trains the model of the first two, test_scripts.py the next, tests/parity those of most
 # others under their strategies, test_parameter_server.py and test_the_main_job_evaluates_and_exports trains one each;
 # other tests run the rest, or a config beside them that differs in one line or in the format of its files
-# (tests/unit/test_files_tfrecord.py, test_files_text.py)
+# (tests/unit/test_files_tfrecord.py, test_files_text.py, test_files_images.py)
 ELSEWHERE = (
-    "sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel", "linear_regression",
+    "sentiment", "sentiment_spatial_parallel", "linear_regression",
     "transformer_dtensor", "transformer_jax", "convnet", "convnet_jax", "recommender",
     "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "mnist_mlp", "mnist_mlp_jax",
-    "fashion_mnist", "files_records", "files_table", "linear_regression_servers", "mnist_mlp_dtensor",
+    "fashion_mnist", "files_images", "files_records", "files_table", "linear_regression_servers", "mnist_mlp_dtensor",
 )  # fmt: skip
 SMOKE = [
     pytest.param(path, marks=pytest.mark.slow if path.stem in ELSEWHERE else (), id=path.stem)
