@@ -18,8 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-import psutil
-
 from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
 
 _GUARD = Path(__file__).with_name("orphan_guard.py")
@@ -142,6 +140,8 @@ class Child:
 
     def is_suspended(self) -> bool:
         """Whether somebody has stopped the process, as SIGSTOP does."""
+        import psutil  # only where it is needed: it costs 20 ms
+
         try:
             return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
         except psutil.Error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from distlaunch.agent.remote.host_facts import COMPARED
 from distlaunch.base.compat import TESTED, Range, frameworks, install_command, installed, untested
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +47,22 @@ def test_an_untested_version_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         f"keras 9.1.2 is installed; this distlaunch is tested with {tested}; "
         f"if something fails or looks wrong, install a tested version: pip install '{tested}'"
     ]
+
+
+@pytest.mark.parametrize("package", [*COMPARED, "scikit-learn", "ruamel.yaml", "ruamel", "no-such-package"])
+def test_a_version_is_the_one_that_python_finds(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("scikit_learn-1.5.0rc1", "ruamel_yaml_clib-0.2", "ruamel.yaml-0.18+local", "keras_hub-0.1"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+        words = name.partition("-")
+        text = f"Metadata-Version: 2.1\nName: {words[0]}\nVersion: {words[2]}\n"
+        (tmp_path / f"{name}.dist-info/METADATA").write_text(text)
+    (tmp_path / "archive.zip").write_bytes(b"")
+    monkeypatch.setattr("sys.path", [str(tmp_path), str(tmp_path / "archive.zip"), "/no/such/folder", *sys.path])
+    try:
+        expected = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        expected = None
+    assert installed(package) == expected
 
 
 def test_jax_counts_only_where_it_is_used() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import platform
 import socket
@@ -17,6 +16,7 @@ from typing import Any
 
 import distlaunch
 from distlaunch import __version__
+from distlaunch.base.compat import installed
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.devices import driver_version, find_gpus
 
@@ -72,13 +72,7 @@ def package_files() -> str:
 
 def package_versions() -> dict[str, str]:
     """Of the packages that are there; read from their metadata, without importing them."""
-    found = {}
-    for name in COMPARED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return {name: version for name in COMPARED if (version := installed(name)) is not None}
 
 
 def _addresses(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
