@@ -75,10 +75,8 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     with _called_by_option(options):
         request = JobRequest(target, (*overrides, *options), name, resume)
         prepared = submit.prepare(request, given["engine"], os.environ)
-        settings = prepared.choice.config.engine
-        unused = "hosts" if settings.hosts else "hostfile" if settings.hostfile is not None else ""
-        if unused and not quiet:
-            click.echo(f"engine.{unused} is not used: the queue chooses the hosts", err=True)
+        for note in () if quiet else prepared.queue.notes(prepared.choice.config):
+            click.echo(note, err=True)
         if given["dry_run"]:
             click.echo(prepared.script(prepared.choice.would_be), nl=False)
             return ExitCode.DONE

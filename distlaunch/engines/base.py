@@ -147,6 +147,10 @@ class Queue(Protocol):
 
     name: str
 
+    def notes(self, config: RunConfig) -> list[str]:
+        """What the user should know before a job is submitted."""
+        ...
+
     def script(self, config: RunConfig, start: Start) -> str:
         """What is submitted. Raises ConfigError."""
         ...

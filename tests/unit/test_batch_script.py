@@ -65,6 +65,30 @@ def test_nodes_follow_from_workers(workers: int, slurm: dict[str, Any], expected
     assert num_nodes(config_of(workers, **slurm)) == expected
 
 
+@pytest.mark.parametrize(
+    ("workers", "slurm", "needed"),
+    [
+        (2, {"nodes": 5}, 2),
+        (8, {"nodes": 3, "gpus": 4}, 2),
+        (2, {"nodes": 2}, None),
+        (4, {}, None),
+        (9, {"nodes": 2}, None),
+    ],
+)
+def test_nodes_that_get_no_task_are_told(workers: int, slurm: dict[str, Any], needed: int | None) -> None:
+    told = [f"engine.slurm.nodes is {slurm.get('nodes')}, but {needed} are enough for cluster.workers: "
+            "the others are spares, which only a restart uses"]  # fmt: skip
+    assert SlurmQueue().notes(config_of(workers, **slurm)) == (told if needed else [])
+
+
+def test_hosts_of_the_config_are_not_the_queues() -> None:
+    config = config_of(2)
+    engine = config.engine.model_copy(update={"hosts": ["a", "b"]})
+    assert SlurmQueue().notes(config.model_copy(update={"engine": engine})) == [
+        "engine.hosts is not used: the queue chooses the hosts"
+    ]
+
+
 def test_cores_are_those_of_a_node() -> None:
     found = options(batch_script(config_of(4, cpus=8, workers_per_node=2), START))
     assert (found["--ntasks-per-node"], found["--cpus-per-task"], found["--nodes"]) == ("2", "4", "2")
