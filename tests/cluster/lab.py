@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -66,10 +66,14 @@ class Job:
 
     def wait_for(self, text: str, seconds: float = 120) -> None:
         """Waits until the command has printed a text."""
+        self.wait_until(lambda: text in self.output, seconds)
+
+    def wait_until(self, is_there: Callable[[], bool], seconds: float = 120) -> None:
+        """The same for any condition of what it has printed."""
         with self._grown:
-            found = self._grown.wait_for(lambda: text in self.output or not self._reader.is_alive(), seconds)
+            found = self._grown.wait_for(lambda: is_there() or not self._reader.is_alive(), seconds)
         assert found, self.output
-        assert text in self.output, self.output
+        assert is_there(), self.output
 
     @property
     def said(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lab import HAS_IPV6, NETWORK_6, Lab
+from lab import HAS_IPV6, NETWORK_6, Job, Lab
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded
@@ -18,6 +18,8 @@ from distlaunch.base.run_files.run_facts import RunFacts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 HOSTS = ["host1", "host2", "host3"]
+ENDLESS = {"epochs": 5000}
+"""Longer than any test: how far a job comes before a failure is noticed is the machine's to say."""
 
 
 def write_config(folder: Path, runs: Path, name: str, **changes: Any) -> str:
@@ -50,6 +52,15 @@ def logs(run: RunDir) -> list[dict[str, float]]:
 def planned_hosts(run: RunDir) -> dict[str, str]:
     """Of each task."""
     return {task["task"]: task["host"] for task in json.loads(run.plan.read_text())["tasks"]}
+
+
+def goes_on(job: Job, lab: Lab) -> None:
+    """Whether a job trains on after a restart; then it is stopped."""
+    job.wait_for("restored", 240)
+    before = job.output.count("/5000")
+    job.wait_until(lambda: job.output.count("/5000") > before)
+    lab.launcher(job).send_signal(signal.SIGINT)
+    assert job.end() == 130, job.output
 
 
 def losses(run: RunDir) -> list[float]:
@@ -189,27 +200,25 @@ def test_ctrl_c_leaves_a_checkpoint_here_and_nothing_there(lab: Lab, own_disk: P
 def test_a_host_without_power_is_replaced_by_a_spare(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 8}
     config = write_config(
-        tmp_path, own_disk, "lost", engine=engine, cluster={"workers": 2}, train={"epochs": 30}, restarts={"max": 1}
+        tmp_path, own_disk, "lost", engine=engine, cluster={"workers": 2}, train=ENDLESS, restarts={"max": 1}
     )
     job = lab.start("train", config)
-    job.wait_for("epoch  3/30")
+    job.wait_for("3/5000")
     lab.kill(1)  # the chief's
-    assert job.end(200) == 0, job.output
-    assert "host1 is left out" in job.said
     # from what had been copied before
-    assert "restored" in job.said
-    steps = losses(RunDir(own_disk / "lost"))
-    assert len(steps) >= 30
+    goes_on(job, lab)
+    assert "host1 is left out" in job.said
+    assert len(losses(RunDir(own_disk / "lost"))) >= 3
 
 
 def test_a_job_shrinks_when_no_host_is_left_in_place_of_a_lost_one(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 6}
     workers = {"workers": {"min": 2, "max": 3}}
-    config = write_config(tmp_path, own_disk, "shrinks", engine=engine, cluster=workers, train={"epochs": 30})
+    config = write_config(tmp_path, own_disk, "shrinks", engine=engine, cluster=workers, train=ENDLESS)
     job = lab.start("train", config)
-    job.wait_for("epoch  3/30")
+    job.wait_for("3/5000")
     lab.kill(3)
-    assert job.end(200) == 0, job.output
+    goes_on(job, lab)
     assert "with 2 workers instead of 3" in job.said
     assert "host3 is left out" in job.said
 
@@ -243,15 +252,14 @@ def test_a_restart_takes_a_spare_for_a_host_that_others_do_not_reach(lab: Lab, o
     """Both answer here, so that neither counts as lost."""
     engine = {"kind": "ssh", "hosts": HOSTS, "host_timeout_s": 4}
     config = write_config(
-        tmp_path, own_disk, "around", engine=engine, cluster={"workers": 2}, train={"epochs": 60}, restarts={"max": 1}
+        tmp_path, own_disk, "around", engine=engine, cluster={"workers": 2}, train=ENDLESS, restarts={"max": 1}
     )
     job = lab.start("train", config)
-    job.wait_for("epoch  3/60")
+    job.wait_for("3/5000")
     lab.cut(1, 2)
     lab.cut(2, 1)
-    assert job.end(240) == 0, job.output
+    goes_on(job, lab)
     assert "host2 is left out: " in job.said or "host1 is left out: " in job.said
-    assert "restored" in job.said
 
 
 @pytest.mark.short
