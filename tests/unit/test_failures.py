@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.errors import Problem
-from distlaunch.base.run_dir import TaskDir
+from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.run_dir import RunDir, TaskDir
 from distlaunch.base.run_files.task_error import write_signal
+from distlaunch.cluster.spec import Task
+from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.diagnose.exit_reason import (
     TaskError,
     describe_code,
@@ -18,8 +20,11 @@ from distlaunch.supervise.diagnose.exit_reason import (
     may_be_temporary,
     read_error,
 )
+from distlaunch.supervise.diagnose.first_failure import Traces, find_failure
 from distlaunch.supervise.diagnose.headline import headline
 from distlaunch.supervise.facts import ErrorRole
+from distlaunch.supervise.state import Cause
+from distlaunch.supervise.verdict import Verdict
 
 GRAPH_ERROR = """Graph execution error:
 
@@ -124,6 +129,45 @@ def test_blame(tmp_path: Path, kind: str, message: str, role: ErrorRole) -> None
     error = read_error(files)
     assert error is not None
     assert error.role is role
+
+
+HEARD_NOTHING = (
+    ("UnavailableError", "Collective ops is aborted by: Error reported from /job:worker/task:1: The following tasks "
+     "are unhealthy (stopped sending heartbeats):\n/job:worker/replica:0/task:1\nThe tasks have crashed."),
+    ("DeadlineExceededError", "Collective ops is aborted by: Deadline Exceeded\n\n"
+     "RPC: /tensorflow.CoordinationService/Heartbeat\nThe error could be from a previous operation."),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "parted"),
+    [
+        (HEARD_NOTHING[1], True),
+        (("DeadlineExceededError", "reading from the bucket"), False),
+        (("UnavailableError", "Collective ops is aborted by: reading from the bucket"), False),
+        (None, False),
+    ],
+)
+def test_tasks_that_lived_and_did_not_reach_each_other(
+    tmp_path: Path, other: tuple[str, str] | None, parted: bool
+) -> None:
+    """As TensorFlow reports a cut between the chief's host and another: each takes the other one for dead."""
+    run = RunDir(tmp_path)
+    tasks = tuple(
+        TaskPlan(Task("worker", index), (), {}, run.task(0, f"worker:{index}"), f"h{index}:1") for index in (0, 1)
+    )
+    for task, error in zip(tasks, (HEARD_NOTHING[0], other), strict=True):
+        task.files.path.mkdir(parents=True)
+        if error is not None:
+            write(task.files, type=error[0], message=error[1])
+    plan = LaunchPlan(tmp_path, 0, "train", tasks, 100, 30, chief=Task("worker", 0))
+    verdict = Verdict("failed", ExitCode.FAILED, Cause.FAILURE, culprit="worker:0")
+    traces = Traces(codes={"worker:0": 3, "worker:1": 3}, hosts={"worker:0": "host1", "worker:1": "host2"})
+    failure = find_failure(plan, verdict, traces)
+    assert (failure.task, failure.host) == ("worker:0", "host1")
+    told = "and worker:1 on host2 no longer reached each other, and all were running: UnavailableError: Collective"
+    assert failure.reason.startswith(told) == parted
+    assert "stopped sending heartbeats" in failure.reason
 
 
 def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ _CONSEQUENCE_TEXT = re.compile(
     r"|Gloo [\w-]+ failed|Connection closed by peer|stopped sending heartbeats|^UNAVAILABLE: ",
     re.IGNORECASE,
 )
+_UNHEARD = re.compile(r"stopped sending heartbeats|CoordinationService/Heartbeat")
 _ABORTED = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX logs before it ends a process at once that has lost a peer."""
 _TAIL_BYTES = 64 * 1024  # of a log: the end says why
@@ -40,6 +41,7 @@ class TaskError:
         problems: mistakes in the config that show only when things are built.
         kind: the exception's class; empty if it was none.
         consequence: it reports that another task is gone.
+        unheard: it knows that from heartbeats alone, which a task that runs may send in vain.
         step: global batches done then; None before the first step.
         lost: it reports that the task's host is lost.
     """
@@ -53,6 +55,7 @@ class TaskError:
     step: int | None = None
     kind: str = ""
     lost: bool = False
+    unheard: bool = False
 
     @property
     def mark(self) -> str:
@@ -119,6 +122,7 @@ def read_error(files: TaskDir) -> TaskError | None:
         kind=kind,
         consequence=kind in _CONSEQUENCES or bool(_CONSEQUENCE_TEXT.search(message)),
         step=data.get("step"),
+        unheard=bool(_UNHEARD.search(message)),
     )
 
 

@@ -163,6 +163,13 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         reason = f"{names} had ended with exit code 0, and {verdict.culprit} was not done: {reason}"
         return _finding(culprit, reason, traces)
     silent_names = list(verdict.silent)
+    if (
+        not silent_names
+        and error is not None
+        and error.unheard
+        and (who := _who_else_heard_nothing(culprit, plan, traces))
+    ):
+        return _finding(culprit, f"and {who} no longer reached each other, and all were running: {reason}", traces)
     if not silent_names:
         return _finding(culprit, reason, traces)
     if len(silent_names) > 1:
@@ -172,6 +179,16 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
     silent = tasks[silent_names[0]]
     stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(silent_names[0]) else ""
     return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
+
+
+def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
+    """The peers, if each of them lived, and complained of heartbeats that did not come; empty if one did not."""
+    peers = [task for task in plan.tasks if task.address and task is not culprit]
+    errors = [read_error(task.files) for task in peers]
+    if not all(error is not None and error.unheard for error in errors):
+        return ""
+    hosts = [traces.hosts.get(str(task.task), "") for task in peers]
+    return _join(_first([f"{task.task} on {host}" for task, host in zip(peers, hosts, strict=True)]))
 
 
 def _overdue(plan: LaunchPlan, verdict: Verdict, traces: Traces, tasks: Mapping[str, TaskPlan]) -> Failure:
