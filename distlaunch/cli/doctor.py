@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from distlaunch.base.plural import count
 from distlaunch.cli.options import OVERRIDES
 
 if TYPE_CHECKING:
@@ -50,4 +51,4 @@ def _print_hosts(hosts: Sequence[HostReport]) -> None:
     ]:
         click.echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""
-    click.echo(f"ok: {words.count(len(hosts), 'host')} can be used{reach}")
+    click.echo(f"ok: {count(len(hosts), 'host')} can be used{reach}")

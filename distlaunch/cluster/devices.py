@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plural import count
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _QUERY_TIMEOUT_S = 10.0  # for a driver that hangs
@@ -180,13 +181,11 @@ def share_gpus(gpus: Sequence[str], num_workers: int, per_worker: int | None) ->
     """
     if not gpus:
         return [()] * num_workers
-    count = per_worker or len(gpus) // num_workers
-    if not count or count * num_workers > len(gpus):
-        wanted = (
-            f"{num_workers} workers" if per_worker is None else f"{num_workers} workers with {per_worker} GPU(s) each"
-        )
+    share = per_worker or len(gpus) // num_workers
+    if not share or share * num_workers > len(gpus):
+        each = "" if per_worker is None else f" with {count(per_worker, 'GPU')} each"
         raise UsageError(
-            f"{wanted} do not fit on {len(gpus)} GPU(s) ({', '.join(gpus)}): use fewer, "
+            f"{num_workers} workers{each} do not fit on {count(len(gpus), 'GPU')} ({', '.join(gpus)}): use fewer, "
             f"or hide the GPUs with {VISIBLE}='' to train on CPU"
         )
-    return [tuple(gpus[first : first + count]) for first in range(0, count * num_workers, count)]
+    return [tuple(gpus[first : first + share]) for first in range(0, share * num_workers, share)]

@@ -14,6 +14,7 @@ from distlaunch.agent.open_files import allow_open_files
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import count
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
@@ -113,23 +114,25 @@ class LocalEngine:
         return max(1, len(find_gpus(environ)))
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
-        count, ports = needs.num_addresses, needs.ports
-        if ports != "auto" and len(ports) < count:
-            message = f"got {len(ports)} port(s) for {count} tasks on this machine; give one for each, or `auto`"
+        number, ports = needs.num_addresses, needs.ports
+        if ports != "auto" and len(ports) < number:
+            message = (
+                f"got {count(len(ports), 'port')} for {number} tasks on this machine; give one for each, or `auto`"
+            )
             raise ConfigError(Problem(("cluster", "ports"), message))
         reserved = ReservedPorts((), ())
         if dry:
-            numbers: Sequence[int | str] = [PICKED_LATER] * count if ports == "auto" else ports[:count]
+            numbers: Sequence[int | str] = [PICKED_LATER] * number if ports == "auto" else ports[:number]
         else:
             # before ports are held, each of which is an open file
             allow_open_files(needs.num_tasks)
-            if count:
-                reserved = pick_ports(count) if ports == "auto" else reserve_ports(ports[:count])
+            if number:
+                reserved = pick_ports(number) if ports == "auto" else reserve_ports(ports[:number])
             numbers = reserved.numbers
         gpus = find_gpus(environ)
-        places = [Place("", f"{_HOST}:{number}", gpus) for number in numbers]
+        places = [Place("", f"{_HOST}:{port}", gpus) for port in numbers]
         # tasks that nobody connects to need no address
-        places += [Place(gpus=gpus)] * (needs.num_tasks - count)
+        places += [Place(gpus=gpus)] * (needs.num_tasks - number)
         return LocalAllocation(environ, tuple(places), reserved=reserved, num_computing=needs.num_computing)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import ExitCode, StopRequested, UsageError
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import fitting_workers
@@ -54,7 +55,7 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
         nonlocal workers
         before = workers
         workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
-        return f", with {_workers(workers)} instead of {before}" if workers != before else ""
+        return f", with {count(workers, 'worker')} instead of {before}" if workers != before else ""
 
     policy = config.restarts
     limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
@@ -177,10 +178,6 @@ def _next_workers(config: RunConfig, workers: int, *, lost: bool, num_gpus: int)
         return span.max
     fewer = range(workers - 1, span.min - 1, -1)
     return fitting_workers(config, fewer, num_gpus) or workers
-
-
-def _workers(number: int) -> str:
-    return f"{number} worker{'s' * (number != 1)}"
 
 
 def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals | None:

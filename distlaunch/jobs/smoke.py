@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded, Event, StepsDone
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.run import RunConfig
@@ -102,13 +103,13 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
     ]
     saved = [event.step for event in first.checkpoints]
     trained, first_step = first.now.step, second.start.first_step if second.start else 0
-    replicas = f" for {_count(first.start.replicas, 'replica')}" if first.start else ""
+    replicas = f" for {count(first.start.replicas, 'replica')}" if first.start else ""
     went_on = 0 < first_step < second.now.step
     proofs = [
         Proof("the config is valid", True),
-        Proof(f"{_count(len(tasks), 'task')} came up", bool(first.now.hosts and first.start)),
+        Proof(f"{count(len(tasks), 'task')} came up", bool(first.now.hosts and first.start)),
         Proof("model and data were built" + replicas, first.start is not None),
-        Proof("training ran" + (f" ({_count(trained, 'step')})" if trained else ""), bool(first.epochs)),
+        Proof("training ran" + (f" ({count(trained, 'step')})" if trained else ""), bool(first.epochs)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),
         Proof("a checkpoint was written" + (f" (step {max(saved)})" if saved else ""), bool(saved)),
         Proof("a new start went on" + (f" from step {first_step}" if went_on else ""), went_on),
@@ -119,7 +120,3 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
     formats = second.exports
     proofs.append(Proof("the model was exported" + (f" ({', '.join(formats)})" if formats else ""), bool(formats)))
     return tuple(proofs)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distlaunch.base.errors import DataError
+from distlaunch.base.plural import count
 
 REASONS = (
     "each process must read the same examples in the same order, distlaunch gives each its rows; the usual reasons are "
@@ -74,7 +75,7 @@ def check_passes(seen: Mapping[str, FirstPass], kind: str) -> None:
 
 
 def _batches(number: int) -> str:
-    return f"{number:,} global batch{'es' * (number != 1)}"
+    return count(number, "global batch")
 
 
 OF_FUNCTION = (

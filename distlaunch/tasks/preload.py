@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
+from distlaunch.base.plural import count
 from distlaunch.config.backend import choose_backend
 from distlaunch.tasks.thread_count import num_threads
 
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> str:
     os.register_at_fork(after_in_child=_new_random_numbers)
     # only the forking thread lives on in a child: a lock that another holds would stay locked
     more = num_threads() - threads
-    return f"importing has started {more} thread(s)" if more > 0 else ""
+    return f"importing has started {count(more, 'thread')}" if more > 0 else ""
 
 
 def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from distlaunch.base.plural import count
 from distlaunch.runs.paths import shown
 from distlaunch.ui import words
 from distlaunch.ui.columns import columns
@@ -30,6 +31,6 @@ def print_checkpoint(console: Console, listing: dict[str, Any]) -> None:
     ]
     total = words.size(sum(variable["bytes"] for variable in variables))
     after = f"step {listing['step']:,}, in epoch {listing['epoch'] + 1}"
-    head = f"{shown(listing['path'])}: {after}; {words.count(len(variables), 'variable')}, {total}"
+    head = f"{shown(listing['path'])}: {after}; {count(len(variables), 'variable')}, {total}"
     for line in (head, "", *columns(("variable", "shape", "type", "size", "norm"), rows, right={3, 4})):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

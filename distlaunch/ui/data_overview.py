@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from distlaunch.base.plural import count
 from distlaunch.ui import words
 
 _MOST_READERS = 8  # tasks that are shown; JSON has all
@@ -19,11 +20,11 @@ def data_lines(overview: Mapping[str, Any]) -> list[str]:
 
 
 def _split_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any]) -> list[str]:
-    unknown = "examples of unknown number" if split["examples"] is None else words.count(split["examples"], "example")
-    batches = "" if split["batches"] is None else f", {words.count(split['batches'], 'global batch')}"
+    unknown = "examples of unknown number" if split["examples"] is None else count(split["examples"], "example")
+    batches = "" if split["batches"] is None else f", {count(split['batches'], 'global batch')}"
     shuffled = ""
     if split["buffer_examples"]:
-        amount = f"{words.count(split['buffer_examples'], 'example')}, {words.size(split['buffer_bytes'])}"
+        amount = f"{count(split['buffer_examples'], 'example')}, {words.size(split['buffer_bytes'])}"
         shuffled = f", shuffled within a buffer of {amount} in each process"
     elif split["shuffled"] and split["by_number"]:
         shuffled = ", shuffled over all of them anew in each epoch"
@@ -33,14 +34,14 @@ def _split_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any
     if split["work"]:
         lines.append(f"          {split['work']} of each example: in {_readers(overview)} that needs its row")
     if overview["readers"]:
-        amount = f"{words.count(split['ahead_batches'], 'batch')}, {words.size(split['ahead_bytes'])}"
+        amount = f"{count(split['ahead_batches'], 'batch')}, {words.size(split['ahead_bytes'])}"
         lines.append(f"          read ahead: {amount} in each process")
     return lines
 
 
 def _readers(overview: Mapping[str, Any]) -> str:
     number = overview["processes"]
-    return f"{words.count(number, 'process')} of the task" if number else "the process"
+    return f"{count(number, 'process')} of the task" if number else "the process"
 
 
 def _reader_lines(name: str, split: Mapping[str, Any], overview: Mapping[str, Any]) -> list[str]:

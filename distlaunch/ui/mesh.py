@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from distlaunch.ui import words
+from distlaunch.base.plural import count
 from distlaunch.ui.boxes import Pen, grid, kept
 
 Axes = Sequence[str | None]
@@ -22,7 +22,7 @@ def mesh_lines(mesh: Mapping[str, Any], pen: Pen) -> list[str]:
     names, sizes, devices = mesh["axes"], mesh["shape"], [str(device) for device in mesh["devices"]]
     axes = " x ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
     return [
-        f"mesh: {axes}, {words.count(len(devices), 'device')}",
+        f"mesh: {axes}, {count(len(devices), 'device')}",
         *_grids(names, sizes, devices, pen),
         "",
         *_inputs(mesh, devices, pen),
@@ -136,7 +136,7 @@ def _named(variables: Sequence[Mapping[str, Any]]) -> str:
     names = [str(variable["name"]) for variable in variables if not is_of_optimizer(variable)]
     parts = names if len(names) <= _NAMES else [*names[:_NAMES], f"{len(names) - _NAMES:,} more"]
     slots = len(variables) - len(names)
-    return ", ".join([*parts, *([words.count(slots, "optimizer variable")] if slots else [])])
+    return ", ".join([*parts, *([count(slots, "optimizer variable")] if slots else [])])
 
 
 def is_of_optimizer(variable: Mapping[str, Any]) -> bool:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.runs.bottleneck import find_bottleneck
@@ -146,7 +147,7 @@ def _trained(state: ProgressState) -> str:
     steps = state.step - start.first_step
     own = sum(epoch.seconds for epoch in state.epochs if epoch.attempt == start.attempt)
     seconds = state.now.ended.seconds if state.now.ended else own
-    text = f"{words.count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
+    text = f"{count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
     if start.first_step:
         text += f", from step {start.first_step:,}"
     return text
@@ -156,4 +157,4 @@ def _epochs(state: ProgressState) -> str:
     first = state.now.training.first_epoch if state.now.training else 0
     complete = state.epochs[-1].epoch + 1 if state.epochs else first
     total = state.now.training.epochs if state.now.training else complete
-    return words.count(total, "epoch") if complete == total else f"{complete} of {words.count(total, 'epoch')}"
+    return count(total, "epoch") if complete == total else f"{complete} of {count(total, 'epoch')}"

@@ -65,12 +65,6 @@ def shape(sizes: Sequence[int]) -> str:
     return " x ".join(f"{size}" for size in sizes) or "scalar"
 
 
-def count(how_many: int, noun: str) -> str:
-    """`1 step`, `1,234 steps`."""
-    plural = "es" if noun.endswith(("ss", "batch")) else "s"  # but "epochs"
-    return f"{how_many:,} {noun}{'' if how_many == 1 else plural}"
-
-
 def rate(steps_per_s: float) -> str:
     return f"{steps_per_s:.0f} steps/s" if steps_per_s >= 10 else f"{steps_per_s:.2g} steps/s"
 

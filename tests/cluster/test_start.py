@@ -82,7 +82,7 @@ def test_another_version_and_other_code_are_refused(lab: Lab, tmp_path: Path, ow
     job = lab.start("train", config, folder=project)
     assert job.end(60) == 2, job.output
     assert "host1: it has distlaunch 0.0.1 (protocol 1), this machine has" in job.output
-    assert "host2: its code differs from this machine's in 1 file(s): model.py" in job.output
+    assert "host2: its code differs from this machine's in 1 file: model.py" in job.output
     assert "host3: No such file or directory: /nowhere" in job.output
 
 

@@ -200,7 +200,7 @@ CHECKS = [
     below("train:\n  step: models.py:step\n", 2, "train.step", "loop: custom", id="step without loop"),
     below("train: {loop: custom}\ncompile:\n  optimizer: adam\n", 2, "compile.loss", "needs a loss", id="loop without loss"),
     below("checkpoint: {every_epochs: null}\n", 1, "checkpoint", "would be lost", id="no checkpoint"),
-    below("checkpoint: {every_epochs: 5}\n", 1, "checkpoint.every_epochs", "after 1 epoch(s)", id="checkpoint never"),
+    below("checkpoint: {every_epochs: 5}\n", 1, "checkpoint.every_epochs", "after 1 epoch", id="checkpoint never"),
     below("train: {steps_per_epoch: 10, epochs: 2}\ncheckpoint: {every_steps: 21}\n", 2, "checkpoint.every_steps",
           "use at most 20", id="checkpoint steps never"),
     below("validation: {every_epochs: 2}\n", 1, "validation.every_epochs", "validation: null", id="validation never"),

@@ -79,7 +79,7 @@ def test_every_command_counts_the_same_gpus(
     told = CliRunner().invoke(validate, ["run.yaml", "--set", *shared.split()])
     if len(expected) == 1:
         assert told.exit_code == 2
-        assert f"2 workers do not fit on 1 GPU(s) ({expected[0]})" in told.stderr
+        assert f"2 workers do not fit on 1 GPU ({expected[0]})" in told.stderr
     else:
         assert told.exit_code == 0
     if expected:

@@ -148,7 +148,7 @@ def test_too_few_gpus() -> None:
     with pytest.raises(UsageError, match="2 workers do not fit on 1 GPU"):
         plan_launch(run_config, RunDir("/r"), 0, "train", _cluster(run_config, [1, 2]), places=_places(("0",)))
     mesh = config({"kind": "jax", "mesh": {"batch": 8}}, workers=2)
-    with pytest.raises(UsageError, match=r"2 workers with 4 GPU\(s\) each do not fit on 4 GPU"):
+    with pytest.raises(UsageError, match="2 workers with 4 GPUs each do not fit on 4 GPU"):
         plan_launch(mesh, RunDir("/r"), 0, "train", _cluster(mesh, [1, 2]), places=_places(("0", "1", "2", "3")))
 
 

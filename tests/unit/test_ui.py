@@ -21,6 +21,7 @@ from distlaunch.base.events import (
     TaskStarted,
     TrainingStarted,
 )
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.plan.train import LaunchPlan, TaskPlan
@@ -116,8 +117,8 @@ def test_validation_is_told() -> None:
         (words.clock(7), "0:07"),
         (words.size(999), "999 B"),
         (words.size(1_234_567), "1.2 MB"),
-        (words.count(1, "step"), "1 step"),
-        (words.count(1234, "step"), "1,234 steps"),
+        (count(1, "step"), "1 step"),
+        (count(1234, "step"), "1,234 steps"),
         (words.metrics({"loss": 0.5, "acc": 0.25, "val_loss": 0.75}), "loss 0.5000, val 0.7500  acc 0.2500"),
         (words.metrics({"val_loss": 0.75}), "val_loss 0.7500"),
     ],

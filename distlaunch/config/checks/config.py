@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plural import count
 from distlaunch.config.checks import strategy
 from distlaunch.config.checks.engine import hosts_are_named, isolated_jobs_are_here
 from distlaunch.config.checks.sharing import sharing_fits
@@ -120,14 +121,18 @@ def periods_happen(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]
         message = f"got null for all of {', '.join(periods)}: a run that fails would be lost; give one of them a value"
         yield Problem(("checkpoint",), message)
     if checkpoint.every_epochs is not None and checkpoint.every_epochs > epochs:
-        message = f"got {checkpoint.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
+        message = (
+            f"got {checkpoint.every_epochs}, but training ends after {count(epochs, 'epoch')}; use at most {epochs}"
+        )
         yield Problem(("checkpoint", "every_epochs"), f"{message}, or null together with every_steps")
     steps = most_steps(config)
     if checkpoint.every_steps is not None and steps is not None and checkpoint.every_steps > steps:
-        message = f"got {checkpoint.every_steps}, but training ends after {steps} step(s); use at most {steps}"
+        message = f"got {checkpoint.every_steps}, but training ends after {count(steps, 'step')}; use at most {steps}"
         yield Problem(("checkpoint", "every_steps"), message)
     if validation is not None and validation.every_epochs > epochs:
-        message = f"got {validation.every_epochs}, but training ends after {epochs} epoch(s); use at most {epochs}"
+        message = (
+            f"got {validation.every_epochs}, but training ends after {count(epochs, 'epoch')}; use at most {epochs}"
+        )
         yield Problem(("validation", "every_epochs"), f"{message}, or `validation: null` for none")
 
 

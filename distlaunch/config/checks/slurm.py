@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plural import count
 from distlaunch.config.read.words import show
 from distlaunch.config.run import RunConfig
 from distlaunch.config.slurm import Slurm, is_gpus, is_memory, time_limit_s
@@ -62,7 +63,7 @@ def nodes_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     is_known = job.workers_per_node is not None or job.gpus is not None or not asks_elsewhere
     if job.nodes is not None and is_known and job.nodes * job.node_workers < workers:
         needed = -(-workers // job.node_workers)
-        message = f"got {job.nodes}, with {job.node_workers} worker(s) on each, for {workers} workers"
+        message = f"got {job.nodes}, with {count(job.node_workers, 'worker')} on each, for {workers} workers"
         yield Problem((*_KEY, "nodes"), f"{message}; use {needed}, or remove it, or set engine.slurm.workers_per_node")
 
 

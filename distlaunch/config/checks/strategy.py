@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.plural import count
 from distlaunch.config.cluster import Cluster, Span
 from distlaunch.config.read.words import all_of, either
 from distlaunch.config.run import RunConfig
@@ -40,7 +41,7 @@ def devices_suffice(config: RunConfig, num_gpus: int | None) -> Iterator[Problem
         yield Problem(needed[0], message)
     if not num_gpus or needed[1] <= num_gpus:
         return
-    message = f"needs {needed[1]} devices, but this machine has {num_gpus} GPU(s); use at most {num_gpus}"
+    message = f"needs {needed[1]} devices, but this machine has {count(num_gpus, 'GPU')}; use at most {num_gpus}"
     yield Problem(needed[0], f"{message}, or hide the GPUs with CUDA_VISIBLE_DEVICES=-1 to use virtual CPU devices")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame
 from distlaunch.agent.remote.host_facts import package_versions
+from distlaunch.base.plural import count
 from distlaunch.engines.remote.answers import ANSWER_S, raise_for, refusals
 from distlaunch.engines.remote.code import CodeFiles
 from distlaunch.engines.remote.link import Link
@@ -60,7 +61,7 @@ def check_hosts(
         fields = answer.result().fields
         if fields["count"]:
             named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
-            wrong[name] = (f"its code differs from this machine's in {fields['count']} file(s): {named}; "
+            wrong[name] = (f"its code differs from this machine's in {count(fields['count'], 'file')}: {named}; "
                            "copy it there, or use `engine.sync: code`")  # fmt: skip
     for name, answer in request("state", paths=list(paths)).items():
         left[name].state = answer.result().fields["state"]

@@ -15,6 +15,7 @@ from distlaunch import __version__
 from distlaunch.agent.host_state import is_there
 from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.plural import count
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
@@ -101,7 +102,9 @@ class RemoteEngine:
 
     def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
         if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
-            message = f"got {len(needs.ports)} port(s) for {needs.num_addresses} tasks; give one for each, or `auto`"
+            message = (
+                f"got {count(len(needs.ports), 'port')} for {needs.num_addresses} tasks; give one for each, or `auto`"
+            )
             raise ConfigError(Problem(("cluster", "ports"), message))
         if dry:
             return self._planned(needs, environ)

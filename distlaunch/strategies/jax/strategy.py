@@ -15,6 +15,7 @@ import tensorflow as tf
 from jax.sharding import Mesh
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.plural import count
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
@@ -88,7 +89,7 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
     chosen = [d for rank in range(num_processes) for d in [d for d in devices if d.process_index == rank][:each]]
     if not wanted or len(chosen) < wanted:
         where = f"in the {num_processes} processes" if num_processes > 1 else "in this process"
-        have = f"JAX has {len(devices)} {devices[0].platform} device(s) {where}"
+        have = f"JAX has {count(len(devices), f'{devices[0].platform} device')} {where}"
         raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or product} devices, but {have}"))
     sizes = [wanted // product if size == -1 else size for size in config.mesh.values()]
     return Mesh(np.array(chosen).reshape(sizes), tuple(config.mesh))

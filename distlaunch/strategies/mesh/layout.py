@@ -13,6 +13,7 @@ from typing import Any, Literal
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import count
 from distlaunch.config.strategies.mesh import AUTO_AXIS
 from distlaunch.layouts import ATTRIBUTE
 from distlaunch.strategies.module_model import parts_of
@@ -131,7 +132,7 @@ def layouts_in_code(model: keras.Model, mesh: Mesh) -> tuple[dict[str, Axes], li
 
 def _misfit(path: str, shape: tuple[int, ...], axes: Axes, mesh: Mesh) -> str | None:
     if len(axes) != len(shape):
-        text = f"names {len(axes)} axes, but '{path}' has {len(shape)} dimension(s), {list(shape)}"
+        text = f"names {len(axes)} axes, but '{path}' has {count(len(shape), 'dimension')}, {list(shape)}"
         return f"{text}; write one axis or ~ for each, or an expression that does not match this variable"
     for dimension, (size, axis) in enumerate(zip(shape, axes, strict=True)):
         if axis is not None and size % mesh[axis]:

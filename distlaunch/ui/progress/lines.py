@@ -20,6 +20,7 @@ from distlaunch.base.events import (
     TaskRestarted,
     TrainingStarted,
 )
+from distlaunch.base.plural import count
 from distlaunch.runs.paths import shown
 from distlaunch.ui import words
 
@@ -98,18 +99,18 @@ def skipped(examples: Collection[str]) -> str:
     """`3 examples that failed: example 17, example 99, example 4`, the first of them by name."""
     shown_first = sorted(examples)[:_NAMED]
     rest = ", ..." if len(examples) > _NAMED else ""
-    return f"{words.count(len(examples), 'example')} that failed: {', '.join(shown_first)}{rest}"
+    return f"{count(len(examples), 'example')} that failed: {', '.join(shown_first)}{rest}"
 
 
 def training_start(event: TrainingStarted) -> str:
     parts = [event.strategy]
     if event.tasks > 1:
-        parts.append(words.count(event.tasks, "task"))
+        parts.append(count(event.tasks, "task"))
     if event.replicas > 1:
-        parts.append(words.count(event.replicas, "replica"))
+        parts.append(count(event.replicas, "replica"))
     parts.append(f"global batch {event.global_batch}")
-    steps = f" of {words.count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
-    parts.append(f"{words.count(event.epochs, 'epoch')}{steps}")
+    steps = f" of {count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
+    parts.append(f"{count(event.epochs, 'epoch')}{steps}")
     return ", ".join(parts)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distlaunch.base.events import Event
+from distlaunch.base.plural import count
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.bottleneck import find_bottleneck
 from distlaunch.ui import words
@@ -101,7 +102,7 @@ class LiveView:
             return f"finishing ({clock})"
         missing, num_tasks = self.state.missing, len(self.state.tasks)
         if self._script and (not missing or num_tasks == 1):
-            return f"running, {words.count(num_tasks, 'task')} ({clock})"
+            return f"running, {count(num_tasks, 'task')} ({clock})"
         what = self.state.preparing(framework="loading the framework")
         return f"starting, {what} ({clock})" if missing else f"{what} ({clock})"
 
@@ -116,7 +117,7 @@ def progress_line(state: ProgressState) -> Table:
         table.add_column(no_wrap=True)
     table.columns[1].ratio = 1
     head = f"epoch {min(epoch + 1, start.epochs)}/{start.epochs}"
-    steps = f"{done:,}/{total:,}" if total else words.count(done, "step")
+    steps = f"{done:,}/{total:,}" if total else count(done, "step")
     speed = words.rate(state.steps_per_s) if state.steps_per_s else ""
     eta = f"eta {words.clock(state.eta_s)}" if state.eta_s is not None else ""
     bar = ProgressBar(total=total or 1, completed=done if total else 0)
