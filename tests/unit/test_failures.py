@@ -170,6 +170,15 @@ def test_tasks_that_lived_and_did_not_reach_each_other(
     assert "stopped sending heartbeats" in failure.reason
 
 
+def test_heartbeats_of_nobody_have_no_peers(tmp_path: Path) -> None:
+    task = TaskPlan(Task("worker", 0), (), {}, RunDir(tmp_path).task(0, "worker:0"), "h:1")
+    task.files.path.mkdir(parents=True)
+    write(task.files, type=HEARD_NOTHING[0][0], message=HEARD_NOTHING[0][1])
+    plan = LaunchPlan(tmp_path, 0, "train", (task,), 100, 30, chief=task.task)
+    failure = find_failure(plan, Verdict("failed", ExitCode.FAILED, Cause.FAILURE, culprit="worker:0"), Traces())
+    assert failure.reason.startswith("UnavailableError: Collective")
+
+
 def test_a_signal_after_an_exception_is_told_too(tmp_path: Path) -> None:
     files = TaskDir(tmp_path)
     write(files, type="ValueError", message="x")

@@ -185,7 +185,7 @@ def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces)
     """The peers, if each of them lived, and complained of heartbeats that did not come; empty if one did not."""
     peers = [task for task in plan.tasks if task.address and task is not culprit]
     errors = [read_error(task.files) for task in peers]
-    if not all(error is not None and error.unheard for error in errors):
+    if not peers or not all(error is not None and error.unheard for error in errors):
         return ""
     hosts = [traces.hosts.get(str(task.task), "") for task in peers]
     return _join(_first([f"{task.task} on {host}" for task, host in zip(peers, hosts, strict=True)]))
