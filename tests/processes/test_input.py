@@ -234,6 +234,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow  # in CI tests/unit/test_skipping.py has any number of workers
 def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BAD_KIND", "train")
     found = []

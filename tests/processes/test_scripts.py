@@ -266,6 +266,7 @@ def test_a_mesh_in_a_notebook(machine: Machine, kind: str, other: str, backend: 
     assert several.startswith("cluster.workers: got 3")
 
 
+@pytest.mark.slow  # in CI the notebooks above are run to their ends
 def test_what_a_notebook_cannot_do_and_an_interrupt(machine: Machine) -> None:
     (machine.directory / "cells.py").write_text(NOTEBOOK)
     (machine.directory / "stop.py").write_text(STOP)

@@ -66,6 +66,7 @@ def _run(environ: dict[str, str], *words: str, cwd: Path | None = None) -> subpr
     return done
 
 
+@pytest.mark.slow  # in CI real hosts do: tests/cluster/test_training.py
 def test_two_hosts_train_and_one_is_a_spare(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "hosts.txt").write_text("first  # the chief's\nme@second:2222\nthird slots=2\n")
     done = _run(environ, "train", str(_config(tmp_path, hostfile="hosts.txt")))

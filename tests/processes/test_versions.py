@@ -64,6 +64,7 @@ def test_a_part_that_does_not_fit_is_refused(folder: Path) -> None:
     assert json.loads(out)["attempts"][0]["reason"] == told
 
 
+@pytest.mark.slow  # in CI tests/unit/test_compat.py has the warning
 def test_an_untested_version_is_told_once_a_run(folder: Path) -> None:
     site = folder / "site"
     (site / "keras-9.1.2.dist-info").mkdir(parents=True)
