@@ -56,6 +56,12 @@ class Shards(StandIn):
         """Itself, as a Keras variable has its value here."""
         return self
 
+    @property
+    def _unique_id(self) -> str:
+        """Keras's optimizers ask for it when they are built. Ours gets the shards; raises ConfigError for any other."""
+        message = "the model's function builds an optimizer of its own, for variables that are to be split"
+        raise ConfigError(Problem(("strategy", "partitioner"), f"{message}; use `partitioner: null` for this model"))
+
     def assign(self, value: Any) -> None:
         """Takes a whole value, a piece at a time: one message never holds all of it."""
         for variable, start, stop in zip(self.variables, self.offsets, self.offsets[1:], strict=False):
