@@ -19,7 +19,6 @@ from distlaunch.workloads.sentiment import reviews
 PREDICT = """
 import json, sys
 import numpy as np
-import pytest
 import tensorflow as tf
 served = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
 texts = json.loads(sys.stdin.read())

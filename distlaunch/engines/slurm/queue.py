@@ -14,7 +14,7 @@ from distlaunch.config.read.words import show
 from distlaunch.config.run import RunConfig
 from distlaunch.config.slurm import Slurm
 from distlaunch.engines.base import Start
-from distlaunch.engines.slurm.script import batch_script, num_nodes, setup_check
+from distlaunch.engines.slurm.script import batch_script, needed_nodes, num_nodes, setup_check
 
 _TIMEOUT_S = 60.0
 """A controller that is busy, or has just been restarted, takes its time."""
@@ -45,7 +45,7 @@ class SlurmQueue:
         engine, cluster = config.engine, config.cluster
         unused = "hosts" if engine.hosts else "hostfile" if engine.hostfile is not None else ""
         found = [f"engine.{unused} is not used: the queue chooses the hosts"] if unused else []
-        nodes, needed = num_nodes(config), -(-cluster.num_workers // engine.slurm.node_workers)
+        nodes, needed = num_nodes(config), needed_nodes(config)
         if cluster.workers != "auto" and not cluster.ps and nodes > needed:
             what = f"engine.slurm.nodes is {nodes}, but {needed} are enough for cluster.workers"
             found.append(f"{what}: the others are spares, which only a restart uses")

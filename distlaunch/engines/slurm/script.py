@@ -112,8 +112,12 @@ def batch_script(config: RunConfig, start: Start) -> str:
 
 def num_nodes(config: RunConfig) -> int:
     """How many nodes the job asks for."""
-    job = config.engine.slurm
-    return job.nodes or -(-config.cluster.num_workers // job.node_workers)
+    return config.engine.slurm.nodes or needed_nodes(config)
+
+
+def needed_nodes(config: RunConfig) -> int:
+    """How many nodes have room for the workers."""
+    return -(-config.cluster.num_workers // config.engine.slurm.node_workers)
 
 
 def setup_check(command: str) -> tuple[str, str]:

@@ -163,15 +163,10 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
         reason = f"{names} had ended with exit code 0, and {verdict.culprit} was not done: {reason}"
         return _finding(culprit, reason, traces)
     silent_names = list(verdict.silent)
-    if (
-        not silent_names
-        and error is not None
-        and error.unheard
-        and (who := _who_else_heard_nothing(culprit, plan, traces))
-    ):
-        return _finding(culprit, f"and {who} no longer reached each other, and all were running: {reason}", traces)
     if not silent_names:
-        return _finding(culprit, reason, traces)
+        who = _who_else_heard_nothing(culprit, plan, traces) if error is not None and error.unheard else ""
+        parted = f"and {who} no longer reached each other, and all were running: " if who else ""
+        return _finding(culprit, f"{parted}{reason}", traces)
     if len(silent_names) > 1:
         return _finding(
             culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
