@@ -20,6 +20,8 @@ from distlaunch.base.run_dir import RunDir
 MOUNT = ["unshare", "--map-root-user", "--mount"]
 WHY = "needs unshare and user namespaces, to mount a small disk"
 MINE = '''
+import contextlib
+import json
 import os
 import time
 
@@ -47,13 +49,19 @@ class Fill(keras.callbacks.Callback):
         self.step += 1
         if self.step == self.first and not os.path.exists("filled"):
             open("filled", "w").close()
-            while not os.path.exists("runs/job/checkpoints/step-00000010"):  # it is written beside the steps
+            while not self.first_epoch_is_saved():  # it is written beside the steps
                 time.sleep(0.01)
             with open("runs/filler", "wb", buffering=0) as file:
                 for size in (1 << 16, 1):
                     self.fill(file, size)
         elif self.step == self.last:
             os.remove("runs/filler")
+
+    def first_epoch_is_saved(self):
+        """Step 10 is written twice, the second time as the end of the epoch."""
+        with contextlib.suppress(FileNotFoundError), open("runs/job/checkpoints/step-00000010/meta.json") as file:
+            return json.load(file)["progress"]["epoch"] == 1
+        return False
 
     def fill(self, file, size):
         while True:
