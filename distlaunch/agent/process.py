@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
+from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.base.signals import DUMP_SIGNAL
 
 _GUARD = Path(__file__).with_name("orphan_guard.py")
 _GUARD_S = 5.0  # for the guard to end by itself, which takes it milliseconds

@@ -1,20 +1,12 @@
-"""What launcher and worker share besides argv, files and exit codes: environment variables and signals."""
+"""What launcher and worker share besides argv, files, signals and exit codes: environment variables and numbers."""
 
 from __future__ import annotations
-
-import signal
 
 LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 """Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""
-
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1 as of Slurm's `--signal=USR1@90`
-"""Ask a task to stop: after the step that all tasks agree on, with a checkpoint, and exit code 4."""
-
-DUMP_SIGNAL = signal.SIGUSR2
-"""Asks a task to write its Python stacks to its stderr log."""
 
 ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
 """What `distlaunch run` gives scripts: how often the job was started before, the run's directory, `worker:1`."""

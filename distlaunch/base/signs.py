@@ -40,4 +40,6 @@ def read_signs(path: Path) -> Signs:
     # no file yet, or one that is just being made
     except (OSError, struct.error):
         return Signs()
+    if not beats:  # zeros: it has its size, and nothing is written yet
+        return Signs()
     return Signs(beats, turns, None if step == NO_STEP else step, saving, writing)

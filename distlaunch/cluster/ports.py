@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from distlaunch.base.errors import UsageError
 
@@ -28,24 +29,29 @@ class ReservedPorts:
 
 
 def pick_ports(count: int) -> ReservedPorts:
-    """Free ports. A port that is lost between being found and being held is replaced by another."""
-    import portpicker  # only where ports are needed: it costs 50 ms
+    """Free ports, which the kernel finds and holds in one step: no other process can be given the same.
 
-    numbers: list[int] = []
+    Where a port server hands out the machine's ports (`PORTSERVER_ADDRESS`), it is asked.
+    """
     sockets: list[socket.socket] = []
-    # another process may take a port between the two calls: some tries more than ports
-    for _ in range(count * 10):
-        if len(numbers) == count:
-            break
-        number = portpicker.pick_unused_port()
-        with contextlib.suppress(OSError):
+    try:
+        for number in _from_server(count) if "PORTSERVER_ADDRESS" in os.environ else [0] * count:
             sockets.append(hold(number))
-            numbers.append(number)
-    reserved = ReservedPorts(numbers, sockets)
-    if len(numbers) < count:
-        reserved.release()
-        raise UsageError(f"found only {len(numbers)} free ports on this machine, {count} are needed")
-    return reserved
+    except OSError as error:
+        ReservedPorts((), sockets).release()
+        raise UsageError(f"found only {len(sockets)} free ports on this machine, {count} are needed: {error}") from None
+    return ReservedPorts([each.getsockname()[1] for each in sockets], sockets)
+
+
+def _from_server(count: int) -> Iterator[int]:
+    """Ports that a port server gives to this process. Raises OSError."""
+    import portpicker
+
+    try:
+        for _ in range(count):
+            yield portpicker.pick_unused_port()
+    except portpicker.NoFreePortFoundError as error:
+        raise OSError(str(error)) from None
 
 
 def reserve_ports(numbers: Sequence[int]) -> ReservedPorts:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import Event, TaskRestarted, TaskStarted
-from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.run_files.task_error import write_exit, write_lost, write_signal, write_stall

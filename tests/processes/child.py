@@ -10,7 +10,8 @@ from pathlib import Path
 
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Evaluated, RunEnded, StepsDone, TaskStarted, TrainingStarted
-from distlaunch.base.protocol import DUMP_SIGNAL, LIFELINE_FD
+from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 
 RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]

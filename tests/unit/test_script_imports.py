@@ -10,6 +10,8 @@ import pytest
 
 from distlaunch.base.event_files import parse_events
 from distlaunch.base.events import TaskStarted
+from distlaunch.base.signals import DUMP_SIGNAL
+from distlaunch.tasks import script
 
 _NEW = (
     "import sys; before = set(sys.modules); import distlaunch.tasks.script; print(*sorted(set(sys.modules) - before))"
@@ -36,7 +38,11 @@ def test_it_imports_little() -> None:
         *("distlaunch.base.run_files", "distlaunch.base.run_files.task_dir"),
         *("distlaunch.tasks", "distlaunch.tasks.lifeline", "distlaunch.tasks.script"),
     }
-    assert not {"json", "re", "pathlib", "typing", "argparse", "dataclasses", "socket", "pydantic"} & set(new)
+    assert set(new) - set(own) <= {"distlaunch", "__future__", "_struct", "faulthandler", "mmap", "struct", "types"}
+
+
+def test_its_signal_for_stacks_is_the_launchers() -> None:
+    assert script.SIGUSR2 == DUMP_SIGNAL
 
 
 def test_its_start_is_an_event(tmp_path) -> None:

@@ -12,7 +12,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Place
 from distlaunch.jobs.script import find_program, run_name
-from distlaunch.plan.script import ScriptJob, plan_script
+from distlaunch.plan.script import SCRIPT_ENTRY, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 
 
@@ -32,7 +32,7 @@ def test_a_single_worker() -> None:
     (task,) = plan().tasks
     own = ("--task-dir=/r/attempts/2/worker-0", "--attempt=2", "--task=worker:0", "--kind=script")
     wrapped = (*own, "--", "a.py", "--x")
-    assert task.argv == (sys.executable, "-m", "distlaunch.tasks.script", *wrapped)
+    assert task.argv == (sys.executable, "-c", SCRIPT_ENTRY, *wrapped)
     assert task.env == {
         "TF_CONFIG": '{"cluster": {"worker": ["127.0.0.1:1000"]}, "task": {"type": "worker", "index": 0}}',
         "TF_GRPC_REUSE_PORT": "1",

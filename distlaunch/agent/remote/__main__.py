@@ -7,7 +7,7 @@ import signal
 import stat
 import sys
 
-from distlaunch.base.protocol import DUMP_SIGNAL, STOP_SIGNALS
+from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
 
 
 def main() -> None:

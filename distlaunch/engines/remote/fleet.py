@@ -45,7 +45,7 @@ class Fleet:
         """How many attempts have had hosts that reach each other."""
         self._lifeline: Lifeline | None = None
         self._thread: threading.Thread | None = None
-        self._ending = threading.Event()
+        self._ending, self._posted = threading.Event(), threading.Event()
         self._wake_read = self._wake_write = -1
         self._lock = threading.Lock()
         self._dropped: list[tuple[Link, threading.Event]] = []
@@ -148,6 +148,7 @@ class Fleet:
             os.close(fd)
 
     def _wake(self) -> None:
+        self._posted.set()
         if not self._is_woken:
             self._is_woken = True
             # a full pipe wakes as well
@@ -185,7 +186,8 @@ class Fleet:
                         has_changed = has_changed or bool(link.lost) or key.fd != link.fds[1]
                 has_changed = self._keep_alive(now) or has_changed
                 if not has_changed and num_bytes < _LITTLE_BYTES and self._has_time():
-                    self._ending.wait(_REST_S)
+                    self._posted.wait(_REST_S)
+                self._posted.clear()
 
     def _has_time(self) -> bool:
         """Whether there are many links, and nobody waits for an answer."""

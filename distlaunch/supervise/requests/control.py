@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distlaunch.base.control import REQUESTS, VERSION, address_of, read_line
-from distlaunch.base.protocol import DUMP_SIGNAL
+from distlaunch.base.signals import DUMP_SIGNAL
 
 _PATIENCE_S = 5.0
 """How long a client may take to say what it wants."""
