@@ -88,10 +88,13 @@ class Heartbeat:
             if self._memory is not None:
                 self._memory[:] = signs
             elif self._file >= 0:
-                try:
-                    os.pwrite(self._file, signs, 0)
-                except OSError:
-                    pass
+                self._write(signs)
+
+    def _write(self, signs: bytes) -> None:
+        try:  # not `contextlib.suppress`: see above
+            os.pwrite(self._file, signs, 0)
+        except OSError:
+            return
 
 
 class _Meanwhile:

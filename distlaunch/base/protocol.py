@@ -8,6 +8,9 @@ LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""
 
+SCRIPT_ENTRY = "from distlaunch.tasks.script import main; main()"
+"""Code that runs a script as a task. Not `python -m`, whose `runpy` takes 3 ms to import."""
+
 ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
 """What `distlaunch run` gives scripts: how often the job was started before, the run's directory, `worker:1`."""
 

@@ -15,6 +15,7 @@ from distlaunch.base.protocol import (
     JAX_PROCESS,
     JAX_PROCESSES,
     RUN_DIR,
+    SCRIPT_ENTRY,
     TASK,
     UNBUFFERED,
 )
@@ -24,9 +25,6 @@ from distlaunch.cluster.devices import VISIBLE, share_gpus
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.plan.train import NO_GPU, LaunchPlan, TaskPlan, cluster_at
-
-SCRIPT_ENTRY = "from distlaunch.tasks.script import main; main()"
-"""Code that runs a script as a task. Not `python -m`, whose `runpy` takes 3 ms to import."""
 
 LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 Kind = Literal["script", "module", "program"]

@@ -20,11 +20,10 @@ from distlaunch.base.events import (
     StepsTimed,
     TrainingStarted,
 )
-from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.protocol import RUN_MODES, SCRIPT_ENTRY
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
-from distlaunch.plan.script import SCRIPT_ENTRY
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
 from distlaunch.runs.queued import status_in_queue
@@ -233,7 +232,8 @@ def _command(run: RunDir) -> tuple[str, ...]:
         argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ()
-    if not {SCRIPT_ENTRY, "distlaunch.tasks.script", "distlaunch.script_task"} & set(argv):  # what earlier versions wrote
+    earlier = {"distlaunch.tasks.script", "distlaunch.script_task"}
+    if not {SCRIPT_ENTRY, *earlier} & set(argv):
         return tuple(argv)
     split = argv.index("--")
     return (*["-m"] * bool({"--kind=module", "--module"} & set(argv[:split])), *argv[split + 1 :])

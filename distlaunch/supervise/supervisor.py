@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from distlaunch.agent.messages import Order
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.events import Event, TaskRestarted, TaskStarted
-from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.run_files.task_error import write_exit, write_lost, write_signal, write_stall
+from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.signs import Signs
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Allocation, Starter, TaskHandle

@@ -1,12 +1,11 @@
-"""Entry point of a task that is a script: `--NAME=VALUE ... -- SCRIPT ARGS`. Runs a user's script as a task, as Python itself would.
+"""Runs a user's script as a task, as Python itself would; its arguments are `--NAME=VALUE ... -- SCRIPT ARGS`.
 
 Adds what the launcher needs: the lifeline, heartbeats, stacks on request, and `error.json`. The script sees its
 own argv, path and `__main__`, gets signals as without it, and decides the exit code.
 
 Every script waits for what is imported here, and may be one of many on a host: only what each run needs, and nothing
 that takes long (measured: with argparse, dataclasses and the classes of events it was four times Python's own start,
-with json, re, pathlib and typing three times; with `python -m`, signal and
-threading twice).
+with json, re, pathlib and typing three times, with signal, threading and `python -m` twice).
 """
 
 from __future__ import annotations

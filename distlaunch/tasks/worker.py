@@ -23,10 +23,10 @@ from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
-from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
+from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend

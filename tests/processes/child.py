@@ -11,8 +11,8 @@ from pathlib import Path
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Evaluated, RunEnded, StepsDone, TaskStarted, TrainingStarted
 from distlaunch.base.protocol import LIFELINE_FD
-from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.signals import DUMP_SIGNAL
 
 RUN, TASK = RunDir(sys.argv[1]), sys.argv[2]
 LEAD = os.environ.get("LEAD", "worker:0") == TASK

@@ -15,8 +15,8 @@ import yaml
 from distlaunch.base import events as ev
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.heartbeat import Heartbeat
-from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 
 parser = argparse.ArgumentParser()

@@ -25,6 +25,7 @@ from distlaunch.base.events import RunEnded, TaskFailed, TaskRestarted, TaskStar
 from distlaunch.base.heartbeat import BEAT_S
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signs import read_signs
+from distlaunch.runs.report import read_report
 
 HEAD = """\
 import json, os, signal, sys, time
@@ -139,6 +140,7 @@ def test_a_script_sees_what_it_sees_under_python(runner: Runner, words: list[str
     assert (code, err) == (0, "")
     told = json.loads(runner.run_dir("look").task(0, "worker:0").stdout_log.read_bytes())
     assert told == json.loads(plain.stdout)
+    assert read_report(runner.run_dir("look")).command == (*words, *rest)
 
 
 def test_a_traceback_is_that_of_the_script_alone(runner: Runner) -> None:

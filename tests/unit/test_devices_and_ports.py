@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,45 @@ def test_picked_ports_are_held_for_those_who_share() -> None:
         task.listen()
         held.release()
         socket.create_connection(("127.0.0.1", held.numbers[0])).close()
+
+
+def test_nobody_is_given_a_port_that_is_held() -> None:
+    """Processes that pick at the same time share the sockets' option, by which the kernel lets them share a port."""
+    code = "import sys; from distlaunch.cluster.ports import pick_ports; held = pick_ports(200); print(*held.numbers); "
+    code += "sys.stdout.flush(); sys.stdin.read()"
+    picking = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    try:
+        numbers = [number for each in picking if each.stdout is not None for number in each.stdout.readline().split()]
+    finally:
+        for each in picking:
+            each.communicate("")
+    assert len(numbers) == len(set(numbers)) == 800
+
+
+def test_a_port_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        wanted = free.getsockname()[1]
+    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "server"))
+        server.listen()
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(100).strip() == str(os.getpid()).encode()
+                connection.sendall(f"{wanted}\n".encode())
+
+        with ThreadPoolExecutor(1) as one:
+            answered = one.submit(answer)
+            held = pick_ports(1)
+            answered.result(10)
+    assert held.numbers == (wanted,)
+    held.release()
 
 
 def test_a_busy_port_is_named_with_its_holder() -> None:

@@ -98,3 +98,8 @@ def test_heartbeats_on_a_disk_without_files_in_memory(tmp_path: Path, monkeypatc
     assert signs.beats
     assert (signs.step, signs.writing) == (7, True)
     assert not read_signs(tmp_path / "heartbeat").writing
+
+
+def test_a_file_of_signs_that_is_just_being_made_is_no_step(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat").write_bytes(bytes(heartbeat.FORMAT.size))
+    assert read_signs(tmp_path / "heartbeat").step is None

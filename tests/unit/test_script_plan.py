@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.protocol import SCRIPT_ENTRY
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Place
 from distlaunch.jobs.script import find_program, run_name
-from distlaunch.plan.script import SCRIPT_ENTRY, ScriptJob, plan_script
+from distlaunch.plan.script import ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
 
 
