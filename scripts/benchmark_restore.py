@@ -101,8 +101,10 @@ def _others(number: int) -> list[Connection]:
 
 def _by_memory(memory: Any, store: Any, pipes: list[Connection]) -> Any:
     saved = store.load(0, memory)
-    _ask(pipes, ("copy", saved.copy.to_plain()))
+    for pipe in pipes:
+        pipe.send(("copy", saved.copy.to_plain()))
     look(saved.state)
+    assert all(pipe.recv() for pipe in pipes), "all have got it"
     memory.close()
     return saved
 

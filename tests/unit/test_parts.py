@@ -29,6 +29,7 @@ from distlaunch.strategies.state import file_pieces
 from distlaunch.training.checkpoints import state_set
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from distlaunch.training.checkpoints.state_set import FileDamagedError, read_files, write_file
 from distlaunch.training.checkpoints.writers import PartsWriter, WriteRequest
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
@@ -196,7 +197,9 @@ def test_a_damaged_part_is_named_and_the_one_before_is_taken(job: Job, name: str
     store, heard = CheckpointStore(job.folders[0]), []
     with pytest.raises(DamagedError, match=name):
         store.load(6)
-    saved = store.newest_good(lambda step, error: heard.append(step))
+    with pytest.raises(DamagedError, match=name):
+        store.load(6, SharedMemory())
+    saved = store.newest_good(lambda step, error: heard.append(step), SharedMemory)
     assert saved is not None
     assert (saved.progress.step, heard) == (5, [6])
     assert same(saved.state, WHOLE)

@@ -23,7 +23,7 @@ from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.state.state_stream import StateServer, fetch_state
 from distlaunch.training.checkpoints.file_copy import FileCopy
-from distlaunch.training.checkpoints.files import CheckpointStore
+from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from tests.unit.test_peers import DEADLINE_S, MemoryStore
@@ -145,6 +145,25 @@ def test_memory_is_shared_by_all_of_one_host(tmp_path: Path) -> None:
     memory.close()
     assert copy.read() is None
     assert mine["a/b:0"][:2].tolist() == [7, 1]
+
+
+@pytest.mark.parametrize("at", [3, 20, 300_000, 5_000_000, -1, None], ids=str)
+def test_a_damaged_file_does_not_get_into_memory(tmp_path: Path, at: int | None) -> None:
+    """None: it is cut off."""
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        path, _ = store.save(STATE, Progress(step=step), {})
+    file = path / store.load(2).copy.files[0].name
+    data = bytearray(file.read_bytes())
+    if at is not None:
+        data[at] ^= 1
+    file.write_bytes(data if at is not None else data[:-1])
+    with pytest.raises(DamagedError, match=file.name):
+        store.load(2, SharedMemory())
+    saved = store.newest_good(memory=SharedMemory)
+    assert saved is not None
+    assert saved.progress.step == 1
+    assert same(saved.state, STATE)
 
 
 def _read_and_change(copy: FileCopy) -> State | None:

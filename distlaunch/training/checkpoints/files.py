@@ -173,7 +173,7 @@ class CheckpointStore:
             if meta.sha256 is not None:
                 copy, state = FileCopy.of(path, (), None), read_older(path, meta.format, meta.sha256)
             elif memory is not None:
-                read_files(path, meta.files, allocate=memory.allocate)
+                memory.fill(path, meta.files)
                 copy, state = FileCopy.of(path, meta.files, memory.name), memory.filled()
             else:
                 copy, state = FileCopy.of(path, meta.files, None), read_files(path, meta.files)

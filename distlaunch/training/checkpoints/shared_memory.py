@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from distlaunch.strategies.state.state_files import buffers_of, header_bytes, in_order, read_header
-from distlaunch.training.checkpoints.state_set import Shapes
+from distlaunch.training.checkpoints.state_set import Shapes, StateFile, copy_file, read_files
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
@@ -52,17 +53,23 @@ class SharedMemory:
     def is_possible() -> bool:
         return hasattr(os, "memfd_create")
 
-    def allocate(self, shapes: Shapes) -> State:
-        """Arrays that are to be filled."""
+    def fill(self, folder: Path, files: Sequence[StateFile]) -> None:
+        """Takes the state that some files hold. Raises as `read_files` does."""
         assert self._fd is None, "once"
         self._fd = os.memfd_create("distlaunch-state")
+        if len(files) != 1 or not copy_file(folder, files[0], self._fd):
+            read_files(folder, files, allocate=self._allocate)
+
+    def _allocate(self, shapes: Shapes) -> State:
+        """Arrays that are to be filled."""
+        assert self._fd is not None
         head, *arrays = buffers_of({name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}, {})
         os.ftruncate(self._fd, len(head) + sum(map(len, arrays)))
         os.pwrite(self._fd, head, 0)
         return _arrays(mmap.mmap(self._fd, 0))
 
     def filled(self) -> State:
-        """The arrays of this process alone, when all that `allocate` gave are full."""
+        """The arrays, of this process alone."""
         assert self._fd is not None
         return _arrays(_private(self._fd))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distlaunch.strategies.state.file_pieces import Buffers, pieces_of, read_pieces, write_pieces
+from distlaunch.strategies.state.file_pieces import Buffers, copy_pieces, pieces_of, read_pieces, write_pieces
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import (
     Cut,
@@ -96,6 +96,21 @@ def read_files(
             file.close()
 
 
+def copy_file(folder: Path, facts: StateFile, target: int) -> bool:
+    """Copies a file that is the whole state to another descriptor, and verifies it; False: it holds parts of variables.
+
+    Raises FileDamagedError and OSError as `read_files` does.
+    """
+    file = _OpenFile(folder, facts)
+    try:
+        is_whole = all(entry.cut is None for entry in file.entries.values())
+        if is_whole:
+            file.copy_to(target)
+        return is_whole
+    finally:
+        file.close()
+
+
 class _OpenFile:
     """A file whose header has been read, but not yet verified."""
 
@@ -143,15 +158,23 @@ class _OpenFile:
                 copies.append((target, part))
                 buffers.append(bytes_of(part))
         numbers = None if needed is None else self._needed_pieces(needed)
-        try:
-            digests = read_pieces(self._fd, Buffers(buffers), numbers)
-        except EOFError:
-            raise FileDamagedError(self._file_facts.name, "it is cut off") from None
-        for number, digest in digests.items():
-            if digest.hex() != self._file_facts.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
-                raise FileDamagedError(self._file_facts.name, "its content does not match its checksum")
+        self._verified(lambda: read_pieces(self._fd, Buffers(buffers), numbers))
         for target, part in copies:
             target[...] = part
+
+    def copy_to(self, target: int) -> None:
+        """Copies the whole file to another descriptor."""
+        self._verified(lambda: dict(enumerate(copy_pieces(self._fd, target, self._file_facts.num_bytes))))
+
+    def _verified(self, read: Callable[[], Mapping[int, bytes]]) -> None:
+        """Reads, and compares the checksums of the pieces."""
+        try:
+            digests = read()
+        except EOFError:
+            raise FileDamagedError(self.name, "it is cut off") from None
+        for number, digest in digests.items():
+            if digest.hex() != self._file_facts.digests[_DIGEST_CHARS * number : _DIGEST_CHARS * (number + 1)]:
+                raise FileDamagedError(self.name, "its content does not match its checksum")
 
     def _needed_pieces(self, needed: NeededBlocks) -> Collection[int]:
         numbers = set(pieces_of(0, len(self._header)))
