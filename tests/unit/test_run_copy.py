@@ -157,3 +157,15 @@ def test_only_a_copy_is_deleted(copy: RunCopy) -> None:
     copy.root.mkdir()
     copy.remove()
     assert copy.root.exists()
+
+
+def test_folders_made_for_a_copy_go_with_it_unless_somebody_else_uses_them(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    first = RunCopy(tmp_path / "work" / "deep" / "runs" / "first", is_first=True)
+    second = RunCopy(tmp_path / "work" / "deep" / "runs" / "second", is_first=True)
+    first.remove()
+    assert second.root.is_dir()
+    second.remove()
+    first.remove()  # its own folders, of which it has been told nothing
+    assert list(tmp_path.iterdir()) == [tmp_path / "work"]
+    assert not (tmp_path / "work" / "deep").exists()

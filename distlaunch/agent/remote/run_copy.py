@@ -6,6 +6,7 @@ complete, and everything else when the tasks have ended.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ class RunCopy:
 
     def __init__(self, root: Path, *, is_first: bool) -> None:
         self.root = root
+        self._made: list[Path] = []
+        """Folders around it that were not there before, the innermost first."""
         if is_first:
             self._make()
         self._tails: dict[str, int] = {}
@@ -46,6 +49,7 @@ class RunCopy:
             shutil.rmtree(self.root)
         elif self.root.exists() and any(self.root.iterdir()):
             raise UsageError(f"{self.root} is there already and belongs to another run; choose another --name")
+        self._made = [folder for folder in self.root.parents if not folder.exists()]
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             (self.root / _MARK).touch()
@@ -110,6 +114,9 @@ class RunCopy:
         """The controller has everything: deletes the copy."""
         if (self.root / _MARK).is_file():
             shutil.rmtree(self.root, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run is in it by now
+            for folder in self._made:
+                folder.rmdir()
 
     def _complete_checkpoints(self) -> Iterator[tuple[str, _Stamp]]:
         folder = self.root / _CHECKPOINTS

@@ -122,9 +122,9 @@ class RemoteEngine:
             fleet.failures.note(name, fleet.num_starts)
 
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
-        notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
+        notes = [f"no task runs on {', '.join(idle)}; a restart may use {'it' if len(idle) == 1 else 'them'}"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
-        notes += [f"warning: {warning}" for warning in self._warnings_of(used)]
+        notes += [f"warning: {warning}" for warning in self._warnings_of(used, fleet)]
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
         return RemoteAllocation(
             places, used, env, computing, resources, note_host_failure, self.kind, patience_s, notes=notes
@@ -160,8 +160,8 @@ class RemoteEngine:
             yield (f"{link.name} has other files of distlaunch {__version__} than this machine; its tasks run those "
                    "that its Python imports")  # fmt: skip
 
-    def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
-        """What is worth a word of hosts that are new to this job."""
+    def _warnings_of(self, used: Mapping[str, Link], fleet: Fleet) -> list[str]:
+        """What is worth a word of hosts that are new to this job, and was not said yet."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
         if new:
@@ -171,7 +171,9 @@ class RemoteEngine:
             warnings += warnings_between(drivers, machines)
         for link in new.values():
             link.is_known = True
-        return warnings
+        news = [warning for warning in warnings if warning not in fleet.warned]
+        fleet.warned.update(news)
+        return news
 
     def _ready(self, fleet: Fleet) -> list[Link]:
         """Hosts that have what a job needs. Raises UsageError."""
