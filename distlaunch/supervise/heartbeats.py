@@ -80,6 +80,11 @@ class Heartbeats:
             return {}
         return {task: waited / self._trained_s for task, waited in self._waited_s.items()}
 
+    def is_beating(self, task: str, now: float) -> bool:
+        """Whether its process was neither frozen nor gone when it was looked at last, moments ago."""
+        life = self._lives.get(task)
+        return life is not None and now - life.beat_at < _FROZEN_S
+
     def steps(self) -> dict[str, int]:
         """Where each task is, as far as it has said."""
         return {task: life.signs.step for task, life in self._lives.items() if life.signs.step is not None}

@@ -65,6 +65,10 @@ class Probes:
         """As of `Heartbeats`."""
         return self._heartbeats.shares()
 
+    def is_beating(self, task: str, now: float) -> bool:
+        """As of `Heartbeats`."""
+        return self._heartbeats.is_beating(task, now)
+
     def _errors(self, now: float, state: RunState) -> Iterator[ErrorReported]:
         """Until the others are stopped, what a task writes about its failure distinguishes cause from consequence."""
         if self._is_stopping(state) or all(

@@ -128,7 +128,7 @@ class Supervisor:
             how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
             with contextlib.suppress(OSError):  # a full disk
                 self._tasks[name].files.archive_error()
-            for known in (self._traces.suspended, self._traces.spawn_errors):
+            for known in (self._traces.suspended, self._traces.beating, self._traces.spawn_errors):
                 known.pop(name, None)
             self._spawn(self._tasks[name], starter)
             self._write([TaskRestarted(restarted_task=name, host=host, reason=how)])
@@ -233,9 +233,9 @@ class Supervisor:
 
     def _send(self, order: Order, to: tuple[str, ...], why: Cause) -> None:
         alive = self._running(to)
-        self._traces.suspended.update(
-            {name: handle.is_suspended() for name, handle in alive.items() if name not in self._traces.suspended}
-        )
+        for name in alive.keys() - self._traces.suspended.keys():
+            self._traces.suspended[name] = alive[name].is_suspended()
+            self._traces.beating[name] = self._probes.is_beating(name, self._clock())
         self._announcer.sending(order, why, list(alive), lambda: self._conclude().culprit)
         self._order(order, alive)
         self._note(Sent(self._clock(), order, to))

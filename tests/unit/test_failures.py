@@ -170,6 +170,33 @@ def test_tasks_that_lived_and_did_not_reach_each_other(
     assert "stopped sending heartbeats" in failure.reason
 
 
+@pytest.mark.parametrize(
+    ("beats", "suspended", "host", "told"),
+    [
+        (True, False, "host2", "was running, and worker:0 on host1 no longer heard it: UnavailableError: Collective"),
+        (False, False, "host2", "stopped answering; worker:0 noticed it: UnavailableError: Collective"),
+        (True, True, "host2", "stopped answering (its process is suspended, as by SIGSTOP); worker:0 noticed it: "),
+        (True, False, "host1", "stopped answering; worker:0 noticed it: UnavailableError: Collective"),
+    ],
+)
+def test_a_task_that_lives_on_another_host_is_not_said_to_be_gone(
+    tmp_path: Path, beats: bool, suspended: bool, host: str, told: str
+) -> None:
+    run = RunDir(tmp_path)
+    tasks = tuple(TaskPlan(Task("worker", index), (), {}, run.task(0, f"worker:{index}"), "h:1") for index in (0, 1))
+    for task in tasks:
+        task.files.path.mkdir(parents=True)
+    write(tasks[0].files, type=HEARD_NOTHING[0][0], message=HEARD_NOTHING[0][1])
+    plan = LaunchPlan(tmp_path, 0, "train", tasks, 100, 30, chief=Task("worker", 0))
+    verdict = Verdict("failed", ExitCode.FAILED, Cause.FAILURE, culprit="worker:0", silent=("worker:1",))
+    traces = Traces(
+        suspended={"worker:1": suspended}, beating={"worker:1": beats}, hosts={"worker:0": "host1", "worker:1": host}
+    )
+    failure = find_failure(plan, verdict, traces)
+    assert (failure.task, failure.host) == ("worker:1", host)
+    assert failure.reason.startswith(told)
+
+
 def test_heartbeats_of_nobody_have_no_peers(tmp_path: Path) -> None:
     task = TaskPlan(Task("worker", 0), (), {}, RunDir(tmp_path).task(0, "worker:0"), "h:1")
     task.files.path.mkdir(parents=True)

@@ -129,3 +129,9 @@ def test_a_task_tells_its_signs_in_its_file(tmp_path: Path) -> None:
 def test_a_torn_file_is_no_sign(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "heartbeat").write_bytes(content)
     assert read_signs(tmp_path / "heartbeat") == Signs()
+
+
+def test_who_has_beaten_lately() -> None:
+    watch = Watch(training=False)
+    watch.follow(lambda now: {A: alive(now, 1), B: alive(min(now, 3), 1)}, 7)
+    assert [watch.heartbeats.is_beating(task, 6) for task in (A, B, SERVER)] == [True, False, False]

@@ -35,6 +35,7 @@ class Traces:
 
     Attributes:
         suspended: of each process that still ran when the first failure was settled, whether somebody had stopped it.
+        beating: of the same processes, whether they had shown a sign of life just before.
         hosts: where each task said that it runs.
         steps: where each task was when the run stalled.
         reached: the step that each task has shown last.
@@ -43,6 +44,7 @@ class Traces:
 
     codes: dict[str, int] = field(default_factory=dict)
     suspended: dict[str, bool] = field(default_factory=dict)
+    beating: dict[str, bool] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     spawn_errors: dict[str, str] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -172,8 +174,17 @@ def _find(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:
             culprit, f"{reason}. Its peers {', '.join(silent_names)} neither failed nor answered it", traces
         )
     silent = tasks[silent_names[0]]
+    if error is not None and error.unheard and _runs_elsewhere(silent_names[0], verdict.culprit, traces):
+        where = f"{verdict.culprit} on {traces.hosts.get(verdict.culprit)}"
+        return _finding(silent, f"was running, and {where} no longer heard it: {reason}", traces)
     stopped = " (its process is suspended, as by SIGSTOP)" if traces.suspended.get(silent_names[0]) else ""
     return _finding(silent, f"stopped answering{stopped}; {verdict.culprit} noticed it: {reason}", traces)
+
+
+def _runs_elsewhere(task: str, noticed_by: str, traces: Traces) -> bool:
+    """Whether a task lives on another host than the one that does not hear it: what lies between them has failed."""
+    lives = traces.beating.get(task, False) and not traces.suspended.get(task, False)
+    return lives and traces.hosts.get(task) != traces.hosts.get(noticed_by)
 
 
 def _who_else_heard_nothing(culprit: TaskPlan, plan: LaunchPlan, traces: Traces) -> str:
