@@ -122,7 +122,7 @@ class RemoteEngine:
             fleet.failures.note(name, fleet.num_starts)
 
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
-        notes = [f"no task runs on {', '.join(idle)}; a restart may use {'it' if len(idle) == 1 else 'them'}"] if idle else []
+        notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         notes += [f"warning: {warning}" for warning in self._warnings_of(used, fleet)]
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
