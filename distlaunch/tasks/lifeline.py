@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import _thread
 import os
+from _signal import SIGKILL  # `signal` takes 4 ms to import, for which scripts wait
 
 from distlaunch.base.protocol import LIFELINE_FD
-
-_SIGKILL = 9  # POSIX; `signal` takes 4 ms to import, for which scripts wait
 
 
 def hold_lifeline() -> None:
@@ -24,6 +23,6 @@ def hold_lifeline() -> None:
         # nothing is ever written: `read` returns at end of file
         while os.read(fd, 1):
             pass
-        os.killpg(os.getpgid(0), _SIGKILL)
+        os.killpg(os.getpgid(0), SIGKILL)
 
     _thread.start_new_thread(wait, ())

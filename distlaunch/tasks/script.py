@@ -116,7 +116,6 @@ def _load_module(name: str) -> _Program:
 
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()
-
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
