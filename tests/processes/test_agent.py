@@ -70,8 +70,8 @@ class Agent:
 
     def greet(self, folder: Path, **changes: Any) -> None:
         fields = {"id": 1, "protocol": PROTOCOL, "distlaunch": __version__, "lease_s": 30}
-        self.send(encode("hello", **{**fields, **changes}))
-        self.send(encode("enter", id=9, folder=str(folder)))
+        # at once: an agent that refuses the first does not wait for the second
+        self.send(encode("hello", **{**fields, **changes}) + encode("enter", id=9, folder=str(folder)))
 
     def begin(self, run: Path) -> Frame:
         """Opens a run directory and begins its first attempt."""
