@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 class Order(enum.Enum):
@@ -19,8 +19,7 @@ class Order(enum.Enum):
     """Write the Python stacks to the error log."""
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """How a task's process ended.
 
     Attributes:
@@ -34,8 +33,7 @@ class Exit:
     lost: str = ""
 
 
-@dataclass(frozen=True)
-class Preload:
+class Preload(NamedTuple):
     """What a task imports in any case. A process that has imported it already may be forked for the task.
 
     Attributes:
@@ -48,8 +46,7 @@ class Preload:
     late_env: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class TaskSpec:
+class TaskSpec(NamedTuple):
     """What a host must know to start a task.
 
     Attributes:

@@ -6,7 +6,6 @@ import os
 import selectors
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -91,21 +90,21 @@ class Allowance:
         return True
 
 
-@dataclass
 class _Stream:
-    task: str
-    pipe: IO[bytes]
-    log_path: Path
-    log_fd: int
-    allowance: Allowance
-    mask: SecretMask
-    splitter: LineSplitter = field(default_factory=LineSplitter)
-    num_hidden: int = 0
-    hidden_at: float = 0.0
-    hidden: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-    """The last of the hidden lines."""
-    num_lost: int = 0
-    """Bytes that could not be written to the log since the last that could."""
+    """One pipe of a task.
+
+    Attributes:
+        hidden: the last of the lines that the screen did not take.
+        num_lost: bytes that could not be written to the log since the last that could.
+    """
+
+    def __init__(
+        self, task: str, pipe: IO[bytes], log_path: Path, log_fd: int, allowance: Allowance, mask: SecretMask
+    ) -> None:
+        self.task, self.pipe, self.log_path, self.log_fd = task, pipe, log_path, log_fd
+        self.allowance, self.mask, self.splitter = allowance, mask, LineSplitter()
+        self.num_hidden, self.hidden_at, self.num_lost = 0, 0.0, 0
+        self.hidden: deque[str] = deque(maxlen=LAST_LINES)
 
 
 class Pump:

@@ -23,7 +23,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 from typing import Any
 
 LENGTH = struct.Struct("!Q")
@@ -150,6 +149,8 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     os.chdir(request["cwd"])
     if not sys.flags.safe_path:  # else no folder of the user's is there
         sys.path[0] = request["cwd"]
+    import tempfile  # here: agents, which import this module for its constants, do without
+
     # found anew: it follows TMPDIR, which may be another one in the task
     tempfile.tempdir = None
     argv = request["argv"]

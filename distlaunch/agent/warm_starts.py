@@ -14,8 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
@@ -141,8 +140,7 @@ class WarmProcess:
         self._process.wait()
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What decides whether a task can be forked from a process: all that its imports may depend on."""
 
     interpreter: str

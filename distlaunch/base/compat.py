@@ -10,11 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Versions from one release series to another.
 
     Attributes:
@@ -25,7 +24,7 @@ class Range:
     first: tuple[int, int]
     end: tuple[int, int]
 
-    def __contains__(self, version: str) -> bool:
+    def includes(self, version: str) -> bool:
         # the series alone: a release candidate, `2.21.0rc1`, belongs to it
         found = re.match(r"(\d+)\.(\d+)", version)
         return found is not None and self.first <= (int(found[1]), int(found[2])) < self.end
@@ -79,7 +78,7 @@ def untested(packages: Iterable[str]) -> list[str]:
         f"{package} {version} is installed; this distlaunch is tested with {package}{TESTED[package]}; "
         f"if something fails or looks wrong, install a tested version: {install_command(package)}"
         for package, version in found
-        if version is not None and version not in TESTED[package]
+        if version is not None and not TESTED[package].includes(version)
     ]
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class ExitCode(enum.IntEnum):
@@ -20,8 +19,7 @@ class ExitCode(enum.IntEnum):
     INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One mistake in a config.
 
     Attributes:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -105,7 +104,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
         yield
     except ConfigError as error:
         sources = {f"--set {text}": option for text, option in options.items()}
-        found = [replace(each, source=sources.get(each.source or "", each.source)) for each in error.problems]
+        found = [each._replace(source=sources.get(each.source or "", each.source)) for each in error.problems]
         raise ConfigError(found) from None
 
 

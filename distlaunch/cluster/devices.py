@@ -10,9 +10,8 @@ import functools
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.plural import count
@@ -26,8 +25,7 @@ _DEVICES = "dev/nvidia[0-9]*"
 """Below `/`; the driver's own CUDA library and these are what a framework needs to see a GPU."""
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU by its number in NVML, as in `nvidia-smi -L`, and the parts (MIG) that it is split into."""
 
     number: str
@@ -66,8 +64,7 @@ def driver_version() -> str:
     return driver.version if driver else ""
 
 
-@dataclass(frozen=True)
-class _Driver:
+class _Driver(NamedTuple):
     """The GPUs are none, and the version is empty, if it does not run."""
 
     gpus: tuple[Gpu, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from distlaunch.agent.host import HostTasks
@@ -88,7 +88,7 @@ class _Starter:
 
     def start(self, task: TaskPlan) -> TaskHandle:
         spec = self._spec_of(task)
-        return self._tasks.start(replace(spec, cores=self._cores.of(spec.name, spec.env)))
+        return self._tasks.start(spec._replace(cores=self._cores.of(spec.name, spec.env)))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """They wrote it here."""

@@ -29,7 +29,7 @@ def test_pip_installs_what_is_tested(package: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["jax"]]
     assert f"{package}{TESTED[package]}" in wanted
-    assert (installed(package) or "") in TESTED[package]
+    assert TESTED[package].includes(installed(package) or "")
     assert install_command(package) == f"pip install '{package}{TESTED[package]}'"
 
 

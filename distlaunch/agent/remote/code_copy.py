@@ -6,7 +6,6 @@ Files that were not sent are never changed or deleted.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ _MARK = ".distlaunch-code.json"
 
 def digest_of(path: Path) -> str:
     """Of a file's content; empty if it cannot be read."""
+    import hashlib  # it costs 2 ms
+
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError:

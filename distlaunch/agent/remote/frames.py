@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 PROTOCOL = 1
 GREETING = b"\n\x02distlaunch-agent\x03\n"
@@ -27,8 +26,7 @@ class FrameError(Exception):
     """What came is no message."""
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One message.
 
     Attributes:

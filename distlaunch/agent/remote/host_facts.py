@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import platform
 import socket
 import sys
 import time
@@ -33,7 +32,7 @@ def host_facts(environ: Mapping[str, str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "interpreter": sys.executable,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
         "packages": package_versions(),
         "addresses": list(_addresses(environ)),
         "gpus": list(find_gpus(environ)),

@@ -10,7 +10,7 @@ import contextlib
 import selectors
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from distlaunch.cluster.ports import hold
 
@@ -19,8 +19,7 @@ _TRY_AGAIN_S = 1.0
 """A network that loses packets loses a connection's first one too, and the kernel repeats it ever more rarely."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where another host may be reached.
 
     Attributes:
@@ -32,16 +31,18 @@ class Target:
     token: str
 
 
-@dataclass
 class _Round:
-    """Targets that one message asks for, and what becomes of them."""
+    """Targets that one message asks for, and what becomes of them.
 
-    left: set[int]
-    ends_at: float
-    done: Callable[[list[int]], None]
-    targets: Sequence[Target]
-    tried_at: float = float("-inf")
-    tries: dict[socket.socket, tuple[int, bytearray]] = field(default_factory=dict)
+    Args:
+        done: takes the numbers of those that were not reached.
+    """
+
+    def __init__(self, targets: Sequence[Target], ends_at: float, done: Callable[[list[int]], None]) -> None:
+        self.targets, self.ends_at, self.done = targets, ends_at, done
+        self.left = set(range(len(targets)))
+        self.tried_at = float("-inf")
+        self.tries: dict[socket.socket, tuple[int, bytearray]] = {}
 
 
 class Prober:
@@ -78,7 +79,7 @@ class Prober:
 
     def probe(self, targets: Sequence[Target], seconds: float, done: Callable[[list[int]], None]) -> None:
         """Calls back with the numbers of those that were not reached."""
-        self._rounds.append(_Round(set(range(len(targets))), self._clock() + seconds, done, targets))
+        self._rounds.append(_Round(targets, self._clock() + seconds, done))
 
     def turn(self) -> None:
         """Goes on with what can go on. Never waits."""

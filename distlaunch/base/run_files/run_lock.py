@@ -12,8 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from distlaunch.base.errors import RunBusyError
 from distlaunch.base.file_locks import lock
@@ -26,8 +26,7 @@ _TOUCH_S, _FRESH_S = 10.0, 60.0
 """Without locks: how often the file is touched, and for how long that holds; clocks of hosts may differ by the rest."""
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """Who holds a lock.
 
     Attributes:

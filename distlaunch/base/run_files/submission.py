@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Phase = Literal["pending", "running", "ended"]
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(NamedTuple):
     """A job that was submitted to train a run.
 
     Attributes:
@@ -37,11 +35,10 @@ class Submission:
             return None
 
     def to_plain(self) -> dict[str, Any]:
-        return asdict(self)
+        return self._asdict()
 
 
-@dataclass(frozen=True)
-class JobState:
+class JobState(NamedTuple):
     """How a submitted job stands.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
@@ -48,7 +48,7 @@ def cross_check(
         cluster = config.cluster.model_copy(update={"workers": given_workers, "ports": "auto"})
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
         note = f" (TF_CONFIG has {given_workers} workers)"
-        return [replace(problem, message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
+        return [problem._replace(message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
     # other hosts have other devices
     num_gpus = num_gpus if config.engine.is_here else None
     # what is said of a value that is replaced by its default would confuse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -56,4 +55,4 @@ def _check_override(text: str) -> None:
 
 
 def _of_options(problem: Problem, source: str | None) -> Problem:
-    return replace(problem, source=source) if (problem.source or "").startswith("config") else problem
+    return problem._replace(source=source) if (problem.source or "").startswith("config") else problem

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from distlaunch.agent.messages import Exit, Order
@@ -97,7 +97,7 @@ class RemoteTasks:
             "attempt": self._plan.attempt,
             "argv": list(task.argv),
             "env": {**self._environ, **task.env},
-            "preload": asdict(task.preload) if task.preload is not None else None,
+            "preload": task.preload._asdict() if task.preload is not None else None,
         }
         link.post_in_order([encode("start", **fields)])
         return made
