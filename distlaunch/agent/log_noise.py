@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 _PATTERNS = (
@@ -45,12 +46,18 @@ _HARMLESS_ERRORS = (
     r"(?:CollectiveGather|RingGather|RingReduce) .*abort",
     r"TF-TRT Warning: Could not find TensorRT",
 )
-_NOISE = re.compile("|".join(_PATTERNS))  # matched at the beginning of a line
 # a line of TensorFlow's C++ code, errors included; those are searched for `_HARMLESS_ERRORS`
-_NATIVE = re.compile(r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IWE] ")
-_HARMLESS = re.compile("|".join(_HARMLESS_ERRORS))
+_NATIVE = r"[IWE]\d{4} \d{2}:\d{2}:|\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2}[.,]\d+: [IWE] "
 
 
 def is_noise(line: str) -> bool:
     """Whether a line is of no use to the user while all goes well."""
-    return bool(_NOISE.match(line)) or bool(_NATIVE.match(line) and _HARMLESS.search(line))
+    noise, native, harmless = _compiled()
+    return bool(noise.match(line)) or bool(native.match(line) and harmless.search(line))
+
+
+@functools.cache
+def _compiled() -> tuple[re.Pattern[str], ...]:
+    """When the first line comes: hosts that wait for their start do not wait for this."""
+    # the first are matched at the beginning of a line
+    return re.compile("|".join(_PATTERNS)), re.compile(_NATIVE), re.compile("|".join(_HARMLESS_ERRORS))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -151,8 +150,8 @@ def test_is_like_a_fresh_process(folder: Path, pool: WarmStarts) -> None:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_tasks_run_on_the_cores_that_they_are_given(folder: Path, pool: WarmStarts) -> None:
     one = frozenset({max(os.sched_getaffinity(0))})
-    warm = replace(spec(folder, "waits", name="warm"), cores=one)
-    cold = replace(fresh(replace(warm, name="cold")), cores=one)
+    warm = spec(folder, "waits", name="warm")._replace(cores=one)
+    cold = fresh(warm._replace(name="cold"))._replace(cores=one)
     free = spec(folder, "waits", name="free")
     lines = Lines()
     with HostTasks(lines, time.monotonic, pool) as tasks:
@@ -238,7 +237,6 @@ def test_nothing_is_left(folder: Path) -> None:
 
 LAUNCHER = """
 import sys, time
-from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_warm_starts import HostTasks, WarmStarts, Lines, spec, until

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,14 @@ def test_a_host_tells_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert state["open_files"] == (None if soft == resource.RLIM_INFINITY else soft)
     assert json.loads(json.dumps(state)) == state
+
+
+@pytest.mark.parametrize("named", ["temporary", "nowhere", ""])
+def test_its_temporary_folder_is_that_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", named and str(tmp_path / named))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # found anew
+    assert list(host_state([])["free_bytes"]) == list(dict.fromkeys([os.getcwd(), tempfile.gettempdir()]))
 
 
 def _state(**changes: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ MODULES = sorted(module.name for module in pkgutil.iter_modules(patches.__path__
 INTERNALS = ("tensorflow.python", "keras.src", "jax._src")
 EXCEPTIONS = {
     # Python's own
-    "_exit", "_run_exitfuncs", "_exitfunc", "_getframe",
+    "_exit", "_run_exitfuncs", "_exitfunc", "_getframe", "_replace", "_asdict",
     # distlaunch's own
     "_worded", "_per_example_loss",
     # exports are opened without strategies; there the parts may be missing, or only spare an operation

@@ -57,16 +57,19 @@ def _machine() -> str:
 @functools.cache
 def package_files() -> str:
     """Names and sizes of distlaunch's own files, which may differ under one version: where somebody works on it."""
-    found = []
     root = os.path.dirname(distlaunch.__file__)
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
+    return f"{zlib.crc32(repr(sorted(_sized(root, '/'))).encode()):08x}"
+
+
+def _sized(folder: str, name: str) -> Iterator[str]:
+    """Names and sizes of the modules in a folder. Each agent waits for this, so it looks at nothing else."""
+    for each in os.scandir(folder):
+        if each.name.endswith(".py") and not each.name.startswith("."):
             # editors put broken links there, and files that are gone soon
             with contextlib.suppress(OSError):
-                if name.endswith(".py") and not name.startswith("."):
-                    found.append(f"{path[len(root) :]} {os.stat(path).st_size}")
-    return f"{zlib.crc32(repr(sorted(found)).encode()):08x}"
+                yield f"{name}{each.name} {each.stat().st_size}"
+        elif each.name != "__pycache__" and each.is_dir(follow_symlinks=False):
+            yield from _sized(each.path, f"{name}{each.name}/")
 
 
 def package_versions() -> dict[str, str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, send_file, send_folder
+from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
 from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
 from distlaunch.base.errors import UsageError
 
@@ -46,7 +45,7 @@ class RunCopy:
 
     def _make(self) -> None:
         if (self.root / _MARK).is_file():
-            shutil.rmtree(self.root)
+            remove_folder(self.root)
         elif self.root.exists() and any(self.root.iterdir()):
             raise UsageError(f"{self.root} is there already and belongs to another run; choose another --name")
         self._made = [folder for folder in self.root.parents if not folder.exists()]
@@ -113,7 +112,7 @@ class RunCopy:
     def remove(self) -> None:
         """The controller has everything: deletes the copy."""
         if (self.root / _MARK).is_file():
-            shutil.rmtree(self.root, ignore_errors=True)
+            remove_folder(self.root, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run is in it by now
             for folder in self._made:
                 folder.rmdir()

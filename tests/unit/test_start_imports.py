@@ -1,4 +1,4 @@
-"""What a script waits for before it begins: a host may start many at a time."""
+"""What a script, and an agent, waits for before it begins: a host may start many scripts at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from distlaunch.base.events import TaskStarted
 from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.tasks import script
 
-_NEW = (
-    "import sys; before = set(sys.modules); import distlaunch.tasks.script; print(*sorted(set(sys.modules) - before))"
-)
+_NEW = "import sys; before = set(sys.modules); import {0}; print(*sorted(set(sys.modules) - before))"
+_COSTLY = {
+    *("dataclasses", "inspect", "tempfile", "shutil", "hashlib", "platform", "random", "logging", "asyncio"),
+    *("numpy", "psutil", "pydantic", "rich", "yaml", "tensorflow", "keras", "jax", "importlib.metadata"),
+}
 _TELL = """
 import os, sys
 from types import SimpleNamespace
@@ -31,7 +33,7 @@ def _python(*words: str) -> str:
 
 
 def test_it_imports_little() -> None:
-    new = _python(_NEW).split()
+    new = _python(_NEW.format("distlaunch.tasks.script")).split()
     own = [name for name in new if name.startswith("distlaunch.")]
     assert set(own) <= {
         *("distlaunch.base", "distlaunch.base.heartbeat", "distlaunch.base.protocol"),
@@ -39,6 +41,11 @@ def test_it_imports_little() -> None:
         *("distlaunch.tasks", "distlaunch.tasks.lifeline", "distlaunch.tasks.script"),
     }
     assert set(new) - set(own) <= {"distlaunch", "__future__", "_struct", "faulthandler", "mmap", "struct", "types"}
+
+
+def test_an_agent_imports_nothing_that_takes_long() -> None:
+    new = _python(_NEW.format("distlaunch.agent.remote.service")).split()
+    assert not _COSTLY & set(new)
 
 
 def test_its_signal_for_stacks_is_the_launchers() -> None:
