@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,8 @@ def test_parameter_servers_on_hosts(lab: Lab, own_disk: Path, tmp_path: Path, wo
         own_disk,
         name,
         data=data,
-        train={"epochs": 4},
+        # four epochs ended in the middle of the climb, where one step more or less is two points
+        train={"epochs": 12},
         validation={},
         compile={
             "optimizer": {"name": "SGD", "args": {"learning_rate": 0.05}},
@@ -153,7 +155,12 @@ def test_parameter_servers_on_hosts(lab: Lab, own_disk: Path, tmp_path: Path, wo
     there, here = (logs(RunDir(own_disk / each)) for each in (name, f"{name}-local"))
     if workers == 1:
         assert [each["loss"] for each in there] == pytest.approx([each["loss"] for each in here], rel=1e-5)
-    assert there[-1]["val_accuracy"] > here[-1]["val_accuracy"] - 0.01
+    assert _last_accuracy(there) > _last_accuracy(here) - 0.01
+
+
+def _last_accuracy(epochs: list[dict[str, float]]) -> float:
+    """Of the last four epochs: asynchronous steps leave each of them a little higher or lower."""
+    return statistics.mean(each["val_accuracy"] for each in epochs[-4:])
 
 
 @pytest.mark.short
