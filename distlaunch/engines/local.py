@@ -10,7 +10,7 @@ from typing import Any
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.agent.numa import NumaShares
-from distlaunch.agent.open_files import allow_open_files
+from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
@@ -125,7 +125,7 @@ class LocalEngine:
             numbers: Sequence[int | str] = [PICKED_LATER] * number if ports == "auto" else ports[:number]
         else:
             # before ports are held, each of which is an open file
-            allow_open_files(needs.num_tasks)
+            allow_open_files(FILES_PER_TASK * needs.num_tasks, count(needs.num_tasks, "task"))
             if number:
                 reserved = pick_ports(number) if ports == "auto" else reserve_ports(ports[:number])
             numbers = reserved.numbers

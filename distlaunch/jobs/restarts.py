@@ -155,7 +155,8 @@ def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
 def _named(failure: Failure, *, has_hosts: bool) -> str:
     """Who failed, where, and why."""
     is_told = not failure.task or failure.host in failure.reason
-    where = f" on {failure.host}" if has_hosts and not is_told else ""
+    # a host that was lost has a sentence of its own
+    where = f" on {failure.host}:" if has_hosts and not is_told else ""
     return f"{failure.task}{where} {failure.reason}".lstrip()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -11,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from limits import limited
 from supervised import REPOSITORY, processes_of, wait_until
 
 pytest.importorskip("distlaunch.config.read.load")
@@ -250,17 +250,6 @@ def test_more_tasks_than_the_shell_allows_files_for(shell: Shell) -> None:
         process = shell.start("train", "job.yaml", "-q", *kind, "--set", "data.global_batch=20")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "")
-
-
-@contextlib.contextmanager
-def limited(what: int, soft: int) -> Iterator[None]:
-    """What processes that are started meanwhile inherit."""
-    before = resource.getrlimit(what)
-    resource.setrlimit(what, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(what, before)
 
 
 def test_one_task_of_a_given_cluster(shell: Shell) -> None:

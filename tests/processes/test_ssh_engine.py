@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from limits import limited
 from supervised import wait_until
 
 from distlaunch.base.run_dir import RunDir
@@ -102,7 +104,7 @@ def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, enviro
     words = ("--workers", "2", "--chief", "--restarts", "1", "--runs-dir", runs, str(script), "-x")
     done = _run(environ, "run", "--hosts", "first, me@second slots=2", *words)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"restart 1 of 1: worker:1 on {socket.gethostname()} ValueError: once" in done.stdout
+    assert f"restart 1 of 1: worker:1 on {socket.gethostname()}: ValueError: once" in done.stdout
     assert "[worker:1] worker:1 of 1 2 ['-x']" in done.stdout
     run = RunDir(tmp_path / "runs" / "job")
     # a chief that computes has a slot of its own
@@ -113,6 +115,39 @@ def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, enviro
     refused = _run(environ, "run", "--hosts", "first", "--workers", "2", "--runs-dir", runs, str(script))
     assert refused.returncode == 2
     assert "2 workers need as many slots, but the hosts have 1 (first: 1)" in refused.stderr
+
+
+_KILLS_ITS_AGENT = """
+import os, signal, time
+if (os.environ["DISTLAUNCH_TASK"], os.environ["DISTLAUNCH_ATTEMPT"]) == ("worker:1", "0"):
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+"""
+
+
+def test_an_agent_that_was_killed_is_started_again_and_warned_of_once(tmp_path: Path, environ: dict[str, str]) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(_KILLS_ITS_AGENT)
+    words = ("--workers", "2", "--restarts", "1", "--runs-dir", str(tmp_path / "runs"), str(script))
+    done = _run(environ, "run", "--hosts", "first,second", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lost = "the host second was lost: the connection to its agent has ended"
+    assert f"restart 1 of 1: worker:1 on {socket.gethostname()}: {lost}" in done.stdout
+    # both are this machine, in both attempts
+    assert done.stdout.count("are one machine") == 1
+
+
+def test_more_hosts_and_tasks_than_the_shell_allows_files_for(tmp_path: Path, environ: dict[str, str]) -> None:
+    """As long as the system allows it."""
+    script = tmp_path / "job.py"
+    script.write_text("import os; print('I am', os.environ['DISTLAUNCH_TASK'])")
+    hosts = ",".join(["a slots=20", "b slots=20", *(f"host{number}" for number in range(18))])
+    words = ("--workers", "58", "--runs-dir", str(tmp_path / "runs"), str(script))
+    with limited(resource.RLIMIT_NOFILE, 64):
+        done = _run(environ, "run", "--hosts", hosts, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = {name: files.stdout_log.read_text() for name, files in RunDir(tmp_path / "runs" / "job").tasks(0).items()}
+    assert logs == {f"worker:{number}": f"I am worker:{number}\n" for number in range(58)}
 
 
 _BAD_HOST = """

@@ -10,11 +10,14 @@ from typing import Any
 from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
 from distlaunch.agent.numa import NumaShares
+from distlaunch.agent.open_files import FILES_PER_TASK, allow_open_files
 from distlaunch.agent.remote.file_transfer import send_file
 from distlaunch.agent.remote.frames import Frame, FrameError, encode
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.agent.threads import pool_sizes
+from distlaunch.base.errors import UsageError
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 
 _SCAN_S = 0.25
@@ -77,7 +80,10 @@ class HostAttempt:
         self._ends.pop(name, None)
         self._tasks.pop(name, None)
         try:
+            allow_open_files(FILES_PER_TASK * len(self._started), count(len(self._started), "task"))
             self._tasks[name] = tasks.start(spec)
+        except UsageError as error:
+            self.refuse(name, str(error))
         except OSError as error:
             self.refuse(name, f"{error.strerror} ({argv[0]})")
 

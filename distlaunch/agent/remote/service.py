@@ -14,6 +14,7 @@ from distlaunch import __version__
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.host_state import host_state
 from distlaunch.agent.messages import Order
+from distlaunch.agent.open_files import allow_open_files
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.attempt import HostAttempt
 from distlaunch.agent.remote.code_copy import CodeCopy, digest_of
@@ -25,6 +26,7 @@ from distlaunch.agent.remote.reach import Prober, Target
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 
@@ -206,6 +208,8 @@ class Agent:
 
     def _on_probe(self, frame: Frame) -> None:
         targets = [Target(*each) for each in frame.fields["targets"]]
+        # what it listens on is open, too
+        allow_open_files(len(targets) + len(self._ports.numbers), count(len(targets), "connection"))
         self._prober.probe(targets, frame.number("seconds"), lambda missed: self._reply(frame, missed=missed))
 
     def _on_listening(self, frame: Frame) -> None:

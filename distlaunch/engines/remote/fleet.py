@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from distlaunch.agent.open_files import allow_open_files
 from distlaunch.agent.process import Lifeline
+from distlaunch.base.plural import count
 from distlaunch.cluster.hosts import Host
 from distlaunch.engines.remote.answers import unanswered
 from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.engines.remote.link import Command, Link
 
+_FILES_PER_HOST = 4
+"""Three pipes, and a file that is sent to it."""
 _TURN_S = 1.0
 _BEAT_S = 2.0
 _START_S = 60.0
@@ -70,8 +74,12 @@ class Fleet:
                 self._close()
 
     def connect(self) -> dict[str, str]:
-        """Starts the agents that are not there, all at once; returns why some did not start, by host."""
+        """Starts the agents that are not there, all at once; returns why some did not start, by host.
+
+        Raises UsageError if the system does not allow this process so many open files.
+        """
         assert self._num_users, "to be called while it is kept"
+        allow_open_files(_FILES_PER_HOST * len(self.hosts), count(len(self.hosts), "host"))
         self._open()
         missing = [host for host in self.hosts if host.label not in self.links or self.links[host.label].lost]
         failed: dict[str, str] = {}

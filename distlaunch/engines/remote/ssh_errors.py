@@ -12,7 +12,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
      "connect once by hand (`ssh {target}`), or add it to known_hosts"),
     (r"Permission denied \(|Too many authentication failures|No more authentication methods",
      "permission denied; ssh must log in without a password (a key, an agent): try `ssh -o BatchMode=yes {target}`"),
-    (r"Could not resolve hostname|Name or service not known", "there is no host of this name; check `engine.hosts`"),
+    (r"Could not resolve hostname|Name or service not known", "there is no host of this name; check its spelling"),
     (r"Connection refused", "no ssh server answers; check that sshd runs there, and the port"),
     (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", _ADDRESS_PROBLEM),
     (r"account is currently not available|This service allows sftp connections only|administratively prohibited",

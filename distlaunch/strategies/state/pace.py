@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_SHARE = 0.08
+_SHARE = 0.06
 """Of a core's time, for each thread that works; half as many threads as cores do. Two busy cores lose what it takes:
 their steps took 1.3 times as long beside 1 GB that was written at full speed, and 1.03 to 1.12 at shares of 0.07 to
 0.2."""

@@ -1,0 +1,18 @@
+"""Limits of the system, for processes that are started meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def limited(what: int, soft: int) -> Iterator[None]:
+    """What processes that are started meanwhile inherit."""
+    before = resource.getrlimit(what)
+    resource.setrlimit(what, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(what, before)
