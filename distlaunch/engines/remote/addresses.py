@@ -11,7 +11,8 @@ from distlaunch.base.errors import UsageError
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
-_PROBE_S = 5
+_PROBE_S, _PROBES_PER_S = 5, 50
+"""A host of many has time for each of them: 256 that shared two cores needed 6 s."""
 _ANSWER_S = 15.0
 _FIREWALL = ("open the ports between the hosts (`cluster.ports` fixes them), or choose another network with "
              "`engine.interface`")  # fmt: skip
@@ -109,14 +110,15 @@ def _probe(
 ) -> dict[str, list[tuple[str, int]]]:
     """Of each host that is not reached by all: from which host, and at which port."""
     pending, targets = {}, {}
+    seconds = _PROBE_S + len(addresses) // _PROBES_PER_S
     for number, link in enumerate(links):
         # also itself: TensorFlow connects to its own address
         targets[link.name] = [
             (name, port) for name in addresses for port in ports_to_try(ports[name], number, len(links))
         ]
         plain = [[addresses[name], port, tokens[name]] for name, port in targets[link.name]]
-        pending[link.name] = link.request("probe", targets=plain, seconds=_PROBE_S)
-    raise_for(refusals(pending, _PROBE_S + _ANSWER_S))
+        pending[link.name] = link.request("probe", targets=plain, seconds=seconds)
+    raise_for(refusals(pending, seconds + _ANSWER_S))
     failed: dict[str, list[tuple[str, int]]] = {}
     for source, answer in pending.items():
         for number in answer.result().fields["missed"]:
