@@ -1,4 +1,7 @@
-"""Messages about tasks between the controller and the agents: plain data that can be sent over a connection."""
+"""Messages about tasks between the controller and the agents: plain data that can be sent over a connection.
+
+Named tuples, as all records that agents import: `dataclasses` and its decorators took a quarter of their start.
+"""
 
 from __future__ import annotations
 
