@@ -231,6 +231,8 @@ class Runs:
             code = job.end(LIMIT_S)
             trial.outcome = str(code)
             self._check(trial, job, code)
+            if trial.fault in HARMLESS and len(run.attempts()) > 1:
+                trial.violations.append(f"a fault that is none has cost a restart: {job.output[-8000:]}")
             if other is not None and (ended := other.end(LIMIT_S)) != 0:
                 trial.violations.append(f"the job beside it ended with {ended}: {other.output[-8000:]}")
             self._disturber.release(trial)
@@ -304,7 +306,7 @@ def main() -> None:
         for trial in trials:
             runs.execute(trial)
             verdict = "VIOLATION" if trial.violations else "ok"
-            what = f"{trial.fault:<15} host{trial.host}  step {trial.step:<3} restarts {trial.restarts}"
+            what = f"{trial.fault:<15} host{trial.host}  step {trial.step:<3} restarts.max {trial.restarts}"
             what += "  beside another" if trial.beside else ""
             head = f"{verdict:<9} seed {trial.seed:<4} {what}  exit {trial.outcome}"
             print(head, *trial.violations, sep="\n    ", flush=True)
