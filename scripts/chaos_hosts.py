@@ -295,7 +295,9 @@ def main() -> None:
     words = parser.parse_args()
     if missing := what_is_missing():
         sys.exit(missing)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # both leave no host behind
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     trials = [Trial.draw(words.seed + number, words.kinds) for number in range(words.faults)]
     # not below the current folder: sockets have short names
     with contextlib.ExitStack() as stack:
