@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+LOST_HOST = "the host "
+"""What the reason of a lost host begins with: a sentence of its own, where other reasons are said of a task."""
+
+
 class Order(enum.Enum):
     """What the controller can ask of a task."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distlaunch.agent.messages import LOST_HOST
 from distlaunch.base.errors import ExitCode, StopRequested, UsageError
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
@@ -154,9 +155,10 @@ def _backoff(limits: Limits, num_recent: int) -> tuple[float, str]:
 
 def _named(failure: Failure, *, has_hosts: bool) -> str:
     """Who failed, where, and why."""
+    if failure.reason.startswith(LOST_HOST):  # a sentence of its own
+        return failure.reason
     is_told = not failure.task or failure.host in failure.reason
-    # a host that was lost has a sentence of its own
-    where = f" on {failure.host}:" if has_hosts and not is_told else ""
+    where = f" on {failure.host}" if has_hosts and not is_told else ""
     return f"{failure.task}{where} {failure.reason}".lstrip()
 
 

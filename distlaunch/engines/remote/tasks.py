@@ -12,7 +12,7 @@ from concurrent.futures import wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from distlaunch.agent.messages import Exit, Order
+from distlaunch.agent.messages import LOST_HOST, Exit, Order
 from distlaunch.agent.remote import file_transfer
 from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import Frame, encode
@@ -41,7 +41,7 @@ class RemoteTask:
 
     def poll(self) -> Exit | None:
         if self.exit is None and self.link.lost:
-            self.exit = Exit(_LOST_CODE, oom=False, lost=f"the host {self.host} was lost: {self.link.lost}")
+            self.exit = Exit(_LOST_CODE, oom=False, lost=f"{LOST_HOST}{self.host} was lost: {self.link.lost}")
         return self.exit
 
     def send(self, order: Order, *, whole_group: bool) -> None:
