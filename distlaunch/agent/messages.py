@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-
 LOST_HOST = "the host "
 """What the reason of a lost host begins with: a sentence of its own, where other reasons are said of a task."""
 

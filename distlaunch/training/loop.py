@@ -200,6 +200,8 @@ class TrainingLoop:
                 self._nonfinite.step(result, self._progress)
             if result.steps:
                 logs = result.logs
+                if self._progress.step == self._first_step:
+                    self._saver.best.check_names(logs, is_alike=_has_keras_steps(self._model))
                 self._advance(result, self._around.clock() - began)
                 self._hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
@@ -270,3 +272,9 @@ class TrainingLoop:
 
     def _save_checkpoint(self, **how: Any) -> None:
         self._saver.save(self._program, self._progress, **how)
+
+
+def _has_keras_steps(model: keras.Model) -> bool:
+    """Whether training and validation report the same values; a model's own steps may do as they like."""
+    own, usual = type(model), keras.Model
+    return own.train_step is usual.train_step and own.test_step is usual.test_step

@@ -119,10 +119,33 @@ def test_a_checkpoint_is_listed(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_a_best_value_that_there_is_not_is_named_before_or_at_the_first_validation(tmp_path: Path) -> None:
-    write(tmp_path, BEST.format(metric="val_accuracy", mode="max"))
+def best_step(job: RunDir) -> int:
+    found = job.best_checkpoint()
+    assert found is not None
+    return found[0]
+
+
+def test_another_mode_at_a_resume_finds_the_best_of_what_was_trained(tmp_path: Path) -> None:
+    """The loss falls, so the highest is that of the first epoch, and the lowest that of the last."""
+    job = write(tmp_path, BEST.format(metric="val_loss", mode="max"))
+    assert run("train", "mine.yaml", cwd=tmp_path)[0] == 0
+    assert best_step(job) == 40
+    resume = ("train", "runs/job", "--resume", "--set")
+    code, out, err = run(*resume, "checkpoint.best.mode=min", cwd=tmp_path)
+    assert code == 0, out + err
+    assert best_step(job) == 80
+    # back again: the first epoch's checkpoint is gone by now
+    code, out, err = run(*resume, "checkpoint.best.mode=max", cwd=tmp_path)
+    assert code == 0, out + err
+    assert "epoch 1 is the best so far by val_loss (max), and its checkpoint is not kept any more" in out + err
+    assert best_step(job) == 80
+
+
+def test_a_best_value_that_there_is_not_is_named_before_the_first_epoch_ends(tmp_path: Path) -> None:
+    job = write(tmp_path, BEST.format(metric="val_accuracy", mode="max"))
     code, out, err = run("train", "mine.yaml", cwd=tmp_path)
     assert code == 2
+    assert not [event for event in read_events(job.events) if isinstance(event, EpochEnded)]
     said = " ".join((out + err).split())
     assert "checkpoint.best.metric: got 'val_accuracy', which this run does not have; it has loss, val_loss" in said
     assert "Traceback" not in said

@@ -266,7 +266,9 @@ def test_a_start_that_waits_for_hosts_can_be_ended(
         assert stopped.returncode == 0, stopped.stderr
         assert stopped.stdout.endswith("stopped before any task was started\n")
     else:
-        job.send_signal(number)
+        # as `timeout` does, which signals its child and then their group
+        for _ in range(2 if number == signal.SIGTERM else 1):
+            job.send_signal(number)
     _, told = job.communicate(timeout=20)
     name = (number or signal.SIGTERM).name
     assert (job.returncode, told) == (code, f"stopped ({name}) before any task was started\n")

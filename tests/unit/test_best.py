@@ -60,6 +60,46 @@ def test_a_value_that_nobody_tells_is_named_with_those_there_are() -> None:
     best.check(has_validation=True)
 
 
+def test_a_name_that_no_epoch_will_have_is_found_after_the_first_steps() -> None:
+    logs = {"loss": 1.0, "accuracy": 0.5}
+    for metric in ("loss", "val_accuracy"):
+        BestEpoch(Best(metric=metric, mode="min")).check_names(logs, is_alike=True)
+    wrong = BestEpoch(Best(metric="val_acc", mode="max"))
+    wrong.check_names({}, is_alike=True)  # nothing is reported yet
+    wrong.check_names(logs, is_alike=False)  # validation of a model's own may report it
+    with pytest.raises(ConfigError, match="it has accuracy, loss, val_accuracy, val_loss"):
+        wrong.check_names(logs, is_alike=True)
+    with pytest.raises(ConfigError, match=r"got 'acc', .* it has accuracy, loss$"):
+        BestEpoch(Best(metric="acc", mode="max")).check_names(logs, is_alike=False)
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "epochs", "found"),
+    [
+        ("max", [0.1, 0.4, math.nan, 0.4], 4, (2, 0.4)),
+        ("min", [0.3, 0.1, 0.2], 3, (2, 0.1)),
+        ("max", [0.1, 0.4], 4, (None, 0.4)),  # validation after every second epoch
+        ("max", [math.nan], 1, None),
+        ("max", [], 0, None),
+    ],
+)
+def test_the_best_of_what_was_trained_before(
+    mode: str, values: list[float], epochs: int, found: tuple[int | None, float] | None
+) -> None:
+    best = BestEpoch(Best(metric="val_accuracy", mode=mode))  # type: ignore[arg-type]
+    assert best.in_history({"val_accuracy": values}, epochs) == found
+
+
+def test_the_checkpoint_of_an_earlier_epoch_becomes_the_best(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step, epoch, within in ((10, 1, 0), (15, 1, 5), (20, 2, 0)):
+        store.save(state(step), Progress(step=step, epoch=epoch, step_in_epoch=within), {}, best=step == 20)
+    assert store.find_as_best(1)
+    assert store.load("best").progress.step == 10
+    assert not store.find_as_best(3)
+    assert store.load("best").progress.step == 10
+
+
 def state(value: float) -> dict[str, Any]:
     return {"model/a": np.full(3, value, np.float32)}
 

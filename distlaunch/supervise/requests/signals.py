@@ -77,8 +77,15 @@ class SignalPipe:
         It is read from the pipe as well.
         """
         taken = [number for number in ENDING if number in self._before]
+
+        def raise_once(number: int, frame: FrameType | None) -> None:
+            # a second one must not interrupt what the first has others clean up
+            for each in taken:
+                signal.signal(each, _nothing)
+            raise StopRequested(signal.Signals(number))
+
         for number in taken:
-            signal.signal(number, _raise)
+            signal.signal(number, raise_once)
         try:
             yield
         finally:
@@ -103,15 +110,15 @@ class SignalPipe:
         if self._control is not None:
             self._control.close()
         for number, handler in self._before.items():
-            # None: a handler that was not set from Python
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            # a default stays away where it would do harm: with that of SIGCHLD, Python complains if a child ends just
+            # then; after a request to end, a second one would kill this process while it cleans up
+            is_harmful = number == signal.SIGCHLD or isinstance(error, StopRequested)
+            if handler != signal.SIG_DFL or not is_harmful:
+                # None: a handler that was not set from Python
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self.fd)
         os.close(self._write_fd)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    raise StopRequested(signal.Signals(number))
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:

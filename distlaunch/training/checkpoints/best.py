@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -13,7 +14,7 @@ _KEY = ("checkpoint", "best", "metric")
 
 
 class BestEpoch:
-    """Remembers the best value; another metric or mode than a checkpoint's begins anew.
+    """Remembers the best value.
 
     Args:
         section: None: no best checkpoint is kept.
@@ -25,11 +26,33 @@ class BestEpoch:
         """The best so far, as checkpoints have it: metric, mode, value."""
         self._before: dict[str, Any] | None = None
 
+    def __str__(self) -> str:
+        assert self._section is not None
+        return f"{self._section.metric} ({self._section.mode})"
+
     def restore(self, record: dict[str, Any] | None) -> None:
-        """Goes on from what a checkpoint says."""
+        """Goes on from what a checkpoint says, if that is about the same metric and mode."""
         section = self._section
         same = section is not None and record is not None and {**record, "value": 0} == self._record(0)
         self.record = record if same else None
+
+    def in_history(self, history: Mapping[str, Sequence[float]], epochs: int) -> tuple[int | None, float] | None:
+        """The number of the best finished epoch, from 1 on, and its value; None: there is none.
+
+        The number is None if there are fewer values than epochs: nobody knows then which epoch one is of.
+        """
+        section = self._section
+        values = history.get(section.metric, ()) if section is not None else ()
+        numbered = [(value, number) for number, value in enumerate(values) if math.isfinite(value)]
+        if section is None or not numbered:
+            return None
+        # of equal ones the first, as while they are trained
+        value, number = min(numbered, key=lambda each: (-each[0] if section.mode == "max" else each[0], each[1]))
+        return number + 1 if len(values) == epochs else None, value
+
+    def take(self, value: float) -> None:
+        """An earlier epoch with this value is the best so far."""
+        self.record = self._record(value)
 
     def check(self, *, has_validation: bool) -> None:
         """Raises ConfigError, before training, for a value that only validation gives, if there is none."""
@@ -37,6 +60,23 @@ class BestEpoch:
         if section is not None and section.metric.startswith("val_") and not has_validation:
             message = f"got '{section.metric}', but there is no validation; use a value of training, such as loss"
             raise ConfigError(Problem(_KEY, message))
+
+    def check_names(self, logs: Logs, *, is_alike: bool) -> None:
+        """Raises ConfigError, after the first steps, for a value that no epoch will have.
+
+        Args:
+            logs: what the steps report.
+            is_alike: validation reports the same.
+        """
+        section = self._section
+        # some programs report nothing before the end of an epoch
+        if section is None or not logs or section.metric in logs:
+            return
+        is_validated = section.metric.startswith("val_")
+        if is_validated and (not is_alike or section.metric.removeprefix("val_") in logs):
+            return
+        names = sorted([*logs, *(f"val_{name}" for name in logs if is_validated)])
+        raise ConfigError(Problem(_KEY, _unknown(section.metric, names)))
 
     def improves(self, logs: Logs, *, validated: bool) -> bool:
         """Whether an epoch is better than all before it; then it is remembered.
@@ -55,8 +95,7 @@ class BestEpoch:
             # an epoch without validation (`validation.every_epochs`) cannot be the best
             if section.metric.startswith("val_") and not validated:
                 return False
-            message = f"got '{section.metric}', which this run does not have; it has {', '.join(sorted(logs))}"
-            raise ConfigError(Problem(_KEY, message))
+            raise ConfigError(Problem(_KEY, _unknown(section.metric, sorted(logs))))
         sign = 1 if section.mode == "max" else -1
         best = -math.inf if self.record is None else sign * self.record["value"]
         if not sign * value > best:  # nor does NaN
@@ -71,3 +110,7 @@ class BestEpoch:
     def _record(self, value: float) -> dict[str, Any]:
         assert self._section is not None
         return {"metric": self._section.metric, "mode": self._section.mode, "value": value}
+
+
+def _unknown(metric: str, names: Sequence[str]) -> str:
+    return f"got '{metric}', which this run does not have; it has {', '.join(names)}"

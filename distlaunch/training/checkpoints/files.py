@@ -155,6 +155,16 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
+    def find_as_best(self, epochs: int) -> bool:
+        """Makes the checkpoint after so many epochs the best one; returns whether it is there."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(OSError, ValueError):
+                meta = read_meta((self._path(step) / "meta.json").read_text(encoding="utf-8"))
+                if meta is not None and (meta.progress.epoch, meta.progress.step_in_epoch) == (epochs, 0):
+                    self._keep_as_best(self._path(step))
+                    return True
+        return False
+
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, oldest first."""
         return steps_of(self.directory)

@@ -15,7 +15,7 @@ from typing import Self
 import keras
 
 from distlaunch.base.errors import CheckpointWriteError
-from distlaunch.base.events import CheckpointFailed, CheckpointSaved
+from distlaunch.base.events import CheckpointFailed, CheckpointSaved, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Program, State
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
@@ -255,9 +255,26 @@ class Saver:
 
     # at the start
 
+    def _look_for_best(self, start: Progress) -> None:
+        """The best was by another metric or mode, or not asked for, when the checkpoint was written."""
+        if (found := self.best.in_history(start.history, start.epoch)) is None:
+            return
+        number, value = found
+        if number is not None and self._around.store.find_as_best(number):
+            self.best.take(value)
+            return
+        which = "an earlier epoch" if number is None else f"epoch {number}"
+        message = (
+            f"checkpoint.best: {which} is the best so far by {self.best}, and its checkpoint is not kept any more; "
+            "from here on the best of later epochs is kept"
+        )
+        self._around.emit(Notice(level="warning", message=message))
+
     def restore(self, start: Progress, arrays: State) -> None:
         """Puts back what a checkpoint holds of the callbacks, the history, and the best value."""
         self.best.restore(start.best)
+        if self._around.is_chief and self.best.record is None:
+            self._look_for_best(start)
         for index, callback in enumerate(self._callbacks):
             place = place_of(callback, index)
             if place >= len(start.callbacks) or start.callbacks[place]["class"] != type(callback).__name__:
