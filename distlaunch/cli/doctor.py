@@ -26,7 +26,7 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
     """
     from distlaunch.jobs.doctor import examine
 
-    _print_hosts(examine(config, overrides, os.environ))
+    _print_hosts(examine(config, overrides, os.environ, click.echo))
 
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:

@@ -27,7 +27,9 @@ class CheckpointName(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | BestName:
         if value == BEST or isinstance(value, int):  # such as a default
             return value
-        return click.IntRange(min=0).convert(value, param, ctx)
+        if not str(value).isascii() or not str(value).isdigit():
+            self.fail(f"got {value!r}; expected a step such as 120, or {BEST}", param, ctx)
+        return int(value)
 
 
 CHECKPOINT = click.option(

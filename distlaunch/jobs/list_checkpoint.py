@@ -20,11 +20,16 @@ def check_kept(run: RunDir, checkpoint: int | BestName) -> None:
     """Raises UsageError if the run has no such checkpoint."""
     if checkpoint == BEST:
         if not run.has_best():
-            hint = "`checkpoint.best` keeps one from the next epoch on"
-            raise UsageError(f"--checkpoint: {shown(run.path)} has no best one; {hint}")
-    elif checkpoint not in (steps := run.checkpoint_steps()):
-        have = ", ".join(map(str, steps)) or "none"
-        raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; those there are: {have}")
+            hint = "`checkpoint.best` keeps one while a run trains"
+            raise UsageError(f"--checkpoint: {shown(run.path)} has no best one; {hint}; {_there(run)}")
+    elif checkpoint not in run.checkpoint_steps():
+        raise UsageError(f"--checkpoint: {shown(run.path)} has none of step {checkpoint}; {_there(run)}")
+
+
+def _there(run: RunDir) -> str:
+    best = run.best_checkpoint()
+    steps = [*map(str, run.checkpoint_steps()), *([f"best (step {best[0]})"] if best is not None else [])]
+    return f"those there are: {', '.join(steps) or 'none'}"
 
 
 def list_checkpoint(run: RunDir, checkpoint: int | BestName | None, environ: Mapping[str, str]) -> Listing:

@@ -61,16 +61,16 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
     policy = config.restarts
     limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
     engine = engine_of(config, environ)
-    note_hosts(engine, observer)
+    note_hosts(engine, observer.note)
     with engine.kept():
         return repeat(start, limits, observer, run.control, change)
 
 
-def note_hosts(engine: Engine, observer: Observer) -> None:
+def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
     """Says whom a start asks, which may take seconds."""
     more = f" and {len(engine.hosts) - _NAMED_HOSTS} more" if len(engine.hosts) > _NAMED_HOSTS else ""
     if engine.hosts:
-        observer.note(f"connecting to {', '.join(engine.hosts[:_NAMED_HOSTS])}{more}")
+        note(f"connecting to {', '.join(engine.hosts[:_NAMED_HOSTS])}{more}")
 
 
 def repeat(

@@ -65,7 +65,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, engine, run, threaded, environ, signals, request.limits.window_s)
 
-        note_hosts(engine, threaded)
+        note_hosts(engine, threaded.note)
         with engine.kept():
             return repeat(start, request.limits, threaded, run.control)
 

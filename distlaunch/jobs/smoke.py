@@ -69,7 +69,7 @@ def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     run = RunDir.claim(config.runs_dir, name)
     engine = engine_of(config, environ)
     with ThreadedObserver.of(observer) as threaded, run.lock_claim(), engine.kept():
-        note_hosts(engine, threaded)
+        note_hosts(engine, threaded.note)
         threaded.note("smoke test, 1 of 2: a few steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, threaded, environ)
         if result.outcome.status == "done":

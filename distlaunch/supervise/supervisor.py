@@ -125,7 +125,7 @@ class Supervisor:
             self._note(GivenUp(self._clock(), name))
             self._observer.note(f"{name} {self._how_it_ended(name)}; continuing without it")
         for name in decision.respawn:
-            how, host = self._how_it_ended(name), self._progress.hosts.get(name, "")
+            how, host = self._how_it_ended(name), self._host_of(name)
             with contextlib.suppress(OSError):  # a full disk
                 self._tasks[name].files.archive_error()
             for known in (self._traces.suspended, self._traces.beating, self._traces.spawn_errors):
@@ -256,7 +256,7 @@ class Supervisor:
 
     def _finish(self) -> Outcome:
         verdict = self._conclude()
-        self._traces.hosts, self._traces.steps = self._progress.hosts, self._probes.steps
+        self._traces.hosts, self._traces.steps = {name: self._host_of(name) for name in self._tasks}, self._probes.steps
         self._traces.reached = {name: handle.signs().step for name, handle in self._handles.items()}
         found = diagnose(self._plan, verdict, self._traces)
         if verdict.why is Cause.STALLED and verdict.culprit:
@@ -287,8 +287,8 @@ class Supervisor:
                 write_stall(files, self._probes.steps.get(name), self._host_of(name), frozen=frozen)
 
     def _host_of(self, name: str) -> str:
-        handle = self._handles.get(name)
-        return self._progress.hosts.get(name) or (handle.host if handle else "")
+        handle, named = self._handles.get(name), self._tasks[name].host  # as the user has it, perhaps an alias
+        return named or self._progress.hosts.get(name) or (handle.host if handle else "")
 
     def _end_events(self, status: str, failure: Failure | None) -> list[Event]:
         # events report steps now and then, the heartbeat has each

@@ -166,7 +166,8 @@ class Agent:
         try:
             os.chdir(frame.text("folder"))
         except OSError as error:
-            raise UsageError(f"{error.strerror}: {frame.text('folder')}") from None
+            advice = "make it there, give another one with folder=PATH, or use `engine.sync: code`"
+            raise UsageError(f"{error.strerror}: {frame.text('folder')}; {advice}") from None
         self._reply(frame)
 
     def _on_state(self, frame: Frame) -> None:
