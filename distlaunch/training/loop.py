@@ -24,6 +24,7 @@ from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.step_reports import StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
+from distlaunch.training.steps.context import has_own
 from distlaunch.training.surroundings import Surroundings
 from distlaunch.training.validation import Validation
 
@@ -201,7 +202,7 @@ class TrainingLoop:
             if result.steps:
                 logs = result.logs
                 if self._progress.step == self._first_step:
-                    self._saver.best.check_names(logs, is_alike=_has_keras_steps(self._model))
+                    self._saver.best.check_names(logs, is_alike=self._is_alike())
                 self._advance(result, self._around.clock() - began)
                 self._hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
@@ -273,8 +274,6 @@ class TrainingLoop:
     def _save_checkpoint(self, **how: Any) -> None:
         self._saver.save(self._program, self._progress, **how)
 
-
-def _has_keras_steps(model: keras.Model) -> bool:
-    """Whether training and validation report the same values; a model's own steps may do as they like."""
-    own, usual = type(model), keras.Model
-    return own.train_step is usual.train_step and own.test_step is usual.test_step
+    def _is_alike(self) -> bool:
+        """Whether training and validation report the same values; a model's own steps may do as they like."""
+        return not any(has_own(self._model, name) for name in ("train_step", "test_step"))

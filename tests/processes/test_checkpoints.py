@@ -68,6 +68,17 @@ def test_a_run_without_any_period_is_refused(tmp_path: Path) -> None:
     assert "got null for all of every_epochs, every_steps, every_minutes, every" in " ".join((out + err).split())
 
 
+OWN_STEP = """
+
+def step(context, batch):
+    import tensorflow as tf
+    x, y = batch
+    with tf.GradientTape() as tape:
+        loss = context.average(context.per_example_loss(y, context.model(x, training=True)))
+    context.apply(tape, loss)
+    return {"mine": loss}
+"""
+OWN_LOOP = ("--set", "train.loop=custom", "--set", "train.step=mine.py:step")
 BEST = "validation: {{}}\ncheckpoint: {{keep: 1, best: {{metric: {metric}, mode: {mode}}}}}\n"
 
 
@@ -153,6 +164,14 @@ def test_a_best_value_that_there_is_not_is_named_before_the_first_epoch_ends(tmp
     code, out, err = run("validate", "mine.yaml", cwd=tmp_path)
     assert code == 2
     assert "checkpoint.best.metric: got 'val_loss', but there is no validation" in " ".join((out + err).split())
+
+
+def test_a_step_of_the_users_own_may_report_other_values_than_validation(tmp_path: Path) -> None:
+    job = write(tmp_path, BEST.format(metric="val_loss", mode="min"))
+    (tmp_path / "mine.py").write_text(MINE + OWN_STEP)
+    code, out, err = run("train", "mine.yaml", *OWN_LOOP, cwd=tmp_path)
+    assert code == 0, out + err
+    assert best_step(job) == 80
 
 
 def test_a_run_without_a_best_one_says_so(tmp_path: Path) -> None:

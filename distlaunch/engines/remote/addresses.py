@@ -12,7 +12,7 @@ from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.link import Link
 
 _PROBE_S, _PROBES_PER_S = 5, 50
-"""A host of many has time for each of them: 256 that shared two cores needed 6 s."""
+"""A host of many has time for each of them: 256 that shared two cores needed 8 s."""
 _ANSWER_S = 15.0
 _FIREWALL = ("open the ports between the hosts (`cluster.ports` fixes them), or choose another network with "
              "`engine.interface`")  # fmt: skip

@@ -43,12 +43,12 @@ class BestEpoch:
         """
         section = self._section
         values = history.get(section.metric, ()) if section is not None else ()
-        numbered = [(value, number) for number, value in enumerate(values) if math.isfinite(value)]
-        if section is None or not numbered:
+        finite = [(number, value) for number, value in enumerate(values, 1) if math.isfinite(value)]
+        if not finite:
             return None
         # of equal ones the first, as while they are trained
-        value, number = min(numbered, key=lambda each: (-each[0] if section.mode == "max" else each[0], each[1]))
-        return number + 1 if len(values) == epochs else None, value
+        number, value = max(finite, key=lambda each: self._rank(each[1]))
+        return number if len(values) == epochs else None, value
 
     def take(self, value: float) -> None:
         """An earlier epoch with this value is the best so far."""
@@ -96,9 +96,8 @@ class BestEpoch:
             if section.metric.startswith("val_") and not validated:
                 return False
             raise ConfigError(Problem(_KEY, _unknown(section.metric, sorted(logs))))
-        sign = 1 if section.mode == "max" else -1
-        best = -math.inf if self.record is None else sign * self.record["value"]
-        if not sign * value > best:  # nor does NaN
+        best = -math.inf if self.record is None else self._rank(self.record["value"])
+        if not self._rank(value) > best:  # nor does NaN
             return False
         self._before, self.record = self.record, self._record(value)
         return True
@@ -106,6 +105,11 @@ class BestEpoch:
     def lose(self) -> None:
         """The checkpoint of the best epoch could not be written: the one before is the best that is kept."""
         self.record = self._before
+
+    def _rank(self, value: float) -> float:
+        """The higher the better."""
+        assert self._section is not None
+        return value if self._section.mode == "max" else -value
 
     def _record(self, value: float) -> dict[str, Any]:
         assert self._section is not None

@@ -255,21 +255,6 @@ class Saver:
 
     # at the start
 
-    def _look_for_best(self, start: Progress) -> None:
-        """The best was by another metric or mode, or not asked for, when the checkpoint was written."""
-        if (found := self.best.in_history(start.history, start.epoch)) is None:
-            return
-        number, value = found
-        if number is not None and self._around.store.find_as_best(number):
-            self.best.take(value)
-            return
-        which = "an earlier epoch" if number is None else f"epoch {number}"
-        message = (
-            f"checkpoint.best: {which} is the best so far by {self.best}, and its checkpoint is not kept any more; "
-            "from here on the best of later epochs is kept"
-        )
-        self._around.emit(Notice(level="warning", message=message))
-
     def restore(self, start: Progress, arrays: State) -> None:
         """Puts back what a checkpoint holds of the callbacks, the history, and the best value."""
         self.best.restore(start.best)
@@ -287,3 +272,18 @@ class Saver:
         history.history = {name: list(values) for name, values in start.history.items()}
         # `fit` lists the epochs that it has done
         history.epoch = list(range(start.epoch))
+
+    def _look_for_best(self, start: Progress) -> None:
+        """The best was by another metric or mode, or not asked for, when the checkpoint was written."""
+        if (found := self.best.in_history(start.history, start.epoch)) is None:
+            return
+        number, value = found
+        if number is not None and self._around.store.find_as_best(number):
+            self.best.take(value)
+            return
+        which = "an earlier epoch" if number is None else f"epoch {number}"
+        message = (
+            f"checkpoint.best: {which} is the best so far by {self.best}, and its checkpoint is not kept any more; "
+            "from here on the best of later epochs is kept"
+        )
+        self._around.emit(Notice(level="warning", message=message))

@@ -21,7 +21,7 @@ from distlaunch.strategies.patches.keras_private import value_of
 from distlaunch.strategies.protocol import StepFunction, Steps
 from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import slot_variables
-from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
+from distlaunch.training.steps.context import StepContext, check_reference, has_own, num_arguments, per_example
 
 _STEP = ("train", "step")
 
@@ -121,7 +121,7 @@ class _Collected(keras.StatelessScope):
 
 def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
     """The model's own `train_step` or `test_step`; None if it has Keras's."""
-    if getattr(type(model), name) is getattr(keras.Model, name):
+    if not has_own(model, name):
         return None
     own = getattr(model, name)
     if num_arguments(own) == 2:

@@ -22,6 +22,7 @@ from distlaunch.strategies.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
 from distlaunch.strategies.sources import Source
+from distlaunch.training.steps.context import has_own
 
 _RANDOM_OPS = frozenset(
     {
@@ -175,7 +176,7 @@ def _halves(rows: int) -> list[tuple[int, int]]:
 def _own_step(config: RunConfig, model: keras.Model) -> str:
     if config.train.step is not None:
         return str(config.train.step)
-    own = config.train.loop == "fit" and type(model).train_step is not keras.Model.train_step
+    own = config.train.loop == "fit" and has_own(model, "train_step")
     return f"{type(model).__name__}.train_step" if own else ""
 
 
