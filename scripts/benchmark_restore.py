@@ -2,7 +2,8 @@
 
 python scripts/benchmark_restore.py [--megabytes 1000] [--processes 4] [--rounds 5]
 
-memory    the first reads and verifies the file, the others map its memory, as processes of one host do
+memory    the first reads and verifies the file, the others map it too, as processes of one host do
+copied    the same on a disk that is not of this host: they map a copy in memory
 file      each reads and verifies the file, as processes of other hosts with the same disk do, here on one machine
 network   the first reads the file, the others have the state from it over connections
 stored    the same over a store of keys, as the first version had it: base64 in pieces (an estimate without RPCs)
@@ -25,6 +26,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 LIMIT = 2.0
 _PIECE = 4 << 20
@@ -65,6 +67,7 @@ def measure(megabytes: int, processes: int, rounds: int) -> tuple[list[float], d
         plain = {**store.load(0).copy.to_plain(), "memory": None}
         ways: dict[str, Callable[[], Any]] = {
             "memory": lambda: _by_memory(SharedMemory(), store, pipes),
+            "copied": lambda: _by_copy(SharedMemory(), store, pipes),
             "file": lambda: _by_file(plain, store, pipes),
             "network": lambda: _by_network(StateServer, store, pipes),
         }
@@ -107,6 +110,11 @@ def _by_memory(memory: Any, store: Any, pipes: list[Connection]) -> Any:
     assert all(pipe.recv() for pipe in pipes), "all have got it"
     memory.close()
     return saved
+
+
+def _by_copy(memory: Any, store: Any, pipes: list[Connection]) -> Any:
+    with mock.patch("distlaunch.training.checkpoints.shared_memory.is_local_disk", return_value=False):
+        return _by_memory(memory, store, pipes)
 
 
 def _by_file(plain: dict[str, Any], store: Any, pipes: list[Connection]) -> Any:

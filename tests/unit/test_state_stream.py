@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import multiprocessing
+import os
 import select
 import shutil
 import socket
@@ -22,6 +23,7 @@ pytest.importorskip("tensorflow")
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.state.state_stream import StateServer, fetch_state
+from distlaunch.training.checkpoints import shared_memory
 from distlaunch.training.checkpoints.file_copy import FileCopy
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError
 from distlaunch.training.checkpoints.meta import Progress
@@ -124,7 +126,14 @@ def test_who_has_it_keeps_it_and_who_has_not_gets_it(chief: str) -> None:
     assert sum(len(value) for value in store.values.values()) < 1000, "what was read is deleted"
 
 
-def test_memory_is_shared_by_all_of_one_host(tmp_path: Path) -> None:
+@pytest.fixture(params=[True, False], ids=["local disk", "other disk"])
+def is_local(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Where checkpoints lie: the file itself is mapped, or a copy in memory."""
+    monkeypatch.setattr(shared_memory, "is_local_disk", lambda path: request.param)
+    return request.param
+
+
+def test_memory_is_shared_by_all_of_one_host(tmp_path: Path, is_local: bool) -> None:
     """Each has a state of its own, whatever others do to theirs, also when the first has closed it."""
     store, memory = CheckpointStore(tmp_path), SharedMemory()
     store.save(STATE, Progress(step=1), {})
@@ -132,6 +141,14 @@ def test_memory_is_shared_by_all_of_one_host(tmp_path: Path) -> None:
     assert same(saved.state, STATE)
     copy = FileCopy.from_plain(json.loads(json.dumps(saved.copy.to_plain())))
     assert copy == saved.copy
+    assert copy.memory is not None
+    assert os.path.samefile(copy.memory.path, saved.path / copy.files[0].name) == is_local
+    before = (saved.path / copy.files[0].name).read_bytes()
+    for value in saved.state.values():
+        value[...] = value[..., ::-1] if value.ndim else value
+    assert (saved.path / copy.files[0].name).read_bytes() == before, "no array is the file"
+    saved = store.load(1, memory := SharedMemory())
+    copy = saved.copy
     shutil.rmtree(tmp_path)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         assert same(pool.submit(_read_and_change, copy).result(DEADLINE_S) or {}, STATE)
@@ -148,6 +165,7 @@ def test_memory_is_shared_by_all_of_one_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [3, 20, 300_000, 5_000_000, -1, None], ids=str)
+@pytest.mark.usefixtures("is_local")
 def test_a_damaged_file_does_not_get_into_memory(tmp_path: Path, at: int | None) -> None:
     """None: it is cut off."""
     store = CheckpointStore(tmp_path)

@@ -93,28 +93,32 @@ def read_pieces(fd: int, buffers: Buffers, wanted: Collection[int] | None = None
     return dict(zip(numbers, _in_threads(read, numbers, num_visible_cores()), strict=True))
 
 
-def copy_pieces(fd: int, target: int, num_bytes: int) -> list[bytes]:
-    """Copies a file to another descriptor; returns the SHA-256 of each piece, as copied.
+def pass_pieces(fd: int, num_bytes: int, target: int | None) -> list[bytes]:
+    """Reads a file through small buffers; returns the SHA-256 of each piece.
 
     For memory that has a descriptor this is faster than to read into a mapping, whose every page is then made by a
     fault, and filled twice.
+
+    Args:
+        target: the descriptor that gets a copy; None: none is wanted.
 
     Raises:
         OSError: the disk does not give it out, or there is no room.
         EOFError: the file is shorter.
     """
 
-    def copy(number: int) -> bytes:
+    def take(number: int) -> bytes:
         digest, buffer = hashlib.sha256(), memoryview(bytearray(_COPIED_BYTES))
         stop = min((number + 1) * PIECE_BYTES, num_bytes)
         for at in range(number * PIECE_BYTES, stop, _COPIED_BYTES):
             view = buffer[: stop - at]
             _whole(os.preadv, fd, [view], at)
             digest.update(view)
-            _whole(os.pwritev, target, [view], at)
+            if target is not None:
+                _whole(os.pwritev, target, [view], at)
         return digest.digest()
 
-    return _in_threads(copy, pieces_of(0, num_bytes), num_visible_cores())
+    return _in_threads(take, pieces_of(0, num_bytes), num_visible_cores())
 
 
 def pieces_of(start: int, stop: int) -> range:

@@ -1,4 +1,4 @@
-"""A state in memory that other processes of this host can map, so that one of them reads it from the disk for all."""
+"""A state that other processes of this host can map, so that one of them reads and verifies it for all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from distlaunch.base.local_disks import is_local_disk
 from distlaunch.strategies.state.state_files import buffers_of, header_bytes, in_order, read_header
-from distlaunch.training.checkpoints.state_set import Shapes, StateFile, copy_file, read_files
+from distlaunch.training.checkpoints.state_set import Shapes, StateFile, copy_whole, open_whole, read_files
 
 if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
@@ -43,7 +44,8 @@ class MemoryName:
 class SharedMemory:
     """Holds a state until it is closed; arrays of it stay.
 
-    What a process changes in its arrays, no other sees. The memory holds a header and the arrays, as a file does.
+    What a process changes in its arrays, no other sees. The memory holds a header and the arrays, as a file does. It is
+    that file itself, in the system's cache, where that is on a disk of this host.
     """
 
     def __init__(self) -> None:
@@ -56,9 +58,13 @@ class SharedMemory:
     def fill(self, folder: Path, files: Sequence[StateFile]) -> None:
         """Takes the state that some files hold. Raises as `read_files` does."""
         assert self._fd is None, "once"
-        self._fd = os.memfd_create("distlaunch-state")
-        if len(files) != 1 or not copy_file(folder, files[0], self._fd):
-            read_files(folder, files, allocate=self._allocate)
+        if len(files) == 1 and is_local_disk(folder):
+            # nobody writes to a file of a checkpoint, and one that is deleted stays for those who have it open
+            self._fd = open_whole(folder, files[0])
+        if self._fd is None:
+            self._fd = os.memfd_create("distlaunch-state")
+            if len(files) != 1 or not copy_whole(folder, files[0], self._fd):
+                read_files(folder, files, allocate=self._allocate)
 
     def _allocate(self, shapes: Shapes) -> State:
         """Arrays that are to be filled."""

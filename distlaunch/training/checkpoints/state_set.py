@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from distlaunch.strategies.state.file_pieces import Buffers, copy_pieces, pieces_of, read_pieces, write_pieces
+from distlaunch.strategies.state.file_pieces import Buffers, pass_pieces, pieces_of, read_pieces, write_pieces
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import (
     Cut,
@@ -82,33 +83,31 @@ def read_files(
         FileDamagedError: a file is not what was written, or a part of a variable is missing.
         OSError: a file is missing, or the disk does not give it out.
     """
-    opened: list[_OpenFile] = []
-    try:
-        opened.extend(_OpenFile(folder, facts) for facts in files)
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(_OpenFile(folder, facts)) for facts in files]
         shapes = _shapes(opened)
         make = allocate or (_zeros if needed is not None else _empty)
         state = make(shapes)
         for file in opened:
             file.read_into(state, needed)
         return state
-    finally:
-        for file in opened:
-            file.close()
 
 
-def copy_file(folder: Path, facts: StateFile, target: int) -> bool:
-    """Copies a file that is the whole state to another descriptor, and verifies it; False: it holds parts of variables.
+def open_whole(folder: Path, facts: StateFile) -> int | None:
+    """A descriptor of a file that is the whole state, verified; None: it holds parts of variables.
 
     Raises FileDamagedError and OSError as `read_files` does.
     """
-    file = _OpenFile(folder, facts)
-    try:
-        is_whole = all(entry.cut is None for entry in file.entries.values())
-        if is_whole:
+    with _OpenFile(folder, facts) as file:
+        return file.verified() if file.is_whole else None
+
+
+def copy_whole(folder: Path, facts: StateFile, target: int) -> bool:
+    """Copies such a file to another descriptor, and verifies it; False: it holds parts of variables."""
+    with _OpenFile(folder, facts) as file:
+        if file.is_whole:
             file.copy_to(target)
-        return is_whole
-    finally:
-        file.close()
+        return file.is_whole
 
 
 class _OpenFile:
@@ -145,6 +144,17 @@ class _OpenFile:
     def close(self) -> None:
         self._file.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has no parts of variables."""
+        return all(entry.cut is None for entry in self.entries.values())
+
     def read_into(self, state: State, needed: NeededBlocks | None) -> None:
         """Reads the arrays to where they belong."""
         buffers, copies = [memoryview(self._header)], []
@@ -162,9 +172,17 @@ class _OpenFile:
         for target, part in copies:
             target[...] = part
 
+    def verified(self) -> int:
+        """One more descriptor of the file, which has been read to its end."""
+        self._verified(lambda: self._passed(None))
+        return os.dup(self._fd)
+
     def copy_to(self, target: int) -> None:
         """Copies the whole file to another descriptor."""
-        self._verified(lambda: dict(enumerate(copy_pieces(self._fd, target, self._file_facts.num_bytes))))
+        self._verified(lambda: self._passed(target))
+
+    def _passed(self, target: int | None) -> Mapping[int, bytes]:
+        return dict(enumerate(pass_pieces(self._fd, self._file_facts.num_bytes, target)))
 
     def _verified(self, read: Callable[[], Mapping[int, bytes]]) -> None:
         """Reads, and compares the checksums of the pieces."""
