@@ -38,7 +38,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS and cmd_name != "agent":  # which engines start, not users
             return None
         return importlib.import_module(f"distlaunch.cli.{cmd_name}").command
 

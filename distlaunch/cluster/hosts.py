@@ -63,7 +63,8 @@ def parse_host(text: str) -> Host:
     for word in settings:
         name, equals, value = word.partition("=")
         if name not in ("slots", "python", "folder") or not equals or not value:
-            raise ValueError(f"got {word!r} after {first}; {EXAMPLE}")
+            hint = "" if equals else "if that is another host, separate the two; "
+            raise ValueError(f"got {word!r} after {first}; {hint}{EXAMPLE}")
         found[name] = value
     slots = found.get("slots")
     if slots is not None and not (slots.isascii() and slots.isdigit() and 0 < int(slots) <= _MOST_SLOTS):

@@ -19,6 +19,7 @@ from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
+from distlaunch.training.checkpoints.best import mode_warnings
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
@@ -79,6 +80,8 @@ class TrainingLoop:
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._saver.best.check(has_validation=self._validation.has_data)
+        for warning in mode_warnings(self._config.checkpoint.best) if self._around.is_chief else ():
+            self._around.emit(Notice(level="warning", message=warning))
         # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,17 @@ import pytest
 from distlaunch import __version__
 from distlaunch.agent.remote.frames import PROTOCOL, Frame, FrameReader, GreetingReader, encode
 
+MODULE = ("-m", "distlaunch.agent.remote")
+COMMAND = ("-c", "from distlaunch.cli.main import main; main()", "agent")
 SLEEPER = "import time; print('begun', flush=True); time.sleep(1000)"
 
 
 class Agent:
     """The controller's side of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: Sequence[str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "distlaunch.agent.remote"],
+            [sys.executable, "-P", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
         self._greeting: GreetingReader | None = GreetingReader()
@@ -100,8 +102,8 @@ class Agent:
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    made = Agent()
+def agent(request: pytest.FixtureRequest) -> Iterator[Agent]:
+    made = Agent(getattr(request, "param", MODULE))
     yield made
     left = psutil.Process(made.process.pid).children(recursive=True) if made.process.poll() is None else []
     made.end()
@@ -129,12 +131,20 @@ def test_a_port_that_it_holds_is_reached_by_both_families(agent: Agent, tmp_path
     assert agent.next("reply").fields["missed"] == [1, 2]
 
 
+@pytest.mark.parametrize("agent", [MODULE, COMMAND], ids=["module", "command"], indirect=True)
 def test_it_tells_what_its_host_is(agent: Agent) -> None:
     hello = agent.next("hello").fields
     assert (hello["protocol"], hello["distlaunch"]) == (PROTOCOL, __version__)
     assert {"tensorflow", "keras"} <= hello["packages"].keys()
     assert hello["interpreter"] == sys.executable
     assert hello["addresses"]
+
+
+@pytest.mark.parametrize("words", [MODULE, COMMAND], ids=["module", "command"])
+def test_by_hand_it_says_what_it_is(words: Sequence[str]) -> None:
+    done = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "this is distlaunch's agent; `distlaunch train` starts it on the hosts of a job\n"
 
 
 @pytest.mark.parametrize("wrong", [{"distlaunch": "0.0.1"}, {"protocol": 99}])

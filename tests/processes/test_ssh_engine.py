@@ -245,6 +245,22 @@ def test_the_doctor_warns_and_checks_ports(tmp_path: Path, environ: dict[str, st
     assert "port" in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("sync", ["none", "code"])
+def test_all_that_is_wrong_with_hosts_is_told_at_once(tmp_path: Path, environ: dict[str, str], sync: str) -> None:
+    nowhere = tmp_path / "nowhere"
+    hosts = [f"a python={nowhere}", "b", f"c folder={nowhere}", "d"]
+    config = str(_config(tmp_path, hosts=hosts, interface="ib0", sync=sync))
+    done = _run(environ, "doctor", config)
+    assert done.returncode == 2
+    lines = done.stderr.removeprefix("error: ").splitlines()
+    assert [line.partition(":")[0] for line in lines] == [*"abc", *("c" if sync == "none" else ""), "d"]
+    assert "there is no Python" in lines[0]
+    assert all("engine.interface: got 'ib0'; it has " in lines[number] for number in (1, 2, -1))
+    # the code is not sent while a host cannot be used, and with it the folder would be made
+    assert sync == "code" or f"No such file or directory: {nowhere}" in lines[3]
+    assert not nowhere.exists()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 4), (None, 4)])
 @pytest.mark.parametrize("command", ["train", "run"])
 def test_a_start_that_waits_for_hosts_can_be_ended(

@@ -13,7 +13,7 @@ import pytest
 
 from distlaunch.base.errors import CheckpointError, ConfigError
 from distlaunch.config.run import Best
-from distlaunch.training.checkpoints.best import BestEpoch
+from distlaunch.training.checkpoints.best import BestEpoch, mode_warnings
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
 
@@ -31,6 +31,26 @@ def test_only_what_is_better_counts() -> None:
     lowest = BestEpoch(Best(metric="loss", mode="min"))
     assert rises(lowest, nan, inf, 2, 3, 1, -1) == [False, False, True, False, True, True]
     assert not BestEpoch(None).improves({"loss": 1}, validated=True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "told"),
+    [
+        ("val_loss", "max", "the epoch with the highest val_loss; for the best one, set `mode: min`"),
+        ("mean_absolute_error", "max", "highest mean_absolute_error; for the best one, set `mode: min`"),
+        ("val_accuracy", "min", "lowest val_accuracy; for the best one, set `mode: max`"),
+        ("sparse_top_k_categorical_accuracy", "min", "`mode: max`"),
+        ("loss", "min", ""),
+        ("val_acc", "max", ""),
+        ("accuracy_loss", "max", ""),
+        ("steps", "min", ""),
+    ],
+)
+def test_a_mode_that_keeps_the_worst_is_told(metric: str, mode: Any, told: str) -> None:
+    warnings = mode_warnings(Best(metric=metric, mode=mode))
+    assert len(warnings) == bool(told)
+    assert told in "".join(warnings)
+    assert mode_warnings(None) == []
 
 
 def test_what_could_not_be_written_is_not_the_best() -> None:

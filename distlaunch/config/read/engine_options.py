@@ -55,4 +55,7 @@ def _check_override(text: str) -> None:
 
 
 def _of_options(problem: Problem, source: str | None) -> Problem:
-    return problem._replace(source=source) if (problem.source or "").startswith("config") else problem
+    if not (problem.source or "").startswith("config"):
+        return problem
+    is_option = source == "--hosts" and problem.key[:2] == ("engine", "hosts")
+    return problem._replace(source=source, key=() if is_option else problem.key)

@@ -43,16 +43,18 @@ def at(address: str, port: int | str) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def candidates(link: Link, interface: str | None) -> list[str]:
-    """Addresses of a host, the likeliest first. Raises UsageError if it has none of the wanted interface."""
+def interface_problem(link: Link, interface: str | None) -> str:
+    """What is wrong with `engine.interface` for a host; empty if nothing."""
+    if interface is None or _candidates(link, interface):
+        return ""
+    there = ", ".join(f"{name} ({address})" for address, name in link.facts.get("addresses", ())) or "none"
+    return f"engine.interface: got {interface!r}; it has {there}"
+
+
+def _candidates(link: Link, interface: str | None) -> list[str]:
+    """Addresses of a host, the likeliest first; only those of the wanted interface."""
     found = [(str(address), str(name)) for address, name in link.facts.get("addresses", ())]
-    if interface is None:
-        return [address for address, _ in found]
-    wanted = [address for address, name in found if name == interface or _is_in(address, interface)]
-    if not wanted:
-        there = ", ".join(f"{name} ({address})" for address, name in found) or "none"
-        raise UsageError(f"{link.name}: engine.interface: got {interface!r}; it has {there}")
-    return wanted
+    return [address for address, name in found if interface in (None, name) or _is_in(address, str(interface))]
 
 
 def _is_in(address: str, network: str) -> bool:
@@ -70,7 +72,7 @@ def choose_addresses(
     Args:
         ports: those reserved on each host. Each is tried by some host, and each host tries one of each other's.
     """
-    left = {link.name: candidates(link, interface) for link in links}
+    left = {link.name: _candidates(link, interface) for link in links}
     first = {name: addresses[0] for name, addresses in left.items()}
     if len(links) == 1:
         return first

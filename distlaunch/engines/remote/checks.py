@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,16 +24,21 @@ def check_hosts(
     lease_s: int,
     code: CodeFiles,
     paths: Sequence[str],
+    known: Mapping[str, str],
     *,
     sync: bool,
 ) -> None:
-    """Makes hosts ready whose agents have just started, and notes their state. Raises UsageError.
+    """Makes hosts ready whose agents have just started, and notes their state.
 
     Args:
-        folders: the working directory on each host.
+        folders: the working directory on each host, also of those that have no agent.
         lease_s: how long an agent goes on without a word from here.
         paths: of data, which a host should have.
-        sync: send the code to hosts that do not have it.
+        known: what is wrong with some hosts already, which is raised together with what is found here.
+        sync: send the code to hosts that do not have it, if nothing is wrong until then.
+
+    Raises:
+        UsageError: with everything that is wrong with any host.
     """
     left = {link.name: link for link in links if not link.is_ready}
     wrong = {name: problem for name, link in left.items() if (problem := _version_problem(link))}
@@ -52,6 +57,7 @@ def check_hosts(
     for link in left.values():
         link.takes_beats = link.name not in wrong
     if sync:
+        _raise_in_order(folders, known, wrong)
         for name, answer in request("code", code.listing()).items():
             if not answer.result().fields["same"]:
                 left[name].post_in_order(code.messages())
@@ -65,9 +71,15 @@ def check_hosts(
                            "copy it there, or use `engine.sync: code`")  # fmt: skip
     for name, answer in request("state", paths=list(paths)).items():
         left[name].state = answer.result().fields["state"]
-    raise_for({name: wrong[name] for name in folders if name in wrong})
+    _raise_in_order(folders, known, wrong)
     for link in left.values():
         link.is_ready = True
+
+
+def _raise_in_order(hosts: Iterable[str], *found: Mapping[str, str]) -> None:
+    """All that was found, in the order of the hosts, and perhaps several lines for one."""
+    reasons = {name: [problems[name] for problems in found if name in problems] for name in hosts}
+    raise_for({name: f"\n{name}: ".join(each) for name, each in reasons.items() if each})
 
 
 def _version_problem(link: Link) -> str:

@@ -21,7 +21,7 @@ from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
 from distlaunch.engines.host_warnings import host_warnings, warnings_between
-from distlaunch.engines.remote.addresses import UnreachableError, at, choose_addresses
+from distlaunch.engines.remote.addresses import UnreachableError, at, choose_addresses, interface_problem
 from distlaunch.engines.remote.allocation import RemoteAllocation, forwarded
 from distlaunch.engines.remote.answers import raise_for, refusals
 from distlaunch.engines.remote.checks import check_hosts
@@ -177,21 +177,20 @@ class RemoteEngine:
 
     def _ready(self, fleet: Fleet) -> list[Link]:
         """Hosts that have what a job needs. Raises UsageError."""
-        links = self._connected(fleet)
-        folders = {link.name: self._folder(link.host) for link in links}
+        missing = fleet.missing = fleet.connect()
+        links = [fleet.links[host.label] for host in self._hosts if host.label not in missing]
+        wanted = self._settings.interface
+        missing.update({link.name: problem for link in links if (problem := interface_problem(link, wanted))})
+        # in later attempts of a command those count that can be used
+        again = bool(fleet.failures)
+        links = [link for link in links if link.name not in missing] if again else links
+        if not links:
+            raise_for(missing)
+        folders = {host.label: self._folder(host) for host in self._hosts}
         lease_s = max(1, round(self._settings.host_timeout_s * 2))
         code = CodeFiles(Path.cwd(), self._files.code)
         sync = self._settings.sync == "code"
-        check_hosts(links, folders, lease_s, code, [*self._data.values()], sync=sync)
-        return links
-
-    def _connected(self, fleet: Fleet) -> list[Link]:
-        """An agent on each host. In later attempts of a command those count that can be reached."""
-        again = bool(fleet.failures)
-        failed = fleet.missing = fleet.connect()
-        links = [fleet.links[host.label] for host in self._hosts if host.label not in failed]
-        if not links or not again:
-            raise_for(failed)
+        check_hosts(links, folders, lease_s, code, [*self._data.values()], {} if again else missing, sync=sync)
         # those that were lost come last: a spare is better
         return sorted(links, key=lambda link: fleet.failures.count(link.name))
 

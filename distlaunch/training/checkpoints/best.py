@@ -11,6 +11,9 @@ from distlaunch.config.run import Best
 from distlaunch.strategies.protocol import Logs
 
 _KEY = ("checkpoint", "best", "metric")
+_FALLING = frozenset({"loss", "error", "mse", "mae", "rmse", "mape", "msle", "perplexity"})
+_RISING = frozenset({"acc", "accuracy", "auc", "precision", "recall", "f1", "iou"})
+"""Words in names of metrics that get better as they fall, or rise."""
 
 
 class BestEpoch:
@@ -114,6 +117,18 @@ class BestEpoch:
     def _record(self, value: float) -> dict[str, Any]:
         assert self._section is not None
         return {"metric": self._section.metric, "mode": self._section.mode, "value": value}
+
+
+def mode_warnings(section: Best | None) -> list[str]:
+    """Of a section that keeps the worst epoch, as far as the metric's name tells."""
+    if section is None:
+        return []
+    words = set(section.metric.removeprefix("val_").lower().split("_"))
+    falls, rises = bool(words & _FALLING), bool(words & _RISING)
+    if falls == rises or (section.mode == "min") == falls:
+        return []
+    which, other = ("highest", "min") if falls else ("lowest", "max")
+    return [f"checkpoint.best keeps the epoch with the {which} {section.metric}; for the best one, set `mode: {other}`"]
 
 
 def _unknown(metric: str, names: Sequence[str]) -> str:
