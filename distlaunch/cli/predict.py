@@ -61,6 +61,8 @@ def command(
     """
     to_stdout = output == "-"
     path = None if output is None or to_stdout else _writable(output)
+    if path is not None and input_file is not None and os.path.realpath(path) == os.path.realpath(input_file):
+        raise UsageError(f"--output {output}: it is the input; give another file")
     if input_file is None and data is None:
         _check_words_of_run(target, batch_size, to_stdout=to_stdout)
         extra = ["--split", split or "validation", *(["--output", str(path)] if path is not None else [])]
@@ -77,7 +79,8 @@ def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int
     from distlaunch.ui.progress.view import finish_output, make_view
 
     view = make_view(as_json=as_json, quiet=quiet or request.output == "-")
-    view.event(predict_export(request, os.environ))
+    # also beside --quiet: who reads the numbers must know
+    view.event(predict_export(request, os.environ, lambda text: click.echo(text, err=True)))
     finish_output()
     return 0
 
@@ -118,7 +121,9 @@ def _check_words(overrides: tuple[str, ...], checkpoint: int | BestName | None, 
         raise UsageError("got both --input and --data; give one of them")
     if overrides or checkpoint is not None:
         name = "--set" if overrides else "--checkpoint"
-        raise UsageError(f"{name}: an export has no config and no checkpoints; `distlaunch export` writes one of those")
+        given = "--input" if input_file is not None else "--data"
+        raise UsageError(f"{name}: with {given} an export predicts, which has no config and no checkpoints; "
+                         f"`distlaunch export RUN {name} ...` writes another export of a run")  # fmt: skip
     if split is not None and data is None:
         raise UsageError("--split: a file has no splits; remove it")
     if to_stdout and as_json:

@@ -61,7 +61,7 @@ _SECONDS = Seconds(min=0, min_open=True)
     default=1800.0,
     show_default=True,
     metavar="S",
-    help="How long a task may show no sign of life.",
+    help="How long a process may be frozen or stopped. A script that waits forever in its own code is not noticed.",
 )
 @JSON_EVENTS
 @QUIET

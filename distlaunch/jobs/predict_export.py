@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import DistlaunchError, UsageError
 from distlaunch.base.events import Predicted
 from distlaunch.base.helper_process import ANSWER, Answer, run_helper
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.plan.train import REMOVED_ENV
 
 SUFFIXES = (".npy", ".npz", ".csv", ".tsv", ".txt", ".jsonl")
@@ -48,14 +48,22 @@ def is_export(target: str) -> bool:
     return (path / "saved_model.pb").is_file() or (path.is_file() and path.suffix in (".keras", ".tflite", ".h5"))
 
 
-def predict_export(request: PredictRequest, environ: Mapping[str, str]) -> Predicted:
+def predict_export(
+    request: PredictRequest, environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+) -> Predicted:
     """Waits until the predictions are written.
+
+    Args:
+        note: hears of an export that is older than its run.
 
     Raises:
         UsageError: the export, the file or the dataset is not what it should be.
         DistlaunchError: the process died.
     """
     export = _find_export(request.target)
+    if _is_older(RunDir(request.target), export):
+        note(f"warning: {request.target} was trained on after its export was written; this predicts by the export "
+             f"({export}). `distlaunch export {request.target}` writes a new one")  # fmt: skip
     if request.input is not None:
         _check_input(Path(request.input))
     name = Path(request.input).name if request.input is not None else str(request.data)
@@ -66,6 +74,16 @@ def predict_export(request: PredictRequest, environ: Mapping[str, str]) -> Predi
     where = ["--output", output, "--batch-size", str(request.batch_size)]
     shapes = _run(["--export", str(export), *given, *split, *where], export, environ)
     return Predicted(time=time.time(), step=None, split=name, path=output, shapes=shapes)
+
+
+def _is_older(run: RunDir, export: Path) -> bool:
+    """Whether a run has a newer checkpoint than when it wrote an export."""
+    steps = run.checkpoint_steps()
+    file = export / "saved_model.pb" if export.is_dir() else export
+    try:
+        return bool(steps) and file.stat().st_mtime < (run.checkpoints / checkpoint_name(steps[-1])).stat().st_mtime
+    except OSError:  # both may be replaced at this moment
+        return False
 
 
 def _find_export(target: str) -> Path:

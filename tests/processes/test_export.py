@@ -185,7 +185,7 @@ def test_a_run_predicts_json_lines_by_its_export(folder: Path) -> None:
         (("runs/one_device", "--input", "mine.py"), "--input mine.py: expected a file that ends in .npy"),
         (("runs", "--input", "rows.npz"), "runs: it is not an export; expected a run directory, a SavedModel folder"),
         (("runs/one_device/export/model.weights.h5", "--input", "rows.npz"), "holds weights only"),
-        (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: an export has no config"),
+        (("runs/one_device", "--input", "rows.npz", "--set", "seed=1"), "--set: with --input an export predicts"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_predicted(folder: Path, words: tuple[str, ...], message: str) -> None:
@@ -198,6 +198,26 @@ def test_what_cannot_be_predicted(folder: Path, words: tuple[str, ...], message:
     assert code in (2, 3)
     assert message in err
     assert "Traceback" not in out + err
+
+
+def test_an_export_that_the_run_has_outgrown_is_told(folder: Path, tmp_path: Path) -> None:
+    """And one that takes the place of its input is refused."""
+    shutil.copytree(folder / "runs/one_device", tmp_path / "run")
+    np.savez(tmp_path / "rows.npz", **validation(folder))
+    before = (tmp_path / "rows.npz").read_bytes()
+    for output in ("rows.npz", "../" + tmp_path.name + "/rows.npz"):
+        code, _, err = run("predict", "run", "--input", "rows.npz", "--output", output, cwd=tmp_path)
+        assert code == 2
+        assert "it is the input; give another file" in err
+    assert (tmp_path / "rows.npz").read_bytes() == before
+    words = ("predict", "run", "--input", "rows.npz", "--output", "of.npz", "-q")
+    assert run(*words, cwd=tmp_path)[::2] == (0, "")
+    newest = max((tmp_path / "run/checkpoints").glob("step-*"))
+    shutil.copytree(newest, newest.with_name("step-00000900"))
+    os.utime(newest.with_name("step-00000900"))
+    code, _, err = run(*words, cwd=tmp_path)
+    assert code == 0
+    assert "warning: run was trained on after its export was written; this predicts by the export (run/export/" in err
 
 
 def test_a_bad_export_takes_no_good_one_s_place(folder: Path) -> None:

@@ -26,6 +26,7 @@ from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, 
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
 from distlaunch.strategies.replica.input import distributed
 from distlaunch.strategies.replica.share import replica_share
+from distlaunch.strategies.replica.statistics import Statistics
 from distlaunch.strategies.replica.sums import Replicas, Sums
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
@@ -53,6 +54,7 @@ class ReplicaProgram:
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
         self._sums = Sums(strategy, steps, replicas, self._ballots)
+        self._statistics = Statistics(strategy, self._model)
         self._iterator: Any = None
         self._ends = self._own = False
         self._distributed: tuple[Source, Any] | None = None
@@ -105,8 +107,7 @@ class ReplicaProgram:
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
             done += int(made)
-            # rows behind are those of steps that were not made
-            times += StepTimes.of(rows.numpy()[: int(made)])
+            times += StepTimes.of(rows.numpy()[: int(made)])  # rows behind are those of steps that were not made
             self._ballots.check_ends(votes, self._steps_in_epoch + done, "training")
             if int(made) < wanted or (nonfinite and self._steps.stop_at_nonfinite):
                 break
@@ -125,6 +126,8 @@ class ReplicaProgram:
     ) -> Logs | None:
         if self._test_call is None:
             self._test_call = self._make_call(self._test_step, [], stops=False)
+        if self._train_call is not None:
+            self._statistics.take_first()
         self._model.reset_metrics()
         iterator = iter(self._distribute(source))
         remaining, at = max_steps, 0
@@ -156,8 +159,7 @@ class ReplicaProgram:
         agreed = tf.function(functools.partial(counted, strategy), autograph=False) if source.own else lambda one: one
         batches: list[Any] = []
         for element in map(agreed, self._distribute(source)):
-            # every replica has the same total
-            ended = int(strategy.experimental_local_results(element[2])[0]) == 0
+            ended = int(strategy.experimental_local_results(element[2])[0]) == 0  # every replica has the same total
             unknown, kind = self._may_differ(source), kind_of(source.name)
             if replicas.peers.is_over(ended=ended, unknown=unknown, steps=len(batches), kind=kind):
                 break
@@ -171,8 +173,7 @@ class ReplicaProgram:
         self._steps_in_epoch = 0
         self._model.reset_metrics()
         for variable in self._sums.extras.values():
-            # metrics are reset by Keras, these variables are ours
-            variable.assign(0.0)
+            variable.assign(0.0)  # metrics are reset by Keras, these variables are ours
 
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)
@@ -221,8 +222,7 @@ class ReplicaProgram:
                 finite = run(element)
                 done += 1
                 sound = weights_are_finite(self._model.trainable_variables) if stops else tf.constant(True)
-                # the first one stays
-                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)
+                nonfinite = tf.where((finite & sound) | (nonfinite > 0), nonfinite, done)  # the first one stays
                 began, at = at, now(nonfinite)
                 rows = strategy.experimental_local_results(element[1])
                 times = times.write(done - 1, time_row(waited, began, at, rows))
