@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Collection, Sequence
 
 from distlaunch.agent.messages import Order
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Rules, Stalled
-from distlaunch.supervise.state import Cause
+from distlaunch.supervise.state import Cause, RunState
 
 _MOST_NAMES = 8  # of tasks in one line
+_REST_S = 30.0
+"""Scripts that end well end at about the same time."""
 
 
 class Announcer:
@@ -23,10 +26,15 @@ class Announcer:
 
     def __init__(self, plan: LaunchPlan, rules: Rules, tasks: Collection[str], note: Callable[[str], None]) -> None:
         self._plan, self._rules, self._tasks, self._note = plan, rules, frozenset(tasks), note
-        self._waiting_was_reported = False
+        self._waiting_was_reported = self._rest_was_reported = False
 
-    def waiting(self, tasks: Sequence[str]) -> None:
-        """The run is over, and these tasks still work; said once."""
+    def waiting(self, tasks: Sequence[str], state: RunState, now: float) -> None:
+        """Whom the run, or perhaps a script, waits for; said once.
+
+        Args:
+            tasks: the run is over, and these still work.
+        """
+        self._tell_rest(state, now)
         if not tasks or self._waiting_was_reported:
             return
         self._waiting_was_reported = True
@@ -36,6 +44,19 @@ class Announcer:
             self._note(f"the {who} done; waiting for {names} for {self._plan.start_timeout_s:g} s at most")
         else:
             self._note(f"the run is done; waiting for {names} to evaluate its last checkpoint")
+
+    def _tell_rest(self, state: RunState, now: float) -> None:
+        """A script that has ended well may be waited for by the others forever: nobody can tell from outside."""
+        if self._rest_was_reported or not self._rules.scripts or self._rules.servers or state.signals:
+            return
+        done = [name for name, end in state.exits.items() if not end.code and now - end.at >= _REST_S]
+        rest = [name for name in state.alive if name not in self._rules.auxiliary]
+        if not rest or not (done := [name for name in done if name not in self._rules.auxiliary]):
+            return
+        self._rest_was_reported = True
+        runs = f"{_named(rest)} still {'runs' if len(rest) == 1 else 'run'}"
+        stacks = f"`distlaunch logs {os.path.relpath(self._plan.run_dir)} --stacks` shows where"
+        self._note(f"{_named(done)} ended with exit code 0 more than {_REST_S:g} s ago; {runs}, and {stacks}")
 
     def stop_requested(self, number: signal.Signals, *, training: bool) -> None:
         """Somebody has asked the job to end."""
@@ -59,8 +80,7 @@ class Announcer:
         Args:
             culprit: finds who failed, where somebody has.
         """
-        more = f" and {len(to) - _MOST_NAMES:,} more" if len(to) > _MOST_NAMES else ""
-        names = ", ".join(to[:_MOST_NAMES]) + more
+        names = _named(to)
         if order is Order.KILL:
             # after a failure, or before the first step, nobody expects a clean end
             if why is Cause.STALLED and set(to) <= self._rules.replaceable:
@@ -72,3 +92,8 @@ class Announcer:
             self._note(f"{failed} failed; stopping {names}" if failed else f"stopping {names}")
         elif why is Cause.LINGERING and not set(to) <= self._rules.servers:
             self._note(f"the run is done; ending {names}")
+
+
+def _named(tasks: Sequence[str]) -> str:
+    more = f" and {len(tasks) - _MOST_NAMES:,} more" if len(tasks) > _MOST_NAMES else ""
+    return ", ".join(tasks[:_MOST_NAMES]) + more

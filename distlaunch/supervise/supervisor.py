@@ -167,7 +167,7 @@ class Supervisor:
             elif decision.respawn or decision.give_up:
                 self._respawn(decision, starter)
                 decision = Decision(decision.why)
-            self._announcer.waiting(decision.awaits)
+            self._announcer.waiting(decision.awaits, self._state, now)
             self._screen.tick()
             self._observer.tick(now)
             ended = self._clock()

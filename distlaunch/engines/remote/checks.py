@@ -45,11 +45,8 @@ def check_hosts(
 
     def request(kind: str, payload: bytes = b"", seconds: float = ANSWER_S, **fields: Any) -> dict[str, Future[Frame]]:
         """Asks those of whom nothing is wrong yet; returns the answers of those who have done it."""
-        pending = {
-            name: link.request(kind, payload, folder=folders[name], **fields)
-            for name, link in left.items()
-            if name not in wrong
-        }
+        asked = {name: link for name, link in left.items() if name not in wrong}
+        pending = {name: link.request(kind, payload, folder=folders[name], **fields) for name, link in asked.items()}
         wrong.update(refusals(pending, seconds))
         return {name: answer for name, answer in pending.items() if name not in wrong}
 
@@ -63,17 +60,23 @@ def check_hosts(
                 left[name].post_in_order(code.messages())
         request("code_sent", seconds=_SEND_S, after_files=True)
     request("enter")
-    for name, answer in request("compare", code.digests_as_json(outside=not sync)).items():
-        fields = answer.result().fields
-        if fields["count"]:
-            named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
-            wrong[name] = (f"its code differs from this machine's in {count(fields['count'], 'file')}: {named}; "
-                           "copy it there, or use `engine.sync: code`")  # fmt: skip
+    wrong.update(_code_problems(request("compare", code.digests_as_json(outside=not sync))))
     for name, answer in request("state", paths=list(paths)).items():
         left[name].state = answer.result().fields["state"]
     _raise_in_order(folders, known, wrong)
     for link in left.values():
         link.is_ready = True
+
+
+def _code_problems(answers: Mapping[str, Future[Frame]]) -> dict[str, str]:
+    wrong = {}
+    for name, answer in answers.items():
+        fields = answer.result().fields
+        if fields["count"]:
+            named = ", ".join(fields["wrong"][:5]) + (", ..." if fields["count"] > 5 else "")
+            wrong[name] = (f"its code differs from this machine's in {count(fields['count'], 'file')}: {named}; "
+                           "copy it there, or use `engine.sync: code`")  # fmt: skip
+    return wrong
 
 
 def _raise_in_order(hosts: Iterable[str], *found: Mapping[str, str]) -> None:
