@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distlaunch.agent.messages import LOST_HOST
 from distlaunch.base.errors import ExitCode, StopRequested, UsageError
-from distlaunch.base.plural import count
+from distlaunch.base.plural import count, listed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import fitting_workers
@@ -30,7 +30,6 @@ from distlaunch.supervise.outcome import Outcome
 from distlaunch.supervise.requests.signals import ENDING, SignalPipe
 from distlaunch.supervise.run_events import write_end
 
-_NAMED_HOSTS = 8
 _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
 
 
@@ -68,9 +67,8 @@ def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping
 
 def note_hosts(engine: Engine, note: Callable[[str], None]) -> None:
     """Says whom a start asks, which may take seconds."""
-    more = f" and {len(engine.hosts) - _NAMED_HOSTS} more" if len(engine.hosts) > _NAMED_HOSTS else ""
     if engine.hosts:
-        note(f"connecting to {', '.join(engine.hosts[:_NAMED_HOSTS])}{more}")
+        note(f"connecting to {listed(engine.hosts)}")
 
 
 def repeat(

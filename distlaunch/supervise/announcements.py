@@ -7,11 +7,11 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 
 from distlaunch.agent.messages import Order
+from distlaunch.base.plural import listed
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Rules, Stalled
 from distlaunch.supervise.state import Cause, RunState
 
-_MOST_NAMES = 8  # of tasks in one line
 _REST_S = 30.0
 """Scripts that end well end at about the same time."""
 
@@ -49,14 +49,15 @@ class Announcer:
         """A script that has ended well may be waited for by the others forever: nobody can tell from outside."""
         if self._rest_was_reported or not self._rules.scripts or self._rules.servers or state.signals:
             return
-        done = [name for name, end in state.exits.items() if not end.code and now - end.at >= _REST_S]
-        rest = [name for name in state.alive if name not in self._rules.auxiliary]
-        if not rest or not (done := [name for name in done if name not in self._rules.auxiliary]):
+        ended = {name: end for name, end in state.exits.items() if name not in self._rules.auxiliary}
+        done = [name for name, end in ended.items() if not end.code and now - end.at >= _REST_S]
+        rest = [name for name in state.alive if name not in self._rules.auxiliary] if done else []
+        if not rest:
             return
         self._rest_was_reported = True
-        runs = f"{_named(rest)} still {'runs' if len(rest) == 1 else 'run'}"
+        runs = f"{listed(rest)} still {'runs' if len(rest) == 1 else 'run'}"
         stacks = f"`distlaunch logs {os.path.relpath(self._plan.run_dir)} --stacks` shows where"
-        self._note(f"{_named(done)} ended with exit code 0 more than {_REST_S:g} s ago; {runs}, and {stacks}")
+        self._note(f"{listed(done)} ended with exit code 0 more than {_REST_S:g} s ago; {runs}, and {stacks}")
 
     def stop_requested(self, number: signal.Signals, *, training: bool) -> None:
         """Somebody has asked the job to end."""
@@ -80,7 +81,7 @@ class Announcer:
         Args:
             culprit: finds who failed, where somebody has.
         """
-        names = _named(to)
+        names = listed(to)
         if order is Order.KILL:
             # after a failure, or before the first step, nobody expects a clean end
             if why is Cause.STALLED and set(to) <= self._rules.replaceable:
@@ -92,8 +93,3 @@ class Announcer:
             self._note(f"{failed} failed; stopping {names}" if failed else f"stopping {names}")
         elif why is Cause.LINGERING and not set(to) <= self._rules.servers:
             self._note(f"the run is done; ending {names}")
-
-
-def _named(tasks: Sequence[str]) -> str:
-    more = f" and {len(tasks) - _MOST_NAMES:,} more" if len(tasks) > _MOST_NAMES else ""
-    return ", ".join(tasks[:_MOST_NAMES]) + more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
 from distlaunch.verify.judge import Judgement, is_loss
 from distlaunch.verify.trials import PlannedTrial
@@ -158,6 +159,6 @@ def unexplained(judgement: Judgement, trial: Series, first: str) -> str:
 
 def named(what: str, names: Sequence[str]) -> str:
     """`layer a`, `layers a, b`."""
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    shown = listed(names, 6)
     plural = {"metric": "metrics", "random layer": "random layers", "class": "classes", "variable": "variables"}
     return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import listed
 
 _KEY = ("data", "function")
 _MOST_NAMED = 12
@@ -58,11 +59,9 @@ def _why(leaf: Any, array: np.ndarray) -> str:
 
 
 def _why_no_frame(frame: Any) -> str:
-    columns = [(str(name), str(dtype)) for name, dtype in zip(frame.columns, frame.dtypes, strict=True)]
-    listed = ", ".join(f"{name} {dtype}" for name, dtype in columns[:_MOST_NAMED])
-    more = f" and {len(columns) - _MOST_NAMED} more" if len(columns) > _MOST_NAMED else ""
+    columns = listed([f"{name} {dtype}" for name, dtype in zip(frame.columns, frame.dtypes, strict=True)], _MOST_NAMED)
     return (
-        f"got a DataFrame with columns that do not make one array: {listed}{more}; return dict(frame) instead, so that "
+        f"got a DataFrame with columns that do not make one array: {columns}; return dict(frame) instead, so that "
         "the model, or a keras.utils.FeatureSpace as data.preprocessing, takes each column by name; or numbers alone: "
         'frame[["a", "b"]].to_numpy("float32")'
     )

@@ -174,15 +174,12 @@ class _OpenFile:
 
     def verified(self) -> int:
         """One more descriptor of the file, which has been read to its end."""
-        self._verified(lambda: self._passed(None))
+        self.copy_to(None)
         return os.dup(self._fd)
 
-    def copy_to(self, target: int) -> None:
-        """Copies the whole file to another descriptor."""
-        self._verified(lambda: self._passed(target))
-
-    def _passed(self, target: int | None) -> Mapping[int, bytes]:
-        return dict(enumerate(pass_pieces(self._fd, self._file_facts.num_bytes, target)))
+    def copy_to(self, target: int | None) -> None:
+        """Reads the whole file, and copies it to another descriptor if there is one."""
+        self._verified(lambda: dict(enumerate(pass_pieces(self._fd, self._file_facts.num_bytes, target))))
 
     def _verified(self, read: Callable[[], Mapping[int, bytes]]) -> None:
         """Reads, and compares the checksums of the pieces."""
