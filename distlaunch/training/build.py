@@ -18,9 +18,11 @@ from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Compile, Component, Named, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.patches.keras_dry_step import make_variables_by
 from distlaunch.strategies.patches.keras_private import compute_loss_takes_training, restart_names
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.sources import Batch
+from distlaunch.strategies.variables import has_own
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy
@@ -67,15 +69,14 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
 
 def has_own_step(config: RunConfig, model: keras.Model) -> bool:
     """Whether a step of the user's trains the model, so that only it knows what its losses compare."""
-    return config.train.step is not None or type(model).train_step is not keras.Model.train_step
+    return config.train.step is not None or has_own(model, "train_step")
 
 
 def can_be_tested(model: keras.Model) -> bool:
     """Whether there is anything to evaluate: a loss, or an evaluation step of the model's own."""
     if not model.compiled:
         return False
-    own = type(model)
-    if own.test_step is not keras.Model.test_step or own.compute_loss is not keras.Model.compute_loss:
+    if has_own(model, "test_step") or has_own(model, "compute_loss"):
         return True
     return getattr(model, "loss", None) is not None or bool(model.losses)
 
@@ -193,11 +194,14 @@ def _create_variables(
     own_step = has_own_step(config, model)
     x, y, _ = keras.utils.unpack_x_y_sample_weight(rows)
     predictions = None
-    if not model.built or (model.compiled and y is not None):
+    if not model.built or model.compiled:
         # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
             # not in training: nothing is drawn, and no statistics move
             predictions = model(x, training=False)
+    if config.train.loop == "fit" and has_own(model, "train_step") and not on_jax:
+        # on the sample as it is: only the step knows what of a batch the model takes, and what its optimizers update
+        make_variables_by(model.train_step, rows)
     # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
