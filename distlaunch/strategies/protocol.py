@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from distlaunch.cluster.spec import Task
-from distlaunch.strategies.sources import Share, Source
+from distlaunch.strategies.sources import Batch, Share, Source
 from distlaunch.strategies.state.state_files import Cut
 from distlaunch.strategies.step_times import StepTimes
 
@@ -38,6 +38,7 @@ class Steps:
             latest step, as in Keras `fit`. `mean`: each replica's share of a value of the whole batch; they are summed
             over replicas and averaged over the epoch's steps.
         stop_at_nonfinite: a call of several steps ends with the first whose loss is not finite.
+        sample: up to so many rows of the first batch, for strategies that have to try how values add up.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class Steps:
     test: StepFunction | None
     logs: Literal["last", "mean"] = "last"
     stop_at_nonfinite: bool = True
+    sample: Callable[[int], Batch] | None = None
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,17 @@ def metric_results(model: keras.Model) -> dict[str, Any]:
     """Results of the model's metrics, without compiled ones that no step has updated (a GAN's step may not)."""
     compiled = compiled_metrics(model)
     if compiled is None or compiled.built:
-        return model.get_metrics_result()
-    results: dict[str, Any] = {}
-    for metric in model.metrics:
-        if metric is not compiled:
-            result = metric.result()
-            results.update(result if isinstance(result, dict) else {metric.name: result})
-    return results
+        return flat_logs(model.get_metrics_result())
+    results = ((metric.name, metric.result()) for metric in model.metrics if metric is not compiled)
+    return flat_logs(dict(results))
+
+
+def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return logs as Keras reports them: the entries of a mapping among the values stand in its place."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flat_logs(value) if isinstance(value, Mapping) else {name: value})
+    return flat
 
 
 def state_variables(model: keras.Model) -> dict[str, Any]:
@@ -105,3 +109,8 @@ def plain_logs(values: Mapping[str, Any]) -> Logs:
     """Values on the host: numbers as floats, others as arrays; the loss first, since JAX sorts by name."""
     logs: dict[str, Any] = {name: np.asarray(values[name]) for name in sorted(values, key=lambda name: name != "loss")}
     return {name: float(value) if value.size == 1 else value for name, value in logs.items()}
+
+
+def has_own(model: keras.Model, name: str) -> bool:
+    """Return True if the model's class has a method, such as `train_step`, other than Keras's."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)

@@ -17,6 +17,7 @@ from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
+from distlaunch.strategies.variables import has_own
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
 from distlaunch.training.checkpoints.best import mode_warnings
@@ -25,7 +26,6 @@ from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.step_reports import StepReports, scalars
 from distlaunch.training.step_timer import StepTimer
-from distlaunch.training.steps.context import has_own
 from distlaunch.training.surroundings import Surroundings
 from distlaunch.training.validation import Validation
 

@@ -94,11 +94,13 @@ class Session:
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         findings = Findings()
         self.model = build_model(config, self.strategy, self._rows, findings)
+        # now, while the layers still hold the losses that they have added
+        self._can_be_tested = can_be_tested(self.model)
         self._heed(findings)
         with self.strategy.scope():
             # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
-        self.program = self.strategy.program(make_steps(config, self.model))
+        self.program = self.strategy.program(make_steps(config, self.model, self.train.first_rows))
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
@@ -113,7 +115,7 @@ class Session:
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
             self._writing, PartsWriter.agree(self.strategy, self.store), self._past_failures(), self._is_stopping,
         )  # fmt: skip
-        validation = self.validation if can_be_tested(self.model) else None
+        validation = self.validation if self._can_be_tested else None
         if self.validation is not None and validation is None:
             message = "there is no validation: the model has neither a loss nor a test_step of its own"
             self._emit(Notice(level="info", message=message))
@@ -143,7 +145,7 @@ class Session:
         data = self.validation if split == "validation" else self.train
         if data is None:
             raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
-        if not can_be_tested(self.model):
+        if not self._can_be_tested:
             raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
         # all of it, also where training validates on a part only
         steps = self._config.validation.steps if data.endless and self._config.validation else None

@@ -87,7 +87,7 @@ class PreparedCase:
                 config = RunConfig.model_validate(raw)
         self._config = config
         self._model = build_model(config, strategy, self._train.first_rows(2))
-        self._program = strategy.program(make_steps(config, self._model))
+        self._program = strategy.program(make_steps(config, self._model, self._train.first_rows))
         self._first = self._program.snapshot() if repeats else None
         self._is_first_time = True
 

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.strategies.replica.share import ReplicaShare, current
 from distlaunch.strategies.variables import chain
 
 PATCH = Patch(
@@ -31,16 +32,20 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     PATCH.check()
 
     def apply_summed(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        context = tf.distribute.get_replica_context()
+        context, at = tf.distribute.get_replica_context(), current()
         if context is None or context.num_replicas_in_sync == 1:
             return apply(self, grads, trainable_variables)
         grads = list(grads)
+        if at is not None and at.trial is not None:
+            at.trial.note_gradients(self, grads)
+            return None
         # None: the variable had no part in the loss. `all_reduce` takes tensors only
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
+        parts = [_weighed(grads[index], at) for index in present]
         # one call with the whole list, so that TensorFlow can pack them: the number of all-reduces costs, not their
         # size
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[index] for index in present])
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
         for index, gradient in zip(present, summed, strict=True):
             grads[index] = gradient
         return apply(self, grads, trainable_variables)
@@ -52,6 +57,16 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
     apply = optimizer.apply.__func__  # which may branch together
     optimizer.apply = types.MethodType(apply_summed, optimizer)
     optimizer._distlaunch_sums_first = True
+
+
+def _weighed(gradient: Any, at: ReplicaShare | None) -> Any:
+    """The gradient of a replica's mean as its part of that of the whole batch."""
+    if at is None or not at.kind.weighs_gradients:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighed(gradient.values, at), gradient.indices, gradient.dense_shape)
+    # whatever the stand-in row of a replica without rows has given, nan included, counts nothing
+    return tf.math.multiply_no_nan(gradient, tf.cast(at.share, gradient.dtype))
 
 
 def has_sparse_gradients(optimizer: keras.optimizers.Optimizer) -> bool:

@@ -14,13 +14,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from distlaunch.strategies.patches.keras_private import layers_of, mask_of, put_mask
 from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
-from distlaunch.strategies.replica.share import current_share, has_rows, sharing
+from distlaunch.strategies.replica.share import Adds, ReplicaShare, current, has_rows
 
 _LOSSES = "keras.src.losses.loss"
 _COMPILE_LOSS = "keras.src.trainers.compile_utils.CompileLoss"
+_TRAINER = "keras.src.backend.tensorflow.trainer.TensorFlowTrainer"
 _NN = "keras.src.backend.tensorflow.nn"
 _SAME_RANK = Symbol(f"{_LOSSES}.squeeze_or_expand_to_same_rank", "(x1, x2, expand_rank_1=True)")
 
@@ -34,10 +37,15 @@ PATCH = Patch(
         ),
         _SAME_RANK,
         Symbol(f"{_COMPILE_LOSS}.call", "(self, y_true, y_pred, sample_weight=None)"),
+        Symbol(f"{_COMPILE_LOSS}.build", "(self, y_true, y_pred)"),
+        Symbol(f"{_TRAINER}._aggregate_additional_loss", "(self, loss)"),
+        Symbol(f"{_TRAINER}._compute_loss", "(self, x=None, y=None, y_pred=None, sample_weight=None, training=True)"),
+        Symbol("keras.Layer._get_own_losses", "(self)"),
         Symbol(f"{_NN}._compute_moments_sync", "(x, axes, keepdims)"),
     ),
     why="Keras divides a replica's mean loss by the number of replicas, which is right only while all replicas have "
-    "equally many rows, and divides masked or weighted means by the replica's own count.",
+    "equally many rows, divides masked or weighted means by the replica's own count, and counts a loss that is a "
+    "scalar already once for each replica.",
     until="Keras weights a replica's loss by its share of the global batch.",
 )
 
@@ -50,42 +58,112 @@ def install() -> None:
     PATCH.check()
     _replace_scaling()
     _replace_reduction()
+    _replace_added_losses()
+    _replace_total()
     _replace_moments()
 
 
 def _replace_scaling() -> None:
     losses, compile_loss = internal(_LOSSES), internal(_COMPILE_LOSS)
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
-    compile_loss_call = compile_loss.call
+    compile_loss_call, compile_loss_build = compile_loss.call, compile_loss.build
 
     def scale_by_share(value: Any) -> Any:
-        share = current_share()
-        return scale(value) if share is None else value * tf.cast(share, value.dtype)
+        at = current()
+        return scale(value) if at is None else at.scaled(value)
 
     def unscale_by_share(value: Any) -> Any:
-        share = current_share()
-        if share is None:
+        """The value for a tracker, which counts rows, or in `CompileLoss` batches."""
+        at = current()
+        if at is None:
             return unscale(value)
-        if getattr(_local, "means", False):  # the losses of single outputs are tracked unweighted: a mean over replicas
+        if at.is_whole:
+            return value
+        if at.kind.scale == "mean":
+            return value if _is_in_compile_loss() else _tracked_total(value, at)
+        if _is_in_compile_loss():  # the losses of single outputs are tracked unweighted: a mean over replicas
             return value * tf.cast(tf.distribute.get_replica_context().num_replicas_in_sync, value.dtype)
-        return tf.math.divide_no_nan(value, tf.cast(share, value.dtype))  # the tracker weights by this replica's rows
+        return tf.math.divide_no_nan(value, tf.cast(at.share, value.dtype))  # the tracker weights by the rows
 
-    def call_with_means(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _tracking_means():
+    def build_compile_loss(self: Any, y_true: Any, y_pred: Any) -> None:
+        compile_loss_build(self, y_true, y_pred)
+        _wrap_losses(self)
+
+    def call_compile_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _wrap_losses(self)
+        with _in_compile_loss():
             return compile_loss_call(self, *args, **kwargs)
 
     losses.scale_loss_for_distribution = scale_by_share
     losses.unscale_loss_for_distribution = unscale_by_share
-    compile_loss.call = call_with_means
+    compile_loss.build, compile_loss.call = build_compile_loss, call_compile_loss
+
+
+def _is_in_compile_loss() -> bool:
+    return getattr(_local, "in_compile_loss", False)
 
 
 @contextlib.contextmanager
-def _tracking_means() -> Iterator[None]:
-    _local.means = True
+def _in_compile_loss() -> Iterator[None]:
+    _local.in_compile_loss = True
     try:
         yield
     finally:
-        _local.means = False
+        _local.in_compile_loss = False
+
+
+def _tracked_total(value: Any, at: ReplicaShare) -> Any:
+    """Undoes what `compute_total` has done to a loss for its gradient; in the convention `mean`."""
+    if value.shape.rank:
+        # a value for each row, of which the tracker takes the mean
+        return value if not at.kind.weighs_gradients else value * tf.cast(at.share, value.dtype)
+    return value if at.kind.weighs_gradients else at.from_part(value)
+
+
+def _wrap_losses(compile_loss: Any) -> None:
+    """Lets each compiled loss follow what is known of it; does nothing where that has been done."""
+    if not compile_loss.built or any(isinstance(entry.loss, CompiledLoss) for entry in compile_loss._flat_losses):
+        return
+    entries = enumerate(compile_loss._flat_losses)
+    compile_loss._flat_losses = [entry._replace(loss=CompiledLoss(entry.loss, place)) for place, entry in entries]
+
+
+class CompiledLoss:
+    """One loss of a compiled model, which adds up over replicas.
+
+    Args:
+        loss: a `keras.losses.Loss`.
+        place: which of the model's losses it is.
+    """
+
+    def __init__(self, loss: Any, place: int) -> None:
+        self.loss, self.place = loss, place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loss, name)
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        at = current()
+        if at is None or not at.keeps_scale:
+            return self.loss(y_true, y_pred, sample_weight)
+        adds = at.kind.adding_up.losses.get(self.place, Adds.MEAN)
+        if adds is Adds.WHOLE:
+            arguments = [keras.tree.map_structure(at.gathered, part) for part in (y_true, y_pred)]
+            _gather_masks(at, y_pred, arguments[1])
+            weights = keras.tree.map_structure(at.gathered, sample_weight)
+            with at.computing_whole():
+                return self.loss(*arguments, weights)
+        value = self.loss(y_true, y_pred, sample_weight)
+        if at.trial is not None:
+            at.trial.note_loss(self.place, value)
+        # without a reduction there is a value for each row, which Keras sums when it differentiates the total
+        return at.from_part(value) if adds is Adds.SUM and not value.shape.rank else value
+
+
+def _gather_masks(at: ReplicaShare, parts: Any, gathered: Any) -> None:
+    for part, whole in zip(keras.tree.flatten(parts), keras.tree.flatten(gathered), strict=True):
+        if (mask := mask_of(part)) is not None:
+            put_mask(whole, at.gathered(mask))
 
 
 def _replace_reduction() -> None:
@@ -100,15 +178,14 @@ def _replace_reduction() -> None:
         reduction: Any = "sum_over_batch_size",
         dtype: Any = None,
     ) -> Any:
-        share = current_share()
-        divisor = _local_divisor(sample_weight, mask, reduction)
-        if share is None or divisor is None:
+        at = current()
+        divisor = None if at is None or at.is_whole else _local_divisor(sample_weight, mask, reduction)
+        if at is None or divisor is None:
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
         # a replica whose only row is a stand-in adds nothing to the whole
-        divisor = divisor * tf.cast(share > 0, tf.float32)
+        divisor = divisor * tf.cast(at.rows > 0, tf.float32)
         # with masks or weights the share is not that of rows: a replica may hold most of the weight
-        whole = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, divisor)
-        with sharing(tf.math.divide_no_nan(divisor, whole)):
+        with at.weighted_by(tf.math.divide_no_nan(divisor, at.sum_over_replicas(divisor))):
             return reduce_weighted(values, sample_weight, mask, reduction, dtype)
 
     losses.reduce_weighted_values = reduce_globally
@@ -129,21 +206,77 @@ def _local_divisor(sample_weight: Any, mask: Any, reduction: Any) -> tf.Tensor |
     return tf.reduce_sum(valid)
 
 
+def _replace_added_losses() -> None:
+    trainer = internal(_TRAINER)
+    aggregate = trainer._aggregate_additional_loss
+
+    def aggregate_in_scale(self: Any, loss: Any) -> Any:
+        value, at = aggregate(self, loss), current()
+        if at is None or not at.keeps_scale:
+            return value
+        place = added_place(self, loss)
+        if at.trial is not None and place is not None:
+            at.trial.note_added(place, value)
+        adds = Adds.MEAN if place is None else at.kind.adding_up.added.get(place, Adds.MEAN)
+        return at.from_part(value) if adds is Adds.SUM else value
+
+    trainer._aggregate_additional_loss = aggregate_in_scale
+
+
+def added_place(model: keras.Model, loss: Any) -> tuple[str, int] | None:
+    """Return the path of the layer that has added a loss and which of its losses it is; None for a regularizer."""
+    for layer in layers_of(model):
+        for number, own in enumerate(layer._get_own_losses()):
+            if own is loss:
+                return layer.path, number
+    return None
+
+
+def _replace_total() -> None:
+    trainer = internal(_TRAINER)
+    compute = trainer._compute_loss
+
+    def compute_total(
+        self: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """As Keras's, in the step that Keras wrote; a step of the user's calls `compute_loss`."""
+        at = current()
+        if at is None or not at.keeps_scale:
+            return compute(self, x, y, y_pred, sample_weight, training)
+        adds = at.kind.adding_up.total
+        if adds is Adds.WHOLE:
+            parts = [keras.tree.map_structure(at.gathered, part) for part in (x, y, y_pred, sample_weight)]
+            with at.computing_whole():
+                value = compute(self, *parts, training)
+        else:
+            value = compute(self, x, y, y_pred, sample_weight, training)
+            if at.trial is not None:
+                at.trial.note_total(value, y_pred)
+            if adds is Adds.SUM or value.shape.rank:
+                value = at.from_part(value)
+        return value if at.kind.weighs_gradients else value * tf.cast(at.share, value.dtype)
+
+    trainer._compute_loss = compute_total
+
+
 def _replace_moments() -> None:
     nn = internal(_NN)
     moments = nn._compute_moments_sync
 
     def moments_of_rows(x: Any, axes: Any, keepdims: bool) -> Any:
-        context = tf.distribute.get_replica_context()
+        at = current()
         # outside of a step of ours, as when the user calls the model
-        if current_share() is None or context is None:
+        if at is None or at.is_whole or tf.distribute.get_replica_context() is None:
             return moments(x, axes, keepdims)
         local = [tf.reduce_sum(part, axes, keepdims=True) for part in (x, tf.square(x), tf.ones_like(x))]
         # three sums and not one, as in Keras, which names NCCL's need of the same order in each replica
-        total, squares, count = (context.all_reduce(tf.distribute.ReduceOp.SUM, has_rows(part)) for part in local)
+        total, squares, count = (at.sum_over_replicas(has_rows(part)) for part in local)
         mean = total / count
         # rounding of E[x^2] - E[x]^2 may leave a tiny negative number
         variance = tf.maximum(squares / count - tf.square(mean), 0.0)
+        if at.trial is not None:
+            # a part takes them from the whole, so neither can have gradients through them
+            mean, variance = tf.stop_gradient(mean), tf.stop_gradient(variance)
         return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
     nn._compute_moments_sync = moments_of_rows

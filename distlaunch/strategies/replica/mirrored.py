@@ -35,7 +35,12 @@ class Mirrored(StrategyDefaults):
     def program(self, steps: Steps) -> ReplicaProgram:
         number = self.num_replicas
         replicas = Replicas(total=number, local=number, first=0)
-        return ReplicaProgram(self._strategy, steps, replicas)
+        program = ReplicaProgram(self._strategy, steps, replicas)
+        self._notes = program.notes
+        return program
+
+    def notes(self) -> list[str]:
+        return self._notes
 
 
 def _devices(replicas: int | str) -> list[str]:

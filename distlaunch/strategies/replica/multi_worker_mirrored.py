@@ -45,7 +45,12 @@ class MultiWorkerMirrored(AmongPeers):
         local = self.num_replicas // self._peers.number
         first = self._peers.rank * local
         replicas = Replicas(total=self.num_replicas, local=local, first=first, peers=self._peers)
-        return ReplicaProgram(self._strategy, steps, replicas)
+        program = ReplicaProgram(self._strategy, steps, replicas)
+        self._notes = program.notes
+        return program
+
+    def notes(self) -> list[str]:
+        return self._notes
 
 
 def _check_local_replicas(wanted: int | str) -> None:

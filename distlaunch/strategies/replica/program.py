@@ -18,21 +18,25 @@ from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
-from distlaunch.strategies.patches import keras_losses, tensorflow_iterators
+from distlaunch.strategies.patches import keras_losses, keras_replica_metrics, tensorflow_iterators
 from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
+from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
 from distlaunch.strategies.replica.input import distributed
-from distlaunch.strategies.replica.share import replica_share
+from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.statistics import Statistics
 from distlaunch.strategies.replica.sums import Replicas, Sums
+from distlaunch.strategies.replica.trial import MAX_ROWS, Watch, find_adding_up, needs_trial
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     chain,
     checked_value,
+    flat_logs,
+    has_own,
     host_value,
     loss_trackers,
     metric_variables,
@@ -49,18 +53,10 @@ class ReplicaProgram:
     def __init__(self, strategy: Any, steps: Steps, replicas: Replicas) -> None:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
-        trackers = {id(variable) for variable in loss_trackers(self._model)}
-        self._of_rows = [variable for variable in metric_variables(self._model) if id(variable) not in trackers]
+        self._optimizers = optimizers_of(self._model)
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
-        self._sums = Sums(strategy, steps, replicas, self._ballots)
-        self._statistics = Statistics(strategy, self._model)
-        self._iterator: Any = None
-        self._ends = self._own = False
-        self._distributed: tuple[Source, Any] | None = None
-        self._train_call: Callable[..., Any] | None = None
-        self._test_call: Callable[..., Any] | None = None
-        self._optimizers = optimizers_of(self._model)
+        self.notes: list[str] = []
         tensorflow_iterators.install()
         # Replicas gather sparse gradients, and all that they gather within one graph call must have one shape, which
         # an uneven last batch has not. Whether there are any is known when the first step is traced.
@@ -68,10 +64,52 @@ class ReplicaProgram:
         for optimizer in self._optimizers:
             for part in chain(optimizer):
                 branch_together(part)
+        is_own = steps.logs == "last" and has_own(self._model, "train_step")
+        self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
+        self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up)
+        whole: list[Any] = []
         if replicas.total > 1:
             keras_losses.install()
+            keras_replica_metrics.install()
             for optimizer in self._optimizers:
                 sum_gradients_first(optimizer)
+            whole = self._find_adding_up()
+            if self._model.compiled and self._model.jit_compile is True:
+                self.notes.append(
+                    "jit_compile is ignored on replicas; random layers such as Dropout draw other numbers with XLA, so "
+                    "that one device with jit_compile trains on other masks"
+                )
+        self._whole, self._gathers = whole, self._train_kind.adding_up.gathers
+        self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind.adding_up, whole)
+        trackers = {id(variable) for variable in loss_trackers(self._model)} if steps.logs == "mean" else set()
+        # what all replicas compute from all rows is the same in a replica without rows
+        kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
+        self._of_rows = [variable for variable in metric_variables(self._model) if id(variable) not in kept]
+        self._statistics = Statistics(strategy, self._model)
+        self._iterator: Any = None
+        self._ends = self._own = False
+        self._distributed: tuple[Source, Any] | None = None
+        self._train_call: Callable[..., Any] | None = None
+        self._test_call: Callable[..., Any] | None = None
+
+    def _find_adding_up(self) -> list[Any]:
+        """Learn how values add up over replicas; returns the metrics that need the rows of all."""
+        steps, metrics = self._steps, list(single_metrics(self._model.metrics))
+        if steps.sample is None or not needs_trial(self._model, metrics):
+            return []
+        watch = Watch(metrics)
+        for metric in metrics:
+            if not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False:
+                watch_updates(metric, watch.update)
+        rows = steps.sample(MAX_ROWS)
+        tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
+        if steps.test is not None and (not tried or has_own(self._model, "test_step")):
+            tried.append((steps.test, self._test_kind))
+        for step, kind in tried:
+            _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
+            self.notes.extend(note for note in notes if note not in self.notes)
+        self._model.reset_metrics()
+        return [metrics[index] for index in sorted(self._train_kind.adding_up.metrics)]
 
     # data
 
@@ -103,7 +141,7 @@ class ReplicaProgram:
             made, votes, logs, extras, rows = self._train_call(
                 self._iterator, np.int32(wanted), self._ballots.cast(vote), self._ends, self._own
             )
-            self._one_by_one = any(map(has_sparse_gradients, self._optimizers))
+            self._one_by_one = self._gathers or any(map(has_sparse_gradients, self._optimizers))
             if nonfinite is None and (first := self._ballots.first_nonfinite(votes)):
                 nonfinite = done + first
             done += int(made)
@@ -125,33 +163,34 @@ class ReplicaProgram:
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
         if self._test_call is None:
-            self._test_call = self._make_call(self._test_step, [], stops=False)
+            self._make_test_extras(iter(self._distribute(source)))
+            self._test_call = self._make_call(self._test_step, list(self._sums.test_extras.values()), stops=False)
         if self._train_call is not None:
             self._statistics.take_first()
-        self._model.reset_metrics()
+        self._reset_metrics()
         iterator = iter(self._distribute(source))
         remaining, at = max_steps, 0
         if hooks is not None and source.num_batches is not None:
             # a call beyond the last batch is harmless, but its hook must not be called
             remaining = min(source.num_batches, remaining or source.num_batches)
         while True:
-            at_once = EVALUATION_CALL if hooks is None else 1
+            at_once = EVALUATION_CALL if hooks is None and not self._gathers else 1
             wanted = at_once if remaining is None else min(at_once, remaining)
             if hooks is not None:
                 hooks.begin(at)
             ballot = self._ballots.cast(Vote(stop=should_stop()))
             how = self._may_differ(source), source.own
-            done, votes, logs, *_ = self._test_call(iterator, np.int32(wanted), ballot, *how)
+            done, votes, logs, extras, _ = self._test_call(iterator, np.int32(wanted), ballot, *how)
             if self._ballots.vote(votes).stop:
                 # all processes have the same sum of votes, so all leave here together
                 return None
             self._ballots.check_ends(votes, at + int(done), kind_of(source.name))
             if hooks is not None and int(done):
-                hooks.end(at, self._sums.to_logs(logs, [], self._steps_in_epoch))
+                hooks.end(at, self._sums.to_logs(logs, extras, self._steps_in_epoch, test=True))
             at += int(done)
             remaining = None if remaining is None else remaining - wanted
             if int(done) < wanted or remaining == 0:
-                return self._sums.to_logs(logs, [], self._steps_in_epoch)
+                return self._sums.to_logs(logs, extras, self._steps_in_epoch, test=True)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         strategy, replicas = self._strategy, self._replicas
@@ -171,9 +210,15 @@ class ReplicaProgram:
 
     def reset_metrics(self) -> None:
         self._steps_in_epoch = 0
-        self._model.reset_metrics()
+        self._reset_metrics()
         for variable in self._sums.extras.values():
             variable.assign(0.0)  # metrics are reset by Keras, these variables are ours
+
+    def _reset_metrics(self) -> None:
+        self._model.reset_metrics()
+        if self._whole:
+            # across replicas TensorFlow would divide a first value that is not 0 by their number
+            self._strategy.run(tf.function(lambda: [metric.reset_state() for metric in self._whole], autograph=False))
 
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)
@@ -234,38 +279,50 @@ class ReplicaProgram:
         return call
 
     def _make_extras(self) -> None:
-        def trace(iterator: Any) -> Any:
-            step = self._steps.train
-            element = next(iterator)  # of its own rows, if it has them: this is for shapes alone
-            return self._strategy.run(lambda *element: self._with_share(step, *element), args=element)
+        self._sums.make_extras(self._tracing(self._steps.train, self._train_kind), self._iterator)
 
-        self._sums.make_extras(trace, self._iterator)
+    def _make_test_extras(self, iterator: Any) -> None:
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        self._sums.make_test_extras(self._tracing(self._steps.test, self._test_kind), iterator)
+
+    def _tracing(self, step: Callable[[Any], Any], kind: StepKind) -> Callable[[Any], Any]:
+        def trace(iterator: Any) -> Any:
+            element = next(iterator)  # of its own rows, if it has them: this is for shapes alone
+            return self._strategy.run(lambda *element: self._with_share(step, kind, *element), args=element)
+
+        return trace
 
     def _train_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
-        returned = self._with_share(self._steps.train, batch, rows, total, start)
-        for name, variable in self._sums.extras.items():
-            # a scalar as a rule; a step may return a value for each example
-            value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
-            if self._steps.logs == "last":
-                # replicas add up on read: a mean of the replica's rows counts by its share
-                variable.assign(value * rows / total)
-            else:
-                variable.assign_add(value)
+        returned = self._with_share(self._steps.train, self._train_kind, batch, rows, total, start)
+        returned = flat_logs(returned) if isinstance(returned, dict) else {}
+        if self._steps.logs == "last":
+            self._sums.keep(returned, self._sums.extras, rows, total)
+        else:
+            for name, variable in self._sums.extras.items():
+                variable.assign_add(tf.cast(tf.reduce_mean(returned[name]), variable.dtype))
         # a stand-in row may give anything
         return losses_are_finite(returned) | (rows == 0)
 
     def _test_step(self, batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        self._with_share(self._steps.test, batch, rows, total, start)
+        returned = self._with_share(self._steps.test, self._test_kind, batch, rows, total, start)
+        if self._sums.test_extras:
+            self._sums.keep(flat_logs(returned), self._sums.test_extras, rows, total)
         return tf.constant(True)
 
     def _with_share(
-        self, step: Callable[[Any], Any], batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor
+        self,
+        step: Callable[[Any], Any],
+        kind: StepKind,
+        batch: Any,
+        rows: tf.Tensor,
+        total: tf.Tensor,
+        start: tf.Tensor,
     ) -> Any:
         if self._replicas.total == 1:
             return step(batch)
         before = [tf.identity(variable.value) for variable in self._of_rows]
-        with replica_share(rows, total, start):
+        with replica_share(ReplicaShare(rows, total, start, kind)):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
             # a stand-in row (see input.py) must leave no trace; losses of single outputs count replicas, not rows

@@ -1,66 +1,239 @@
-"""Which share of the global batch a replica has, so that losses and gradients add up to exactly those of one device.
+"""The share of the global batch that a replica has, so that losses and gradients add up to exactly those of one device.
 
-A replica's mean counts by its share of the rows (or of the mask, or of the weights) of the global batch, and gradients
-are summed before anything else looks at them. Source of the rule: TensorFlow's guide to custom training with
-tf.distribute.Strategy, "sum over examples / global batch size". Keras is brought to follow it by
-`patches.keras_losses` and `patches.keras_gradient_sums`.
+Two conventions exist for what a loss is within a replica's step.
+
+`mean` (Keras's steps, and a `train_step` of the user's own): a loss keeps the scale that it has on one device, so that
+its mean over the replicas, each weighted by its rows, is the loss of the global batch. A plain mean over the replica's
+rows is such a value already. Masked and weighted means are scaled to be one. Gradients are averaged with the same
+weights.
+
+`part` (`loop: custom`): a loss is this replica's part of the loss of the global batch; parts and gradients are summed.
+Source: TensorFlow's guide to custom training with tf.distribute.Strategy, "sum over examples / global batch size".
+
+Keras is brought to follow them by `patches.keras_losses`, `patches.keras_replica_metrics` and
+`patches.keras_gradient_sums`.
 """
 
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
 from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 
+if TYPE_CHECKING:
+    from distlaunch.strategies.replica.trial import Trial
+
 _local = threading.local()  # replicas are traced in threads of their own
 
 
-@contextlib.contextmanager
-def replica_share(rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Iterator[None]:
-    """Within it, Keras losses of this replica count as `rows` of `total` examples.
+class Adds(Enum):
+    """How the values of several replicas give that of the global batch."""
 
-    Args:
+    MEAN = "mean"
+    """By their mean, weighted by rows."""
+    SUM = "sum"
+    """By their sum."""
+    WHOLE = "whole"
+    """Neither: the value has to be computed from the rows of all replicas."""
+    RESULT = "result"
+    """Of a log: it is the result of the metric of that name, whose state adds up."""
+
+
+@dataclass
+class AddingUp:
+    """How the losses, metrics and logs of a model add up over replicas, as far as that is not `Adds.MEAN`.
+
+    Attributes:
+        losses: compiled losses, by their place among those of the model's outputs.
+        added: what layers add with `add_loss`, by the layer's path and the number of the call.
+        total: what an overridden `compute_loss` returns.
+        metrics: those that are computed from the rows of all replicas, by their place among the model's.
+        logs: values that a step of the user's returns, by name.
+    """
+
+    losses: dict[int, Adds] = field(default_factory=dict)
+    added: dict[tuple[str, int], Adds] = field(default_factory=dict)
+    total: Adds = Adds.MEAN
+    metrics: set[int] = field(default_factory=set)
+    logs: dict[str, Adds] = field(default_factory=dict)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether anything is computed from the rows of all replicas."""
+        return bool(self.metrics) or Adds.WHOLE in (self.total, *self.losses.values())
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """How a step of this program treats losses and gradients.
+
+    Attributes:
+        scale: the convention for losses, see the module.
+        weighs_gradients: gradients are those of losses in the convention `mean`, so each replica's count by its rows;
+            else Keras's own step weights the loss before it is differentiated.
+        adding_up: what is known of the model.
+    """
+
+    scale: Literal["mean", "part"]
+    weighs_gradients: bool = False
+    adding_up: AddingUp = field(default_factory=AddingUp)
+
+
+@dataclass(frozen=True)
+class ReplicaShare:
+    """What a replica knows of itself within a step.
+
+    Attributes:
         rows: scalar float32, examples of this replica; 0 for a replica that has none (its row is a stand-in).
         total: scalar float32, examples of the global batch.
         start: scalar int64, the place of the replica's first example in it.
+        kind: how the step treats losses.
+        weight: the replica's part of a mask or of weights, where a mean is taken over them and not over rows.
+        trial: set where two parts of one batch are computed one after the other to find out how values add up.
+        is_whole: all rows are here, as on one device.
     """
-    _local.share, _local.rows, _local.total = rows / total, rows, total
-    try:
-        # 1: a stand-in row is there, and it is divided by
-        with numbers_for(RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))):
+
+    rows: tf.Tensor
+    total: tf.Tensor
+    start: tf.Tensor
+    kind: StepKind
+    weight: tf.Tensor | None = None
+    trial: Trial | None = None
+    is_whole: bool = False
+
+    @property
+    def share(self) -> tf.Tensor:
+        """The replica's part of the rows, float32."""
+        return self.rows / self.total
+
+    @property
+    def keeps_scale(self) -> bool:
+        """Whether losses follow the convention `mean`."""
+        return self.kind.scale == "mean" and not self.is_whole
+
+    def scaled(self, value: Any) -> Any:
+        """A mean over this replica's rows (or mask, or weights) in the convention of the step."""
+        if self.is_whole:
+            return value
+        if self.kind.scale == "part":
+            return value * tf.cast(self.share if self.weight is None else self.weight, value.dtype)
+        if self.weight is None:
+            return value
+        return value * tf.cast(tf.math.divide_no_nan(self.weight, self.share), value.dtype)
+
+    def from_part(self, value: Any) -> Any:
+        """A value that is summed over replicas, such as a sum over rows, in the convention `mean`."""
+        return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+
+    def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum of a value over all replicas; all of them must call it in the same order."""
+        if self.is_whole:
+            return value
+        if self.trial is not None:
+            return self.trial.sum_over_replicas(value)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+    def gathered(self, value: Any) -> Any:
+        """The rows of all replicas in place of this one's, in the order of the global batch.
+
+        Gradients reach this replica's rows only, scaled so that their mean over replicas, weighted by rows, is the
+        gradient of one device.
+
+        Args:
+            value: a tensor whose first dimension is the rows, or a multiple of them; anything else stays as it is.
+
+        Raises:
+            TypeError: a tensor of text, or one with rows of different lengths, which cannot be summed over replicas.
+        """
+        if value is None or (isinstance(value, tf.Tensor) and not value.shape.rank):
+            return value
+        if not isinstance(value, tf.Tensor) or value.dtype == tf.string:
+            raise TypeError(f"{type(value).__name__} of {getattr(value, 'dtype', 'unknown type')}")
+        rows, start, total = (tf.cast(number, tf.int64) for number in (self.rows, self.start, self.total))
+        length = tf.shape(value, tf.int64)[0]
+        # rows may be merged with other dimensions; an empty replica has one stand-in row
+        times = length // tf.maximum(rows, 1)
+        own = _with_scaled_gradient(value[: rows * times], self.share)
+        before, after = start * times, (total - start - rows) * times
+        summable = tf.cast(own, tf.int32) if own.dtype == tf.bool else own
+        rest = tf.shape(value, tf.int64)[1:]
+        zeros = [tf.zeros(tf.concat([[number], rest], 0), summable.dtype) for number in (before, after)]
+        padded = tf.concat([zeros[0], tf.stop_gradient(summable), zeros[1]], 0)
+        whole = tf.stop_gradient(
+            self.trial.gathered(padded) if self.trial is not None else self.sum_over_replicas(padded)
+        )
+        whole = tf.cast(whole, own.dtype)
+        result = tf.concat([whole[:before], own, whole[before + rows * times :]], 0)
+        result.set_shape([None, *value.shape[1:]])
+        return result
+
+    @contextlib.contextmanager
+    def computing_whole(self) -> Iterator[None]:
+        """Within it, what is computed is computed as on one device."""
+        with _set(replace(self, is_whole=True)):
             yield
-    finally:
-        del _local.share, _local.rows, _local.total
+
+    @contextlib.contextmanager
+    def weighted_by(self, weight: tf.Tensor) -> Iterator[None]:
+        """Within it, a mean is one over a mask or over weights, of which this replica has this part."""
+        with _set(replace(self, weight=weight)):
+            yield
 
 
-def current_share() -> tf.Tensor | None:
-    """This replica's part of the global batch, or None outside `replica_share`."""
-    return getattr(_local, "share", None)
+@tf.custom_gradient
+def _with_scaled_gradient(value: tf.Tensor, share: tf.Tensor) -> Any:
+    def scaled(gradient: tf.Tensor) -> Any:
+        return tf.math.divide_no_nan(gradient, tf.cast(share, gradient.dtype)), None
+
+    return tf.identity(value), scaled
 
 
 @contextlib.contextmanager
-def sharing(share: tf.Tensor) -> Iterator[None]:
-    """Within it, inside `replica_share`, this replica has another part: that of a mask, or of weights."""
-    before = _local.share
-    _local.share = share
+def _set(share: ReplicaShare) -> Iterator[None]:
+    before = getattr(_local, "current", None)
+    _local.current = share
     try:
         yield
     finally:
-        _local.share = before
+        _local.current = before
+
+
+@contextlib.contextmanager
+def replica_share(share: ReplicaShare) -> Iterator[None]:
+    """Within it, Keras's losses, metrics and random numbers are those of this replica's rows of the global batch."""
+    # 1: a stand-in row is there, and it is divided by
+    place = RowPlace(share.start, tf.maximum(tf.cast(share.rows, tf.int64), 1), tf.cast(share.total, tf.int64))
+    with _set(share), numbers_for(place):
+        yield
+
+
+def current() -> ReplicaShare | None:
+    """Return the share of the replica whose step is being traced in this thread, or None outside of one."""
+    return getattr(_local, "current", None)
+
+
+def current_share() -> tf.Tensor | None:
+    """Return this replica's part of the rows of the global batch, or None outside `replica_share`."""
+    share = current()
+    return None if share is None else share.share
 
 
 def global_rows() -> tf.Tensor | None:
-    """Examples of the global batch, or None outside `replica_share`."""
-    return getattr(_local, "total", None)
+    """Return the number of examples of the global batch, or None outside `replica_share`."""
+    share = current()
+    return None if share is None else share.total
 
 
 def has_rows(value: tf.Tensor) -> tf.Tensor:
-    """The value, or zero in a replica whose only row is a stand-in."""
-    rows = getattr(_local, "rows", None)
-    return value if rows is None else tf.where(rows > 0, value, tf.zeros_like(value))
+    """Return the value, or zero in a replica whose only row is a stand-in."""
+    share = current()
+    return value if share is None else tf.where(share.rows > 0, value, tf.zeros_like(value))

@@ -15,7 +15,10 @@ import tensorflow as tf
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import Logs, State, Steps, Vote
+from distlaunch.strategies.replica.share import AddingUp, Adds
 from distlaunch.strategies.variables import (
+    flat_logs,
+    has_own,
     metric_results,
     metric_variables,
     named_metrics,
@@ -38,16 +41,32 @@ class Replicas:
 class Sums:
     """One all-reduce for everything that replicas add up at the end of a graph call.
 
+    Args:
+        adding_up: how values of the steps add up.
+        whole: metrics that each replica computes from all rows, so that one of them has the result.
+
     Attributes:
-        extras: a variable for each scalar that the step returns beside the model's metrics.
+        extras: a variable for each scalar that the training step returns beside the model's metrics.
+        test_extras: the same of the evaluation step.
     """
 
-    def __init__(self, strategy: Any, steps: Steps, replicas: Replicas, ballots: Ballots) -> None:
+    def __init__(
+        self,
+        strategy: Any,
+        steps: Steps,
+        replicas: Replicas,
+        ballots: Ballots,
+        adding_up: AddingUp | None = None,
+        whole: list[Any] | None = None,
+    ) -> None:
         self._strategy, self._steps, self._replicas, self._ballots = strategy, steps, replicas, ballots
+        self._adding_up = adding_up or AddingUp()
+        self._whole = {id(variable) for metric in whole or [] for variable in metric.variables}
         self._model = steps.model
         self._metrics = metric_variables(self._model)
         self.extras: dict[str, tf.Variable] = {}
-        self._extras_made = False
+        self.test_extras: dict[str, tf.Variable] = {}
+        self._extras_made = self._test_extras_made = False
         self._sum_call = tf.function(lambda ballot: self.sum(ballot, []), autograph=False)
         # traced anew when the extras are there: a snapshot may come before the first step
         self._parts_call = tf.function(
@@ -70,7 +89,8 @@ class Sums:
         ends = np.cumsum([int(np.prod(v.shape)) for v in named.values()])[:-1]
         for (name, variable), part in zip(named.items(), np.split(parts, ends, axis=1), strict=True):
             dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
-            values[name] = part.sum(axis=0).reshape(variable.shape).astype(dtype)
+            value = part[0] if id(variable) in self._whole else part.sum(axis=0)
+            values[name] = value.reshape(variable.shape).astype(dtype)
             if self._replicas.total > 1:
                 values[f"{_PARTS}{name}"] = part.reshape(-1, *variable.shape).astype(dtype)
         return values
@@ -86,22 +106,47 @@ class Sums:
         # also where none are found: the trace costs as much as that of a step
         self._extras_made = True
         # Keras's own step returns the metrics, which are summed anyway
-        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
-            return
+        if self._steps.logs == "mean" or self._returns_more("train_step"):
+            self.extras = self._extras_of(trace, iterator, "log", replaces=self._steps.logs == "last")
+
+    def make_test_extras(self, trace: Callable[..., Any], iterator: Any) -> None:
+        """Do the same for the evaluation step."""
+        if not self._test_extras_made and self._returns_more("test_step"):
+            self.test_extras = self._extras_of(trace, iterator, "test_log", replaces=True)
+        self._test_extras_made = True
+
+    def _returns_more(self, step: str) -> bool:
+        """Whether a step may return something else than the model's metrics."""
+        return has_own(self._model, step) or has_own(self._model, "compute_metrics")
+
+    def _extras_of(
+        self, trace: Callable[..., Any], iterator: Any, prefix: str, *, replaces: bool
+    ) -> dict[str, tf.Variable]:
         returned = tf.function(trace, autograph=False).get_concrete_function(iterator).structured_outputs
-        names = set(returned) if isinstance(returned, dict) else set()
-        if self._steps.logs == "last" and names == set(metric_results(self._model)):
-            return
+        names = set(flat_logs(returned)) if isinstance(returned, dict) else set()
+        if replaces and names == set(metric_results(self._model)):
+            return {}
         # ON_READ: each replica writes its own copy, and nothing meets before the sum at the end of the call
         with self._strategy.scope():
-            for name in sorted(names):  # a set has another order in each process
-                self.extras[name] = tf.Variable(
+            return {
+                name: tf.Variable(
                     0.0,
                     trainable=False,
-                    name=f"log_{name}",
+                    name=f"{prefix}_{name}",
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
                 )
+                for name in sorted(names)  # a set has another order in each process
+            }
+
+    def keep(self, returned: dict[str, Any], extras: dict[str, tf.Variable], rows: tf.Tensor, total: tf.Tensor) -> None:
+        """In a replica: keep what the latest step has returned, so that the sum over replicas is the global value."""
+        for name, variable in extras.items():
+            # a scalar as a rule; a step may return a value for each example
+            value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
+            if self._adding_up.logs.get(name) is not Adds.SUM:
+                value = tf.math.multiply_no_nan(value, tf.cast(rows / total, value.dtype))
+            variable.assign(tf.where(rows > 0, value, tf.zeros_like(value)))
 
     def sum(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
         """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
@@ -111,7 +156,10 @@ class Sums:
             voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
             # one local replica votes for the process, or it would count once for each of its replicas
             parts = [ballot * tf.cast(voter, tf.float64)]
-            parts += [tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1]) for variable in variables]
+            is_first = tf.equal(context.replica_id_in_sync_group, 0)
+            for variable in variables:
+                value = tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1])
+                parts.append(tf.where(is_first, value, tf.zeros_like(value)) if id(variable) in self._whole else value)
             # the number of all-reduces costs, not their size: between two workers an MLP's gradients take 2.6 ms in
             # one, and 4.6 to 5.4 ms in one for each tensor
             vector = tf.concat(parts, 0)
@@ -150,14 +198,28 @@ class Sums:
             logs = metric_results(self._model)
         return votes, logs, values[len(self._metrics) :]
 
-    def to_logs(self, logs: dict[str, Any], extras: list[tf.Tensor], steps_in_epoch: int) -> Logs:
+    def to_logs(
+        self, logs: dict[str, Any], extras: list[tf.Tensor], steps_in_epoch: int, *, test: bool = False
+    ) -> Logs:
+        """Return the values of a call on the host.
+
+        Args:
+            logs: results of the metrics.
+            extras: sums of `extras`, or of `test_extras` if `test` is set.
+        """
         values = {name: value.numpy() for name, value in logs.items()}
-        if extras and self._steps.logs == "last":
-            values = {}  # as Keras: the step's own logs stand instead of the metrics
-        scale = max(steps_in_epoch, 1) if self._steps.logs == "mean" else 1
-        if extras:
-            values.update({name: value.numpy() / scale for name, value in zip(self.extras, extras, strict=True)})
-        return plain_logs(values)
+        if not extras:
+            return plain_logs(values)
+        names = self.test_extras if test else self.extras
+        scale = max(steps_in_epoch, 1) if self._steps.logs == "mean" and not test else 1
+        own = {name: value.numpy() / scale for name, value in zip(names, extras, strict=True)}
+        if self._steps.logs == "mean" and not test:
+            return plain_logs({**values, **own})
+        # as Keras: the step's own logs stand instead of the metrics, of which it may return some
+        results = {
+            name: values[name] for name in own if self._adding_up.logs.get(name) is Adds.RESULT and name in values
+        }
+        return plain_logs({**own, **results})
 
     def partial_variables(self) -> dict[str, Any]:
         """Variables of which each replica holds a part, by name: metrics and logs."""
@@ -173,7 +235,8 @@ class Sums:
         parts = state.get(f"{_PARTS}{name}")
         if parts is None or parts.shape != (self._replicas.total, *value.shape):
             # written by another number of replicas: only the sum can be kept, in the first
-            parts = np.stack([value, *[np.zeros_like(value)] * (self._replicas.total - 1)])
+            rest = value if id(variable) in self._whole else np.zeros_like(value)
+            parts = np.stack([value, *[rest] * (self._replicas.total - 1)])
 
         def local() -> None:
             own = tf.distribute.get_replica_context().replica_id_in_sync_group

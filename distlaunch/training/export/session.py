@@ -18,6 +18,7 @@ from distlaunch.serving.exported_model import named_outputs
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.sources import Batch
+from distlaunch.strategies.variables import has_own
 from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check
 from distlaunch.training.export.on_tensorflow import export_on_tensorflow
@@ -31,7 +32,6 @@ from distlaunch.training.export.writers import (
     staging,
     takes_text,
 )
-from distlaunch.training.steps.context import has_own
 
 CHECKED_ROWS = 3
 """Rows that a new export is called on: more than one, the batch size that TFLite files are made with."""

@@ -110,11 +110,6 @@ def check_reference(context: StepContext) -> None:
         raise ConfigError(Problem(("compile", "loss"), message))
 
 
-def has_own(model: keras.Model, name: str) -> bool:
-    """Whether the model's class has a `train_step` or `test_step` other than Keras's."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
-
-
 def num_arguments(step: Callable[..., Any]) -> int:
     """2 for a `step(context, batch)`, 3 for a `step(context, state, batch)`."""
     return len(inspect.signature(step).parameters)

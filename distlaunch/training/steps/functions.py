@@ -33,11 +33,16 @@ def reference_step(context: StepContext, batch: Batch) -> dict[str, Any]:
     return {"loss": loss}
 
 
-def make_steps(config: RunConfig, model: keras.Model) -> Steps:
-    """The step functions that the config's loop asks for."""
+def make_steps(config: RunConfig, model: keras.Model, first_rows: Callable[[int], Batch] | None = None) -> Steps:
+    """Return the step functions that the config's loop asks for.
+
+    Args:
+        first_rows: gives up to so many rows of the training data.
+    """
     steps = _steps(config, model)
     test = steps.test if can_be_tested(model) else None
-    return dataclasses.replace(steps, test=test, stop_at_nonfinite=config.train.on_nonfinite == "fail")
+    sample = first_rows and (lambda rows: first_rows(min(rows, config.data.global_batch)))
+    return dataclasses.replace(steps, test=test, stop_at_nonfinite=config.train.on_nonfinite == "fail", sample=sample)
 
 
 def _steps(config: RunConfig, model: keras.Model) -> Steps:

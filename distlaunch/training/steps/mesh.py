@@ -16,12 +16,12 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
 from distlaunch.data.function_references import load_function
+from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
-from distlaunch.strategies.patches.keras_private import value_of
 from distlaunch.strategies.protocol import StepFunction, Steps
 from distlaunch.strategies.sources import Batch
-from distlaunch.strategies.variables import slot_variables
-from distlaunch.training.steps.context import StepContext, check_reference, has_own, num_arguments, per_example
+from distlaunch.strategies.variables import has_own, slot_variables
+from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
 
 _STEP = ("train", "step")
 
@@ -92,31 +92,21 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
     """A step that assigns as one that returns the new state. It reads the model's variables by itself."""
 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
-        with _Collected() as scope:
+        with CollectedScope() as scope:
             logs = step(batch)
         slots = slot_variables(model)
         groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
         # `values` is None where an evaluation has no optimizer state
-        new = [values and scope.values(group, values) for group, values in zip(groups, state, strict=True)]
+        new = [values and _new_values(scope, group, values) for group, values in zip(groups, state, strict=True)]
         return logs, (new[0], new[1], new[2], new[3])
 
     return train_step
 
 
-class _Collected(keras.StatelessScope):
-    """Assignments within it are collected; a variable that was not assigned is read where it lies."""
-
-    def __init__(self) -> None:
-        super().__init__(collect_losses=True)
-
-    def get_current_value(self, variable: Any) -> Any:
-        assigned = super().get_current_value(variable)
-        return value_of(variable) if assigned is None else assigned  # with the handle that a tape knows
-
-    def values(self, variables: list[Any], before: list[Any]) -> list[Any]:
-        """Values at the end; those that were not assigned have the value from before."""
-        assigned = [super(_Collected, self).get_current_value(variable) for variable in variables]
-        return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
+def _new_values(scope: CollectedScope, variables: list[Any], before: list[Any]) -> list[Any]:
+    """Values at the end of a scope; those that were not assigned have the value from before."""
+    assigned = [scope.assigned(variable) for variable in variables]
+    return [old if new is None else new for new, old in zip(assigned, before, strict=True)]
 
 
 def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:

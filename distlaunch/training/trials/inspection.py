@@ -22,7 +22,7 @@ from distlaunch.strategies.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
 from distlaunch.strategies.sources import Source
-from distlaunch.training.steps.context import has_own
+from distlaunch.strategies.variables import has_own
 
 _RANDOM_OPS = frozenset(
     {

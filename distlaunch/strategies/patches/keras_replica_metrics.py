@@ -1,0 +1,81 @@
+"""Lets the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.strategies.patches.keras_overrides import between
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.strategies.replica.share import current
+
+PATCH = Patch(
+    symbols=(
+        Symbol("keras.metrics.Mean.update_state", "(self, values, sample_weight=None)"),
+        Symbol("keras.metrics.MeanMetricWrapper"),
+        Symbol("keras.Metric"),
+    ),
+    why="A mean that is given one value of a batch, such as its loss, would count it once for each replica, whatever "
+    "their numbers of rows; and Keras adds up the states of all metrics, also of those that are no sums.",
+    until="Keras weights such a value by the replica's rows, and has metrics say how their states are merged.",
+)
+
+
+@functools.cache
+def install() -> None:
+    """Lets a mean weight a value of a batch by the replica's share of the rows; does nothing the second time."""
+    PATCH.check()
+    update = keras.metrics.Mean.update_state
+
+    @functools.wraps(update)
+    def update_by_share(self: Any, values: Any, sample_weight: Any = None) -> None:
+        at = current()
+        if at is not None and at.keeps_scale:
+            values = tf.convert_to_tensor(values)
+            if values.shape.rank == 0 and sample_weight is None:
+                # one device counts the batch once: here each replica counts as a part of it
+                sample_weight = at.share
+                values = tf.where(at.rows > 0, values, tf.zeros_like(values))
+        return update(self, values, sample_weight)
+
+    keras.metrics.Mean.update_state = update_by_share
+
+
+def single_metrics(metrics: list[Any]) -> Iterator[Any]:
+    """Yield the metrics themselves, in place of the containers in which Keras holds compiled ones."""
+    seen: set[int] = set()
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        for one in single_metrics(inner) if isinstance(inner, list) else (metric,):
+            if id(one) not in seen:
+                seen.add(id(one))
+                yield one
+
+
+def is_known_to_add_up(metric: Any) -> bool:
+    """Return True for a metric of Keras's own, whose states are sums over rows."""
+    if not type(metric).__module__.startswith("keras."):
+        return False
+    if not isinstance(metric, keras.metrics.MeanMetricWrapper):
+        return True
+    function = getattr(metric, "_fn", None)
+    return getattr(function, "__module__", "").startswith("keras.")
+
+
+def watch_updates(
+    metric: Any, watch: Callable[[Any, Callable[..., None], tuple[Any, ...], dict[str, Any]], None]
+) -> None:
+    """Has a function called in place of each update of a metric, with the update itself and its arguments."""
+    PATCH.check()
+
+    class Watched:
+        def update_state(self, *args: Any, **kwargs: Any) -> None:
+            watch(self, super().update_state, args, kwargs)  # type: ignore[misc]
+
+    between(metric, Watched)

@@ -1,0 +1,519 @@
+"""Finds out how the losses, metrics and logs of a model add up over replicas, on rows of the first batch.
+
+The step is computed on all the rows, then on two unequal parts of them, each as a replica would. A value adds up by its
+mean if loss(whole) is the mean of the parts, weighted by rows; by its sum if it is their sum; else it needs all rows.
+Nothing is assigned: variables keep their values, optimizers get no gradients.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.collected_scope import CollectedScope
+from distlaunch.strategies.patches.keras_private import layers_of
+from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
+from distlaunch.strategies.replica.input import num_rows, slice_rows
+from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, StepKind, current, replica_share
+from distlaunch.strategies.variables import flat_logs, has_own, metric_results, optimizers_of
+
+TOLERANCE = 1e-5
+"""Relative deviation up to which two values count as equal: rounding is below it."""
+TOLERANCE_16_BITS = 2e-2
+"""The same where layers compute with 16 bits."""
+GRADIENT_TOLERANCE = 1e-3
+"""The same for gradients, in which differences of large numbers may cancel."""
+MAX_ROWS = 64
+"""Rows of the first batch that are looked at."""
+Key = tuple[str, ...]
+
+
+class Trial:
+    """The values of one step, computed on the whole and on its parts; at most one step at a time."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self._optimizers = optimizers_of(model)
+        self._sums: list[tf.Tensor] = []
+        self._wholes: list[tf.Tensor] = []
+        self.is_whole = True
+        self._at_sum = self._at_whole = 0
+        self._calls: dict[Key, int] = {}
+        self.values: dict[Key, list[tf.Tensor]] = {}
+        self.gradients: dict[Key, list[Any]] = {}
+        self.states: dict[Key, list[tf.Tensor]] = {}
+
+    def begin(self, *, is_whole: bool) -> None:
+        """Start with the whole, or with the next part."""
+        self.is_whole, self._at_sum, self._at_whole = is_whole, 0, 0
+        self._calls = {}
+
+    # what replicas would exchange
+
+    def sum_over_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum over all parts, which the whole has computed at the same place."""
+        if self.is_whole:
+            self._sums.append(value)
+            return value
+        self._at_sum += 1
+        return self._sums[self._at_sum - 1]
+
+    def gathered(self, padded: tf.Tensor) -> tf.Tensor:
+        """The rows of the whole."""
+        if self.is_whole:
+            self._wholes.append(padded)
+            return padded
+        self._at_whole += 1
+        return self._wholes[self._at_whole - 1]
+
+    # what the step computes
+
+    def note_loss(self, place: int, value: Any) -> None:
+        self._note(("loss", str(place)), value)
+
+    def note_added(self, place: tuple[str, int], value: Any) -> None:
+        self._note(("added", place[0], str(place[1])), value)
+
+    def note_total(self, value: Any, outputs: Any) -> None:
+        self._note(("total",), value)
+        if isinstance(outputs, tf.Tensor) and outputs.shape.rank:
+            # to know whether the model itself computes row by row
+            self._note(("outputs",), tf.cast(tf.reduce_sum(tf.cast(outputs, tf.float32)), tf.float32))
+
+    def note_logs(self, logs: dict[str, Any]) -> None:
+        for name, value in logs.items():
+            self._note(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
+
+    def note_metric(self, index: int, place: int, value: Any) -> None:
+        """One variable of a metric, less its value at the beginning."""
+        self._note(("metric", str(index), str(place)), value)
+
+    def note_result(self, name: str, value: Any) -> None:
+        self._note(("result", name), value)
+
+    def note_states(
+        self, index: int, base: list[Any], whole: list[Any], joined: list[Any], *, counts: bool = True
+    ) -> None:
+        """How far the states of two updates are apart, and how far one is from where it began."""
+        pairs = zip(base, whole, joined, strict=True)
+        found = [(_deviation(b, a, a), _deviation(a, c, a)) for c, a, b in pairs]
+        worst = [tf.reduce_max([one[0] for one in found]), tf.reduce_max([one[1] for one in found])]
+        self.states.setdefault(("metric", str(index)), []).append(tf.stack([worst[0], worst[1] if counts else 0.0]))
+
+    def note_gradients(self, optimizer: Any, gradients: list[Any]) -> None:
+        place = next((i for i, known in enumerate(self._optimizers) if known is optimizer), len(self._optimizers))
+        call = self._calls[key] = self._calls.get(key := ("gradients", str(place)), 0) + 1
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        self.gradients.setdefault((*key, str(call)), []).append(dense)
+
+    def _note(self, key: Key, value: Any) -> None:
+        # the same place may be come by several times in a step
+        number = self._calls[key] = self._calls.get(key, 0) + 1
+        self.values.setdefault((*key, str(number)), []).append(tf.cast(tf.convert_to_tensor(value), tf.float32))
+
+
+def _deviation(value: Any, expected: Any, scale: Any) -> tf.Tensor:
+    value, expected, scale = (tf.cast(part, tf.float32) for part in (value, expected, scale))
+    return tf.reduce_max(tf.abs(value - expected)) / tf.maximum(tf.reduce_max(tf.abs(scale)), 1e-6)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Host values of a trial.
+
+    Attributes:
+        values: of each key that of the whole, then those of the two parts.
+        gradients: of each call of an optimizer, how far gradients are from the mean and from the sum of the parts,
+            relative to the largest gradient of the variable.
+        states: of each metric that was tried from other states, pairs of (deviation, change).
+        shares: of the two parts.
+        tolerance: relative deviation up to which values count as equal.
+    """
+
+    values: dict[Key, list[np.ndarray]]
+    gradients: dict[Key, np.ndarray]
+    states: dict[Key, np.ndarray]
+    shares: np.ndarray
+    tolerance: float = TOLERANCE
+
+    def adds(self, key: Key) -> Adds | None:
+        """How the values of a key add up; None if nothing can be said, since all are zero."""
+        whole, *parts = self.values[key]
+        if len(parts) != 2 or any(part.shape != whole.shape for part in parts):
+            # a value for each row: the parts of the whole, in their order
+            joined = np.concatenate([np.atleast_1d(part) for part in parts]) if parts else np.zeros(0)
+            return Adds.MEAN if joined.shape == whole.shape and self.is_close(joined, whole) else Adds.WHOLE
+        if not any(np.any(value) for value in (whole, *parts)):
+            return None
+        mean = sum(share * part for share, part in zip(self.shares, parts, strict=True))
+        if self.is_close(mean, whole):
+            return Adds.MEAN
+        return Adds.SUM if self.is_close(parts[0] + parts[1], whole) else Adds.WHOLE
+
+    def is_close(self, value: Any, expected: Any) -> bool:
+        """Return True if two values differ by rounding only; what is not finite differs."""
+        scale = max(float(np.max(np.abs(expected), initial=0.0)), 1e-6)
+        return bool(np.all(np.abs(value - expected) <= self.tolerance * scale))
+
+    def keys(self, kind: str) -> list[Key]:
+        """Return the keys of one kind, such as `loss`."""
+        return [key for key in self.values if key[0] == kind]
+
+
+class Watch:
+    """Stands before the updates of metrics that may not add up.
+
+    Attributes:
+        metrics: all metrics of the model.
+    """
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self.metrics = metrics
+
+    def index_of(self, metric: Any) -> int:
+        return next(index for index, known in enumerate(self.metrics) if known is metric)
+
+    def update(self, metric: Any, update: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Update a metric with this replica's rows, or with those of all, as its states ask for."""
+        at = current()
+        if at is None or not at.keeps_scale:
+            return update(*args, **kwargs)
+        if self.index_of(metric) in at.kind.adding_up.metrics:
+            args, kwargs = _map(at.gathered, (args, kwargs))
+            with at.computing_whole():
+                return update(*args, **kwargs)
+        if at.trial is not None and at.trial.is_whole:
+            _try_states(metric, self.index_of(metric), update, args, kwargs, at)
+        return update(*args, **kwargs)
+
+
+def _try_states(
+    metric: Any,
+    index: int,
+    update: Callable[..., None],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    at: ReplicaShare,
+) -> None:
+    """Tries state(A + B) = state(A) + state(B) - state from other states, on other predictions, in both orders."""
+    trial, variables = at.trial, metric.variables
+    assert trial is not None
+    leaves = [leaf for leaf in keras.tree.flatten((args, kwargs)) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    if not leaves:
+        return
+    rows = tf.shape(leaves[0], tf.int64)[0]
+    cut = tf.maximum(rows // 3, 1)
+    start = [tf.convert_to_tensor(variable) for variable in variables]
+
+    def after(state: list[Any], given: Any, first: Any, stop: Any) -> list[Any]:
+        part = ReplicaShare(
+            tf.cast(stop - first, tf.float32), tf.cast(rows, tf.float32), first, at.kind, trial=Trial(trial.model)
+        )
+        own_args, own_kwargs = _map(lambda leaf: _rows_of(leaf, rows, first, stop), given)
+        mapping = list(zip(variables, state, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope, replica_share(part):
+            update(*own_args, **own_kwargs)
+        values = [scope.get_current_value(variable) for variable in variables]
+        return [old if new is None else new for new, old in zip(values, state, strict=True)]
+
+    changed = _with_other_predictions(args), kwargs
+    given, zero = (args, kwargs), tf.zeros_like(rows)
+    first = after(start, changed, zero, rows)
+    bases = [first, after(first, given, zero, cut)]
+    for base in bases:
+        for data in (given, changed):
+            whole, front, back = (
+                after(base, data, zero, rows),
+                after(base, data, zero, cut),
+                after(base, data, cut, rows),
+            )
+            joined = [a + b - c for a, b, c in zip(front, back, base, strict=True)]
+            trial.note_states(index, base, whole, joined)
+            # in the other order, one after the other
+            trial.note_states(index, base, after(after(base, data, cut, rows), data, zero, cut), joined, counts=False)
+
+
+def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    return keras.tree.map_structure(function, structure)
+
+
+def _rows_of(leaf: Any, rows: tf.Tensor, first: Any, stop: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    times = tf.shape(leaf, tf.int64)[0] // rows
+    return leaf[first * times : stop * times]
+
+
+def _with_other_predictions(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an update with predictions that are larger, and those of other rows."""
+    place = 1 if len(args) > 1 else 0
+
+    def other(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+            return leaf
+        turned = tf.reverse(leaf, [0])
+        return turned * 1.5 if leaf.dtype.is_floating else turned
+
+    return tuple(keras.tree.map_structure(other, arg) if index == place else arg for index, arg in enumerate(args))
+
+
+def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
+    """Return True if a model has anything that may not add up over replicas by itself."""
+    if any(has_own(model, name) for name in ("train_step", "test_step", "compute_loss", "compute_metrics")):
+        return True
+    if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
+        return True
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    return not all(map(_is_known, losses)) or any(map(_may_add_losses, layers_of(model)))
+
+
+def _is_known(loss: Any) -> bool:
+    """Whether a loss is one of Keras's that compare row by row; others may compare rows with each other."""
+    if loss is None or isinstance(loss, str):
+        loss = loss and keras.losses.get(loss)
+    if loss is None:
+        return True
+    if isinstance(loss, keras.losses.Loss):
+        known = type(loss).__module__.startswith("keras.") and loss.reduction not in ("sum", "none", None)
+        return known and getattr(getattr(loss, "fn", None), "__name__", "") not in _OF_ALL_ROWS
+    function = getattr(loss, "func", loss)
+    return getattr(function, "__module__", "").startswith("keras.") and function.__name__ not in _OF_ALL_ROWS
+
+
+_OF_ALL_ROWS = ("dice", "tversky", "circle")
+"""Losses of Keras's that compare rows with each other, as far as their arguments say."""
+
+
+def _may_add_losses(layer: Any) -> bool:
+    """Whether a layer of the user's mentions `add_loss` in its code."""
+    classes = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "builtins"))]
+    functions = (value for cls in classes for value in vars(cls).values())
+    codes = (getattr(function, "__code__", None) for function in functions)
+    return any(code is not None and "add_loss" in code.co_names for code in codes)
+
+
+def find_adding_up(
+    strategy: Any, model: keras.Model, step: Callable[[Any], Any], kind: StepKind, metrics: list[Any], rows: Any
+) -> tuple[AddingUp, list[str]]:
+    """Find out how the losses, metrics and logs of a step add up over replicas.
+
+    Args:
+        strategy: the `tf.distribute.Strategy` that the model was created under.
+        step: a training or evaluation step, a function of a batch.
+        kind: how the step treats losses; what is found is added to its `adding_up`.
+        metrics: those of the model, one by one.
+        rows: some of the first batch, in the structure of a batch.
+
+    Returns:
+        What was found, and sentences for the user about what does not add up and cannot be mended.
+
+    Raises:
+        ConfigError: a layer adds a loss that is neither a mean nor a sum over rows.
+    """
+    found = kind.adding_up
+    while True:
+        observed = _observe(strategy, model, step, kind, metrics, rows)
+        if not _decide(observed, kind, model, metrics):
+            return found, list(_sentences(observed, kind, model, metrics))
+
+
+def _observe(
+    strategy: Any, model: keras.Model, step: Callable[[Any], Any], kind: StepKind, metrics: list[Any], rows: Any
+) -> Observed:
+    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(rows)]
+    signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+
+    def in_replica(batch: Any) -> dict[str, Any]:
+        trial = Trial(model)
+        number = num_rows(batch)
+        cut, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
+        for first, stop in ((zero, number), (zero, cut), (cut, number)):
+            trial.begin(is_whole=stop is number and first is zero)
+            counts = tf.cast(stop - first, tf.float32), tf.cast(number, tf.float32), first
+            part = batch if trial.is_whole else slice_rows(batch, first, stop)
+            with CollectedScope() as scope, replica_share(ReplicaShare(*counts, kind, trial=trial)):
+                for metric in metrics:
+                    metric.reset_state()
+                begins = {id(v): scope.get_current_value(v) for metric in metrics for v in metric.variables}
+                logs = step(part)
+                trial.note_logs(flat_logs(logs) if isinstance(logs, dict) else {})
+                for index, metric in enumerate(metrics):
+                    for place, variable in enumerate(metric.variables):
+                        ended = tf.convert_to_tensor(scope.get_current_value(variable))
+                        begun = tf.convert_to_tensor(begins[id(variable)])
+                        trial.note_metric(index, place, tf.cast(ended, tf.float32) - tf.cast(begun, tf.float32))
+                if trial.is_whole:
+                    for name, value in metric_results(model).items():
+                        trial.note_result(name, value)
+        shares = tf.stack([cut, number - cut]) / number
+        gradients = {key: _compared(parts, tf.cast(shares, tf.float32)) for key, parts in trial.gradients.items()}
+        return {
+            "values": {json.dumps(key): values for key, values in trial.values.items()},
+            "gradients": {json.dumps(key): value for key, value in gradients.items()},
+            "states": {json.dumps(key): tf.stack(values) for key, values in trial.states.items()},
+            "shares": shares,
+        }
+
+    @tf.function(input_signature=signature, autograph=False)
+    def call(*given: tf.Tensor) -> Any:
+        batch = tf.nest.pack_sequence_as(rows, list(given))
+        result = strategy.run(in_replica, args=(batch,))
+        return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], result)
+
+    with _whole_batch_statistics(model):
+        found = call(*leaves)
+
+    def on_host(part: Any) -> dict[Key, Any]:
+        return {tuple(json.loads(key)): tf.nest.map_structure(lambda one: one.numpy(), v) for key, v in part.items()}
+
+    values, gradients, states = (on_host(found[part]) for part in ("values", "gradients", "states"))
+    short = any(getattr(layer, "compute_dtype", "") in ("float16", "bfloat16") for layer in layers_of(model))
+    return Observed(values, gradients, states, found["shares"].numpy(), TOLERANCE_16_BITS if short else TOLERANCE)
+
+
+def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
+    """Largest deviation of the whole's gradients from the mean and from the sum of those of the parts."""
+    if len(parts) != 3:
+        return tf.constant([np.inf, np.inf], tf.float32)
+    found = []
+    for whole, one, other in zip(*parts, strict=True):
+        if whole is None or one is None or other is None:
+            continue
+        whole, one, other = (tf.cast(value, tf.float32) for value in (whole, one, other))
+        mean = shares[0] * one + shares[1] * other
+        found.append(tf.stack([_deviation(mean, whole, whole), _deviation(one + other, whole, whole)]))
+    return tf.reduce_max(tf.stack(found), 0) if found else tf.zeros([2])
+
+
+@contextlib.contextmanager
+def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
+    """Within it, BatchNormalization takes the statistics of all rows: that of each replica's own is documented."""
+    norms = [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    before = [layer.synchronized for layer in norms]
+    for layer in norms:
+        layer.synchronized = True
+    try:
+        yield
+    finally:
+        for layer, value in zip(norms, before, strict=True):
+            layer.synchronized = value
+
+
+def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> bool:
+    """Add what was observed; returns whether the step has to be tried again, since more can be seen then."""
+    found = kind.adding_up
+    losses = {int(key[1]): observed.adds(key) for key in observed.keys("loss")}
+    # a value that is zero says nothing; computed from all rows it is right in any case
+    losses = {place: Adds.WHOLE if adds is None else adds for place, adds in losses.items()}
+    losses = {place: adds for place, adds in losses.items() if adds is not Adds.MEAN and place not in found.losses}
+    added = {(key[1], int(key[2])): observed.adds(key) or Adds.MEAN for key in observed.keys("added")}
+    added = {place: adds for place, adds in added.items() if adds is not Adds.MEAN and place not in found.added}
+    if losses or added:
+        for (path, _), adds in added.items():
+            if adds is Adds.WHOLE:
+                raise ConfigError(Problem(("strategy", "kind"), _refused_layer(path)))
+        found.losses.update(losses)
+        found.added.update(added)
+        return True
+    if has_own(model, "compute_loss"):
+        totals = [observed.adds(key) for key in observed.keys("total")]
+        total = next((adds for adds in totals if adds is not Adds.MEAN), Adds.MEAN) or Adds.WHOLE
+        if total is not Adds.MEAN and found.total is Adds.MEAN:
+            found.total = total
+            return True
+    if not kind.weighs_gradients and any(of_sum > GRADIENT_TOLERANCE for _, of_sum in observed.gradients.values()):
+        # values that are close by chance: gradients are not
+        if has_own(model, "compute_loss") and found.total is not Adds.WHOLE:
+            found.total = Adds.WHOLE
+            return True
+        known = [_is_known(loss) for loss in keras.tree.flatten(getattr(model, "loss", None))]
+        places = {int(key[1]) for key in observed.keys("loss")}
+        doubtful = {place for place in places if len(known) != len(places) or not known[place]}
+        if doubtful and any(found.losses.get(place) is not Adds.WHOLE for place in doubtful):
+            found.losses.update(dict.fromkeys(doubtful, Adds.WHOLE))
+            return True
+    more = {
+        index
+        for index in range(len(metrics))
+        if index not in found.metrics and _needs_all_rows(observed, metrics, index)
+    }
+    found.metrics |= more
+    if more:
+        return True
+    results = {key[1]: values[0] for key, values in observed.values.items() if key[0] == "result"}
+    for key in observed.keys("log"):
+        name = key[1]
+        is_result = name in results and observed.is_close(observed.values[key][0], results[name])
+        found.logs[name] = Adds.RESULT if is_result else observed.adds(key) or Adds.MEAN
+    return False
+
+
+def _needs_all_rows(observed: Observed, metrics: list[Any], index: int) -> bool:
+    metric = metrics[index]
+    additive = getattr(metric, "additive", None)
+    if additive is not None:
+        return not additive
+    if is_known_to_add_up(metric):
+        return False
+    tried = observed.states.get(("metric", str(index)))
+    if tried is None:
+        return False  # it is given no rows, or nothing at all
+    unequal = any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
+    return unequal or bool(np.any(tried[:, 0] > observed.tolerance)) or not np.any(tried[:, 1] > 0)
+
+
+def _keys_of(observed: Observed, index: int) -> list[Key]:
+    return [key for key in observed.keys("metric") if key[1] == str(index)]
+
+
+def _refused_layer(path: str) -> str:
+    return (
+        f"the layer '{path}' adds a loss (`add_loss`) that is neither a mean nor a sum over rows, so that replicas "
+        "cannot compute that of the whole batch; add a mean or a sum over rows, or use one_device, dtensor or jax, "
+        "where the layer sees all rows"
+    )
+
+
+def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> Iterator[str]:
+    """What the user should know."""
+    name, found = type(model).__name__, kind.adding_up
+    for key, (of_mean, of_sum) in observed.gradients.items():
+        # Keras's own step weights the loss, so the gradients are parts already
+        if (of_mean if kind.weighs_gradients else of_sum) <= GRADIENT_TOLERANCE:
+            continue
+        which = f"optimizer {int(key[1]) + 1}" if len(optimizers_of(model)) > 1 else "the optimizer"
+        if has_own(model, "train_step"):
+            if of_sum <= GRADIENT_TOLERANCE:
+                what = "are sums over rows, and replicas average them; divide the loss by the number of rows"
+            else:
+                what = (
+                    "do not add up over replicas: those of a batch are not the mean of those of its parts (a masked "
+                    "mean, a clipped gradient or a loss that compares rows are not)"
+                )
+            yield (
+                f"{name}.train_step: the gradients that {which} gets {what}; this run differs from one device. "
+                "With dtensor or jax the step sees all rows"
+            )
+        elif not has_own(model, "compute_loss") and not found.losses:
+            yield "the model computes with several rows at once, so on replicas its gradients differ from one device"
+    for index in sorted(found.metrics):
+        yield f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all"
+    for log, adds in found.logs.items():
+        if adds is Adds.WHOLE:
+            yield f"{name}: the value '{log}' of a step does not add up over replicas; its mean over them is shown"
+    for index, metric in enumerate(metrics):
+        wrong = index not in found.metrics and any(
+            observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index)
+        )
+        if wrong:
+            yield f"metric '{metric.name}' is given values by {name} that do not add up over replicas"
