@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from distlaunch.base.user_lines import user_line
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
-from distlaunch.data.examples.user_lines import user_line
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.thread_count import num_threads
 

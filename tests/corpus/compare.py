@@ -101,4 +101,4 @@ def _deviation(value: Any, expected: Any) -> float:
     value, expected = np.asarray(value, np.float64), np.asarray(expected, np.float64)
     if value.shape != expected.shape or not np.all(np.isfinite(value)):
         return float("inf")
-    return float(np.max(np.abs(value - expected), initial=0.0) / max(np.max(np.abs(expected), initial=0.0), 1e-3))
+    return float(np.max(np.abs(value - expected), initial=0.0) / max(np.max(np.abs(expected), initial=0.0), 1e-2))

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.jax import random as jax_random
+from distlaunch.strategies.jax.foreign_calls import foreign_calls_named
 from distlaunch.strategies.patches.keras_batch_norm import synchronized_accepted
 from distlaunch.strategies.patches.keras_random_on_jax import Draw, drawn_by
 
@@ -68,7 +69,7 @@ _IN_STEP: dict[str, Draw] = {"normal": _normal_in_step, "uniform": _uniform_in_s
 @contextlib.contextmanager
 def building() -> Iterator[None]:
     """Models are made within it."""
-    with tensorflow_draws(), synchronized_accepted():
+    with foreign_calls_named(), tensorflow_draws(), synchronized_accepted():
         yield
 
 
@@ -76,7 +77,7 @@ def drawing(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step, to be traced, whose random layers draw what they draw on TensorFlow."""
 
     def traced(*args: Any) -> Any:
-        with tensorflow_draws():
+        with foreign_calls_named(), tensorflow_draws():
             return step(*args)
 
     return traced
