@@ -200,8 +200,8 @@ def _create_variables(
             # not in training: nothing is drawn, and no statistics move
             predictions = model(x, training=False)
     if config.train.loop == "fit" and has_own(model, "train_step") and not on_jax:
-        # on the sample as it is: only the step knows what of a batch the model takes, and what its optimizers update
-        make_variables_by(model.train_step, rows)
+        # only the step knows what of a batch the model takes
+        make_variables_by(model, rows)
     # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)

@@ -560,6 +560,24 @@ def embedding(optimizer: Any) -> keras.Model:
     return compiled(model, "mse", optimizer)
 
 
+class Positions(layers.Layer):
+    """Adds a learned vector for each position, as translation models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = layers.Embedding(7, 4)
+
+    def call(self, x: Any) -> Any:
+        return x + self.table(ops.arange(ops.shape(x)[1]))
+
+
+def positions(optimizer: Any) -> keras.Model:
+    i = layers.Input((None,), dtype="int32")
+    x = Positions()(layers.Embedding(12, 4)(i))
+    x = x + layers.MultiHeadAttention(2, 4)(x, x)
+    return compiled(keras.Model(i, layers.Dense(1)(layers.GlobalAveragePooling1D()(x))), "mse", optimizer)
+
+
 def tokens_sum() -> dict[str, Any]:
     return {name: (x, x.sum(1, keepdims=True).astype("float32") / 40) for name, (x, _) in sequences().items()}
 
@@ -623,5 +641,6 @@ CASES: dict[str, Case] = {
     "shared layer": Case(shared, table),
     "average of weights": Case(ema, table),
     "embedding, rmsprop": Case(lambda: embedding(keras.optimizers.RMSprop(0.01)), tokens_sum),
+    "positions, rmsprop": Case(lambda: positions(keras.optimizers.RMSprop(0.01)), tokens_sum),
     "embedding, adagrad": Case(lambda: embedding(keras.optimizers.Adagrad(0.1)), tokens_sum),
 }  # fmt: skip

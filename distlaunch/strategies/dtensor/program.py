@@ -27,7 +27,12 @@ from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.finite import loss_probe
-from distlaunch.strategies.mesh.functional_step import extra_log_names, known_log_names, predictions_of
+from distlaunch.strategies.mesh.functional_step import (
+    extra_log_names,
+    extra_test_logs,
+    known_log_names,
+    predictions_of,
+)
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
@@ -128,7 +133,7 @@ class DTensorProgram:
     ) -> Logs | None:
         self._model.reset_metrics()
         batches = self._feed.batches(source)
-        done = 0
+        done, own = 0, {}
         while max_steps is None or done < max_steps:
             if done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop:
                 return None
@@ -138,11 +143,11 @@ class DTensorProgram:
             if hooks is not None:
                 hooks.begin(done)
             with in_plain_words():
-                self._test_call(batch)
+                own = self._test_call(batch)
             if hooks is not None:
-                hooks.end(done, self._metric_logs())
+                hooks.end(done, self._test_logs(own))
             done += 1
-        return self._metric_logs()
+        return self._test_logs(own)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
@@ -185,14 +190,18 @@ class DTensorProgram:
         # any device's part is the value
         return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
-    def _test(self, batch: Batch) -> None:
+    def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
+        """One step; returns what it reports in place of the model's metrics."""
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         trainable, others, _, metrics = self._groups
         state = (_read(trainable), _read(others), _read(metrics))
         with _one_stream_of_random_numbers(self._mesh):
-            _, (_, new_others, new_metrics) = self._steps.test(state, batch)
+            logs, (_, new_others, new_metrics) = self._steps.test(state, batch)
         _assign(others, state[1], new_others)
         _assign(metrics, state[2], new_metrics)
+        whole = dtensor.Layout.replicated(self._mesh, rank=0)
+        extra = extra_test_logs(self._model, logs)
+        return {name: dtensor.relayout(tf.reduce_mean(value), whole) for name, value in extra.items()}
 
     def _predict(self, batch: Batch) -> Any:
         trainable, others, _, _ = self._groups
@@ -222,6 +231,11 @@ class DTensorProgram:
 
     def _metric_logs(self) -> Logs:
         return plain_logs(metric_results(self._model))
+
+    def _test_logs(self, own: Mapping[str, Any]) -> Logs:
+        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        values = {name: dtensor.unpack(value)[0].numpy() for name, value in own.items()}
+        return plain_logs(values) if own else self._metric_logs()
 
     def _train_logs(self) -> Logs:
         own = plain_logs({name: variable.numpy() for name, variable in self._sums.items()})

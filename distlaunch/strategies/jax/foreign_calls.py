@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import keras
@@ -58,7 +59,7 @@ def _part(error: BaseException) -> str:
     """The innermost layer, loss or metric on the way to the error."""
     found = "the model"
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        part = frame.f_locals.get("self")
+        part: Any = frame.f_locals.get("self")
         for kind, what in _PARTS.items():
             if isinstance(part, kind) and frame.f_code.co_name in ("call", "update_state", "result"):
                 found = f"{what} '{part.name}' ({type(part).__name__})"

@@ -26,7 +26,13 @@ from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
 from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
-from distlaunch.strategies.mesh.functional_step import TrainState, extra_log_names, known_log_names, predictions_of
+from distlaunch.strategies.mesh.functional_step import (
+    TrainState,
+    extra_log_names,
+    extra_test_logs,
+    known_log_names,
+    predictions_of,
+)
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
@@ -108,7 +114,7 @@ class JaxProgram:
         self._model.reset_metrics()
         feed = Feed(source, self._placement, self._peers)
         trainable, others, slots, metrics = self._values.read()
-        done, stopped = 0, False
+        done, stopped, own = 0, False, {}
         while max_steps is None or done < max_steps:
             stopped = done % _STEPS_PER_CHECK == 0 and self._peers.agree(Vote(stop=should_stop())).stop
             if stopped or self._is_over((batch := feed.take()) is None, source, done):
@@ -118,9 +124,9 @@ class JaxProgram:
                 self._test_call = self._make_test_call()
             if hooks is not None:
                 hooks.begin(done)
-            others, metrics = self._test_call(trainable, others, metrics, batch)
+            others, metrics, own = self._test_call(trainable, others, metrics, batch)
             if hooks is not None:
-                hooks.end(done, plain_logs(self._result(metrics)))
+                hooks.end(done, plain_logs(own or self._result(metrics)))
             done += 1
             # the next batch would be read for nothing
             if done != max_steps:
@@ -130,7 +136,8 @@ class JaxProgram:
                 jax.block_until_ready(metrics)
         # also if it was stopped: what the variables held was donated
         self._values.assign((trainable, others, slots, metrics))
-        return None if stopped else plain_logs(self._result(metrics))
+        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        return None if stopped else plain_logs(own or self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         feed, state = Feed(source, self._placement, self._peers), self._values.read()[:2]
@@ -186,10 +193,11 @@ class JaxProgram:
         shardings = self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
-            _, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
-            return others, metrics
+            logs, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
+            own = {name: jnp.mean(value) for name, value in extra_test_logs(self._model, logs).items()}
+            return others, metrics, own
 
-        return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3]))
+        return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3], self._whole))
 
     def _check_convolutions(self, step: Any, state: Any, batch: Any) -> None:
         """XLA's gradients of convolutions are wrong, silently, for inputs split within an example on such meshes."""

@@ -26,7 +26,7 @@ from distlaunch.strategies.patches.keras_private import (
 )
 from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.sources import Batch
-from distlaunch.strategies.variables import metric_results
+from distlaunch.strategies.variables import flat_logs, has_own, metric_results
 
 Values = list[Any]
 TrainState = tuple[Values, Values, Values, Values]
@@ -103,7 +103,7 @@ class FunctionalStep:
         with self._scope(state) as scope:
             if loss is not None:
                 loss_tracker(self._model).update_state(loss, sample_weight=rows)
-            logs = dict(self._model.compute_metrics(x, y, predictions, sample_weight))
+            logs = flat_logs(self._model.compute_metrics(x, y, predictions, sample_weight))
         return logs, *self._others_and_metrics(scope)
 
     def _scope(self, state: TestState, more: Any = ()) -> keras.StatelessScope:
@@ -129,16 +129,23 @@ def predictions_of(model: keras.Model, trainable: Values, others: Values, batch:
 
 
 def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
-    """Of the scalars that a step returns, those that the model's metrics do not report."""
+    """Return the names of the scalars of a training step that the model's metrics do not report."""
     is_reported = steps.logs == "last" and set(logs) == set(metric_results(steps.model))
     return [] if is_reported else sorted(logs)
 
 
+def extra_test_logs(model: keras.Model, logs: FunctionalLogs) -> FunctionalLogs:
+    """Return what an evaluation step reports in place of the model's metrics; empty if it reports these."""
+    return {} if set(logs) == set(metric_results(model)) else logs
+
+
 def known_log_names(steps: Steps) -> list[str] | None:
-    """Scalars that a step returns beside the model's metrics; None for a step that is not from here."""
+    """Return the names of `extra_log_names` without a trace; None if only a trace tells them."""
     if not isinstance(getattr(steps.train, "__self__", None), FunctionalStep):
         return None
-    return ["loss"] if steps.logs == "mean" else []
+    if steps.logs == "mean":
+        return ["loss"]
+    return None if has_own(steps.model, "compute_metrics") else []
 
 
 def reference_loss(model: keras.Model, per_example: Callable[[Any, Any], Any]) -> LossOf:

@@ -40,6 +40,8 @@ from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     checked_value,
+    flat_logs,
+    has_own,
     host_value,
     metric_results,
     metric_variables,
@@ -68,6 +70,7 @@ class CoordinatorProgram:
         self._zeros = [host_value(variable) for variable in self._metrics]
         self._totals = self._fresh_totals()
         self._log_names: list[str] | None = None
+        self._test_log_names: list[str] = []
         self._log_sums: dict[str, float] = {}
         self._steps_in_epoch = 0
         self._source: Source | None = None
@@ -118,8 +121,9 @@ class CoordinatorProgram:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         if source.name not in self._test_calls:
             check_data(source, self._num_workers)
-            self._test_calls[source.name] = self._make_call(self._steps.test, source, [])
-        totals = self._fresh_totals()
+            self._test_log_names = self._find_test_log_names(source)
+            self._test_calls[source.name] = self._make_call(self._steps.test, source, self._test_log_names)
+        totals, last = self._fresh_totals(), []
         limit = min((n for n in (source.num_batches, max_steps) if n is not None), default=None)
         at, at_once = 0, EVALUATION_BLOCK * BLOCKS_PER_WORKER * self._num_workers if hooks is None else 1
         while limit is None or at < limit:
@@ -130,12 +134,13 @@ class CoordinatorProgram:
                 hooks.begin(at)
             blocks = self._deal(self._test_calls[source.name], source, at, wanted, EVALUATION_BLOCK)
             self._add(blocks, totals)
+            last = next((block.logs for block in reversed(blocks) if block.done), last)
             if sum(block.done for block in blocks) < wanted:
                 break
             if hooks is not None:
-                hooks.end(at, self._logs(totals, own=False))
+                hooks.end(at, self._test_logs(totals, last))
             at += wanted
-        return self._logs(totals, own=False)
+        return self._test_logs(totals, last)
 
     def _deal(self, call: Any, source: Source, first: int, num_steps: int, size: int) -> list[Block]:
         """Has batches `first` and following worked on, in blocks, by whichever worker is free; waits for all."""
@@ -153,14 +158,15 @@ class CoordinatorProgram:
     def _make_call(self, step: Callable[..., Any], source: Source, log_names: list[str]) -> Any:
         """The graph of a block: int64 [first batch, number of steps, iterations ...] -> one float64 vector."""
         spec = batch_spec(source.elements, source.load)
-        mean = self._steps.logs == "mean"
         trains = step is self._steps.train
+        mean = self._steps.logs == "mean" and trains
         stops = self._steps.stop_at_nonfinite and trains
 
         @tf.autograph.experimental.do_not_convert
         def one_step(batch: Any, counts: Any, metrics: Any, logs: Any) -> Any:
             with as_cells(self._counters, counts) as counters, as_cells(self._metrics, metrics) as cells:
                 returned = self._strategy.run(step, args=(batch,))
+                returned = flat_logs(returned) if isinstance(returned, dict) else {}
             if trains:
                 self._increments = [cell.assignments for cell in counters]
             values = [tf.cast(tf.reduce_mean(returned[name]), tf.float64) for name in log_names]
@@ -202,12 +208,25 @@ class CoordinatorProgram:
             return call.get_concrete_function(tf.TensorSpec([2 + len(self._counters)], tf.int64))
 
     def _find_log_names(self, source: Source) -> list[str]:
-        """Scalars that the step returns beside the model's metrics; found by tracing it once."""
-        if self._log_names is not None:
-            return self._log_names
-        self._log_names = []
-        if self._steps.logs == "last" and type(self._model).train_step is keras.Model.train_step:
+        """Scalars that the training step returns beside the model's metrics."""
+        if self._log_names is None:
+            always = self._steps.logs == "mean"
+            is_known = not always and not self._returns_more("train_step")
+            self._log_names = [] if is_known else self._traced_log_names(self._steps.train, source, always=always)
+        return self._log_names
+
+    def _find_test_log_names(self, source: Source) -> list[str]:
+        """The same of the evaluation step."""
+        assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
+        if not self._returns_more("test_step"):
             return []
+        return self._traced_log_names(self._steps.test, source, always=False)
+
+    def _returns_more(self, step: str) -> bool:
+        return has_own(self._model, step) or has_own(self._model, "compute_metrics")
+
+    def _traced_log_names(self, step: Callable[..., Any], source: Source, *, always: bool) -> list[str]:
+        """Names of what a step returns, found by tracing it once; empty if these are the metrics, unless `always`."""
         spec = batch_spec(source.elements, source.load)
 
         @tf.function(autograph=False)
@@ -215,14 +234,12 @@ class CoordinatorProgram:
             counts = [tf.cast(0, counter.dtype) for counter in self._counters]
             metrics = [tf.constant(zero) for zero in self._zeros]
             with as_cells(self._counters, counts), as_cells(self._metrics, metrics):
-                return self._strategy.run(self._steps.train, args=(batch,))
+                return self._strategy.run(step, args=(batch,))
 
         with self._strategy.scope():
             returned = trace.get_concrete_function(spec).structured_outputs
-        names = set(returned) if isinstance(returned, dict) else set()
-        if self._steps.logs == "mean" or names != set(self._logs(self._zeros, own=False)):
-            self._log_names = sorted(names)
-        return self._log_names
+        names = set(flat_logs(returned)) if isinstance(returned, dict) else set()
+        return sorted(names) if always or names != set(self._logs(self._zeros, own=False)) else []
 
     def _count(self, done: int) -> None:
         self._counts = [count + done * more for count, more in zip(self._counts, self._increments, strict=True)]
@@ -251,6 +268,11 @@ class CoordinatorProgram:
             scale = max(self._steps_in_epoch, 1) if self._steps.logs == "mean" else 1
             values.update({name: np.asarray(value / scale) for name, value in self._log_sums.items()})
         return plain_logs(values)
+
+    def _test_logs(self, totals: list[np.ndarray], last: list[float]) -> Logs:
+        # as Keras: what the step itself returns for the last batch stands instead of the metrics
+        own = dict(zip(self._test_log_names, last, strict=True)) if last else {}
+        return plain_logs(own) if own else self._logs(totals, own=False)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> None:
         raise UsageError("servers do not predict: `distlaunch predict` reads their checkpoints on one device")

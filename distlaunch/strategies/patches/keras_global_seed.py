@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.strategies.patches.symbols import Patch, Symbol, internal, private
 
 _HOME = "keras.src.random.seed_generator"
 _GET = Symbol(f"{_HOME}.global_seed_generator", "()")
@@ -23,22 +23,23 @@ PATCH = Patch(
 _shared: dict[str, keras.random.SeedGenerator] = {}
 
 
-def share_generator() -> keras.random.SeedGenerator:
-    """Make the global generator in the present scope, and let all threads of a strategy use it."""
+def share_generator(model: keras.Model) -> None:
+    """Make the global generator in the present scope, and let all threads of a strategy use it.
+
+    Args:
+        model: its state includes that of the generator from here on, so that a resumed run draws on.
+    """
     PATCH.check()
     _install()
     _shared["generator"] = generator = _GET.get()()
-    return generator
-
-
-def shared_generator() -> keras.random.SeedGenerator | None:
-    """Return what `share_generator` has made last, or None."""
-    return _shared.get("generator")
-
-
-def forget_generator() -> None:
-    """Let a model that is built next begin without one."""
-    _shared.clear()
+    tracker, generators = private(model, "_tracker"), private(model, "_seed_generators")
+    if any(known is generator for known in generators):
+        return
+    was_locked = tracker.locked
+    tracker.unlock()  # a model that is built takes no new state
+    generators.append(generator)
+    if was_locked:
+        tracker.lock()
 
 
 @functools.cache

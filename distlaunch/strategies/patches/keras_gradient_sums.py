@@ -25,8 +25,12 @@ PATCH = Patch(
 )
 
 
-def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
-    """To be called under a strategy with several replicas; does nothing the second time."""
+def sum_gradients_first(optimizer: keras.optimizers.Optimizer, place: int) -> None:
+    """To be called under a strategy with several replicas; does nothing the second time.
+
+    Args:
+        place: which of the model's optimizers it is.
+    """
     if getattr(optimizer, "_distlaunch_sums_first", False):
         return
     PATCH.check()
@@ -43,11 +47,17 @@ def sum_gradients_first(optimizer: keras.optimizers.Optimizer) -> None:
         present = [index for index, gradient in enumerate(grads) if gradient is not None]
         self._distlaunch_sparse |= any(isinstance(grads[index], tf.IndexedSlices) for index in present)
         parts = [_weighed(grads[index], at) for index in present]
+        same = set() if at is None else at.kind.adding_up.same_rows
+        same = {index for index in present if (place, index) in same and isinstance(grads[index], tf.IndexedSlices)}
+        # Sparse gradients of several replicas are joined, and an optimizer that squares each entry would square the
+        # parts of a row apart. One device has one entry for a row that all examples share, such as a position.
+        values = [part.values if index in same else part for index, part in zip(present, parts, strict=True)]
         # one call with the whole list, so that TensorFlow can pack them: the number of all-reduces costs, not their
         # size
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
-        for index, gradient in zip(present, summed, strict=True):
-            grads[index] = gradient
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, values)
+        for index, part, gradient in zip(present, parts, summed, strict=True):
+            is_same = index in same
+            grads[index] = tf.IndexedSlices(gradient, part.indices, part.dense_shape) if is_same else gradient
         return apply(self, grads, trainable_variables)
 
     optimizer._distlaunch_sparse = False

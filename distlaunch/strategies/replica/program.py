@@ -71,8 +71,8 @@ class ReplicaProgram:
         if replicas.total > 1:
             keras_losses.install()
             keras_replica_metrics.install()
-            for optimizer in self._optimizers:
-                sum_gradients_first(optimizer)
+            for place, optimizer in enumerate(self._optimizers):
+                sum_gradients_first(optimizer, place)
             whole = self._find_adding_up()
             if self._model.compiled and self._model.jit_compile is True:
                 self.notes.append(

@@ -58,6 +58,8 @@ class AddingUp:
         total: what an overridden `compute_loss` returns.
         metrics: those that are computed from the rows of all replicas, by their place among the model's.
         logs: values that a step of the user's returns, by name.
+        same_rows: sparse gradients of which each replica has the same rows of a table, such as those of positions, by
+            the places of the optimizer and of the variable.
     """
 
     losses: dict[int, Adds] = field(default_factory=dict)
@@ -65,6 +67,7 @@ class AddingUp:
     total: Adds = Adds.MEAN
     metrics: set[int] = field(default_factory=set)
     logs: dict[str, Adds] = field(default_factory=dict)
+    same_rows: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def gathers(self) -> bool:

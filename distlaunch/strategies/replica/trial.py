@@ -113,6 +113,9 @@ class Trial:
     def note_gradients(self, optimizer: Any, gradients: list[Any]) -> None:
         place = next((i for i, known in enumerate(self._optimizers) if known is optimizer), len(self._optimizers))
         call = self._calls[key] = self._calls.get(key := ("gradients", str(place)), 0) + 1
+        for index, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                self._note(("entries", str(place), str(index)), tf.shape(gradient.indices)[0])
         dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
         self.gradients.setdefault((*key, str(call)), []).append(dense)
 
@@ -273,6 +276,8 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
         return True
     if any(not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False for metric in metrics):
         return True
+    if any(isinstance(layer, keras.layers.Embedding) for layer in layers_of(model)):
+        return True  # with entries of rows or of positions, see `AddingUp.same_rows`
     losses = keras.tree.flatten(getattr(model, "loss", None))
     return not all(map(_is_known, losses)) or any(map(_may_add_losses, layers_of(model)))
 
@@ -450,6 +455,10 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
     found.metrics |= more
     if more:
         return True
+    for key in observed.keys("entries"):
+        whole, *parts = observed.values[key]
+        if parts and all(part == whole for part in parts):
+            found.same_rows.add((int(key[1]), int(key[2])))
     results = {key[1]: values[0] for key, values in observed.values.items() if key[0] == "result"}
     for key in observed.keys("log"):
         name = key[1]

@@ -20,7 +20,7 @@ from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps
 from distlaunch.strategies.sources import Batch
-from distlaunch.strategies.variables import has_own, slot_variables
+from distlaunch.strategies.variables import flat_logs, has_own, slot_variables
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
 
 _STEP = ("train", "step")
@@ -79,7 +79,7 @@ def _users_step(reference: str, model: keras.Model, in_place: bool) -> StepFunct
     function = load_function(reference, _STEP)
     if num_arguments(function) == 3:
         functional = FunctionalContext(model)
-        return lambda state, batch: function(functional, state, batch)
+        return _flat(lambda state, batch: function(functional, state, batch))
     if not in_place:
         message = f"got '{reference}', a step(context, batch), which assigns variables; on JAX it must have the form"
         raise ConfigError(Problem(_STEP, f"{message} step(context, state, batch) -> (logs, state)"))
@@ -93,7 +93,7 @@ def _collecting(model: keras.Model, step: Callable[[Batch], dict[str, Any]]) -> 
 
     def train_step(state: TrainState, batch: Batch) -> tuple[dict[str, Any], TrainState]:
         with CollectedScope() as scope:
-            logs = step(batch)
+            logs = flat_logs(step(batch))
         slots = slot_variables(model)
         groups = (model.trainable_variables, model.non_trainable_variables, slots, model.metrics_variables)
         # `values` is None where an evaluation has no optimizer state
@@ -115,13 +115,23 @@ def _own(model: keras.Model, name: str, in_place: bool) -> StepFunction | None:
         return None
     own = getattr(model, name)
     if num_arguments(own) == 2:
-        return own
+        return _flat(own)
     if not in_place:
         what = f"{type(model).__name__}.{name}(self, data)"
         message = f"the model's {what} assigns variables; on JAX it must be {name}(self, state, data) -> logs, state"
         raise ConfigError(Problem(("model", "function"), f"{message}; write it so, or use another strategy"))
     collecting = _collecting(model, own)
     return collecting if name == "train_step" else _without_slots(collecting)
+
+
+def _flat(step: StepFunction) -> StepFunction:
+    """A functional step whose logs are flat, as Keras reports them."""
+
+    def flat(state: Any, batch: Batch) -> tuple[dict[str, Any], Any]:
+        logs, state = step(state, batch)
+        return flat_logs(logs), state
+
+    return flat
 
 
 def _without_slots(step: StepFunction) -> StepFunction:
