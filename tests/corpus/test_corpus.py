@@ -1,0 +1,68 @@
+"""Models of the corpus give the numbers of Keras's `fit` on one device, under every strategy, or the run says why not.
+
+The test command runs a fixed few, one kind of fault each; `pytest -m slow tests/corpus` runs all.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.corpus.compare import Trained, by_distlaunch, by_fit, deviations
+from tests.corpus.models import CASES
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+
+QUICK = ("scalar root", "plain step", "largest", "positions, rmsprop")
+"""A loss that needs all rows, averaged gradients, a metric that is no sum, and sparse gradients of shared rows."""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "one_device": {"kind": "one_device"},
+    "mirrored 2": {"kind": "mirrored", "replicas": 2},
+    "mirrored 3": {"kind": "mirrored", "replicas": 3},
+    "dtensor": {"kind": "dtensor", "mesh": {"batch": 2}},
+}
+
+
+@functools.cache
+def reference(name: str) -> Trained:
+    return by_fit(name)
+
+
+def check(name: str, strategy: dict[str, Any], folder: Path) -> None:
+    case = CASES[name]
+    if reason := case.skips.get(strategy["kind"]):
+        pytest.skip(reason)
+    trained, is_split = by_distlaunch(name, strategy, folder), strategy["kind"] == "mirrored"
+    found = deviations(trained, reference(name))
+    wrong = {what: value for what, value in found.items() if value > case.tolerance}
+    if case.says and is_split:
+        # in words that are true: the numbers do differ
+        assert wrong, trained.said
+        assert any(case.says in said for said in trained.said), trained.said
+    else:
+        assert not wrong, (wrong, trained.history, reference(name).history)
+        assert not [said for said in trained.said if "differ" in said]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_on_replicas(name: str, tmp_path: Path) -> None:
+    check(name, STRATEGIES["mirrored 3" if name == "plain step" else "mirrored 2"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", CASES)
+def test_everywhere(name: str, strategy: str, tmp_path: Path) -> None:
+    check(name, STRATEGIES[strategy], tmp_path)
+
+
+def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the trial a scalar that is no mean counts as one."""
+    from distlaunch.strategies.replica import program
+
+    monkeypatch.setattr(program, "needs_trial", lambda model, metrics: False)
+    with pytest.raises(AssertionError):
+        check("scalar root", STRATEGIES["mirrored 2"], tmp_path)
