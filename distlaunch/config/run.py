@@ -114,6 +114,17 @@ class Component(Section):
 Named = Annotated[str | Component, Words("a name such as 'adam', or {name: ..., args: {...}}")]
 
 
+class MetricComponent(Component):
+    """A metric by name, with arguments."""
+
+    additive: bool | None = None
+    """Whether its state after some rows is the sum of those after parts of them. null: tried, for metrics that are not
+    Keras's."""
+
+
+NamedMetric = Annotated[str | MetricComponent, Words("a name such as 'accuracy', or {name: ..., args: {...}}")]
+
+
 class Compile(Section):
     """Arguments of Keras `compile`. Leave the section out if the model's function compiles it."""
 
@@ -126,10 +137,10 @@ class Compile(Section):
     """A name of `keras.losses`, or `package.module:function` (y_true, y_pred) -> loss of each example."""
     loss_weights: list[Finite] | dict[str, Finite] | None = None
     metrics: Annotated[
-        list[Named] | dict[str, list[Named]],
+        list[NamedMetric] | dict[str, list[NamedMetric]],
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
     ] = Field(default_factory=list)
-    weighted_metrics: Annotated[list[Named], Words("a list of metrics, such as [accuracy]")] = Field(
+    weighted_metrics: Annotated[list[NamedMetric], Words("a list of metrics, such as [accuracy]")] = Field(
         default_factory=list
     )
     jit_compile: bool = False

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.references.keras_names import canonical
-from distlaunch.config.run import Compile, Component, Named, RunConfig
+from distlaunch.config.run import Compile, Component, MetricComponent, Named, NamedMetric, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_dry_step import make_variables_by
@@ -134,9 +134,17 @@ def _loss(value: Named, key: Key) -> Any:
     return _component(value, "losses", key)
 
 
-def _metric(value: Named, key: Key) -> Any:
+def _metric(value: NamedMetric, key: Key) -> Any:
     # names such as "accuracy" stay names: Keras picks the metric that fits the shapes
-    return value if isinstance(value, str) and ":" not in value else _component(value, "metrics", key)
+    if isinstance(value, str) and ":" not in value:
+        return value
+    made = _component(value, "metrics", key)
+    if isinstance(value, MetricComponent) and value.additive is not None:
+        if not isinstance(made, keras.metrics.Metric):
+            # a function has no state of its own; Keras wraps it so, too
+            made = keras.metrics.MeanMetricWrapper(made, name=made.__name__)
+        made.additive = value.additive
+    return made
 
 
 def _component(value: Named, group: str, key: Key) -> Any:

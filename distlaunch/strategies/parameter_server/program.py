@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
@@ -35,7 +35,9 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     send_times,
 )
 from distlaunch.strategies.patches.keras_private import raw_counter
+from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
+from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -65,6 +67,7 @@ class CoordinatorProgram:
         self._counters = [raw_counter(optimizer) for optimizer in optimizers_of(self._model) if _counts(optimizer)]
         self._increments = [0] * len(self._counters)
         self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
+        self._refuse_metrics_with_memory()
         self._model.reset_metrics()
         # read after the reset: the fresh value of a metric need not be 0
         self._zeros = [host_value(variable) for variable in self._metrics]
@@ -80,6 +83,20 @@ class CoordinatorProgram:
         self._first_passes = FirstPasses()
         self._times: list[StepTimes] = []  # of workers in this process; others report theirs themselves
         report_times(self._times.append)
+
+    def _refuse_metrics_with_memory(self) -> None:
+        steps, metrics = self._steps, list(single_metrics(self._model.metrics))
+        doubtful = [metric for metric in metrics if not is_known_to_add_up(metric)]
+        undeclared = [metric for metric in doubtful if getattr(metric, "additive", None) is None]
+        wrong = [metric for metric in metrics if getattr(metric, "additive", None) is False]
+        if undeclared and steps.test is not None and steps.sample is not None:
+            wrong += metrics_with_memory(self._model, steps.test, undeclared, steps.sample(MAX_ROWS))
+        if wrong:
+            message = (
+                f"metric '{wrong[0].name}' does not add up over batches, which workers compute apart from each other"
+            )
+            hint = "leave it out, and let `distlaunch evaluate` compute it, which is one device"
+            raise ConfigError(Problem(("compile", "metrics"), f"{message}; {hint}"))
 
     # data
 

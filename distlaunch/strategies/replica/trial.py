@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -52,6 +52,7 @@ class Trial:
         self.values: dict[Key, list[tf.Tensor]] = {}
         self.gradients: dict[Key, list[Any]] = {}
         self.states: dict[Key, list[tf.Tensor]] = {}
+        self.bytes_per_row: dict[int, int] = {}
 
     def begin(self, *, is_whole: bool) -> None:
         """Start with the whole, or with the next part."""
@@ -141,6 +142,7 @@ class Observed:
         states: of each metric that was tried from other states, pairs of (deviation, change).
         shares: of the two parts.
         tolerance: relative deviation up to which values count as equal.
+        bytes_per_row: what a metric is given for each row, by its place.
     """
 
     values: dict[Key, list[np.ndarray]]
@@ -148,6 +150,7 @@ class Observed:
     states: dict[Key, np.ndarray]
     shares: np.ndarray
     tolerance: float = TOLERANCE
+    bytes_per_row: dict[int, int] = field(default_factory=dict)
 
     def adds(self, key: Key) -> Adds | None:
         """How the values of a key add up; None if nothing can be said, since all are zero."""
@@ -192,6 +195,9 @@ class Watch:
         if at is None or not at.keeps_scale:
             return update(*args, **kwargs)
         if self.index_of(metric) in at.kind.adding_up.metrics:
+            if at.trial is not None:
+                leaves = keras.tree.flatten((args, kwargs))
+                at.trial.bytes_per_row[self.index_of(metric)] = sum(map(_bytes_of_row, leaves))
             args, kwargs = _map(at.gathered, (args, kwargs))
             with at.computing_whole():
                 return update(*args, **kwargs)
@@ -244,6 +250,12 @@ def _try_states(
             trial.note_states(index, base, whole, joined)
             # in the other order, one after the other
             trial.note_states(index, base, after(after(base, data, cut, rows), data, zero, cut), joined, counts=False)
+
+
+def _bytes_of_row(leaf: Any) -> int:
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return 0
+    return int(np.prod([size or 1 for size in leaf.shape[1:]])) * leaf.dtype.size
 
 
 def _map(function: Callable[[Any], Any], structure: Any) -> Any:
@@ -338,8 +350,11 @@ def _observe(
     leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(rows)]
     signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
 
+    bytes_per_row: dict[int, int] = {}
+
     def in_replica(batch: Any) -> dict[str, Any]:
         trial = Trial(model)
+        trial.bytes_per_row = bytes_per_row
         number = num_rows(batch)
         cut, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
         for first, stop in ((zero, number), (zero, cut), (cut, number)):
@@ -383,7 +398,9 @@ def _observe(
 
     values, gradients, states = (on_host(found[part]) for part in ("values", "gradients", "states"))
     short = any(getattr(layer, "compute_dtype", "") in ("float16", "bfloat16") for layer in layers_of(model))
-    return Observed(values, gradients, states, found["shares"].numpy(), TOLERANCE_16_BITS if short else TOLERANCE)
+    return Observed(
+        values, gradients, states, found["shares"].numpy(), TOLERANCE_16_BITS if short else TOLERANCE, bytes_per_row
+    )
 
 
 def _compared(parts: list[list[Any]], shares: tf.Tensor) -> tf.Tensor:
@@ -412,6 +429,42 @@ def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, value in zip(norms, before, strict=True):
             layer.synchronized = value
+
+
+def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics: list[Any], rows: Any) -> list[Any]:
+    """Return the metrics whose state after two batches is not the sum of those after each, as workers compute them.
+
+    Args:
+        step: an evaluation step, a function of a batch.
+        metrics: those that are to be tried.
+        rows: some of the first batch, in the structure of a batch.
+    """
+    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(rows)]
+    signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    variables = [variable for metric in metrics for variable in metric.variables]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def call(*given: tf.Tensor) -> list[tf.Tensor]:
+        batch = tf.nest.pack_sequence_as(rows, list(given))
+        number = num_rows(batch)
+        cut, zero = tf.maximum(number // 3, 1), tf.zeros_like(number)
+        halves = [slice_rows(batch, zero, cut), slice_rows(batch, cut, number)]
+
+        def states(*parts: Any) -> list[tf.Tensor]:
+            with CollectedScope() as scope:
+                for metric in metrics:
+                    metric.reset_state()
+                for part in parts:
+                    step(part)
+                return [tf.cast(scope.get_current_value(variable), tf.float32) for variable in variables]
+
+        fresh, one, other = states(), states(halves[0]), states(halves[1])
+        joined = [a + b - c for a, b, c in zip(one, other, fresh, strict=True)]
+        both = [states(*halves), states(*reversed(halves))]
+        return [tf.maximum(*(_deviation(x, y, y) for x in pair)) for *pair, y in zip(*both, joined, strict=True)]
+
+    deviating = {id(v) for v, value in zip(variables, call(*leaves), strict=True) if float(value) > TOLERANCE}
+    return [metric for metric in metrics if any(id(variable) in deviating for variable in metric.variables)]
 
 
 def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> bool:
@@ -516,7 +569,11 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
         elif not has_own(model, "compute_loss") and not found.losses:
             yield "the model computes with several rows at once, so on replicas its gradients differ from one device"
     for index in sorted(found.metrics):
-        yield f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all"
+        size = observed.bytes_per_row.get(index, 0)
+        yield (
+            f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all "
+            f"({size:,} bytes for each example)"
+        )
     for log, adds in found.logs.items():
         if adds is Adds.WHOLE:
             yield f"{name}: the value '{log}' of a step does not add up over replicas; its mean over them is shown"
