@@ -291,6 +291,13 @@ class Moving(keras.metrics.Metric):
         return self.value + 0.0  # Keras would show a variable as it is after validation
 
 
+class Shown(Largest):
+    """Gives out its variable, and not a tensor. Keras's `fit` shows it as it is after validation."""
+
+    def result(self):
+        return self.value
+
+
 class Ends(keras.metrics.Metric):
     """Several results at once."""
 
@@ -619,6 +626,7 @@ CASES: dict[str, Case] = {
     "own sum": Case(own(OwnSum), table),
     "own metrics": Case(own(OwnMetrics, "mse", metrics=["mae"]), table),
     "largest": Case(lambda: compiled(net(), metrics=[Largest(), "mae"]), table),
+    "largest, as a variable": Case(lambda: compiled(net(), metrics=[Shown()]), table, validates=False),
     "smallest": Case(lambda: compiled(net(), metrics=[Smallest()]), table),
     "moving": Case(lambda: compiled(net(), metrics=[Moving()]), table),
     "several results": Case(lambda: compiled(net(), metrics=[Ends()]), table),

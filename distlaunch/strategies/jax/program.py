@@ -223,7 +223,8 @@ class JaxProgram:
 
     def _metrics_result(self, metrics: list[Any]) -> dict[str, Any]:
         with keras.StatelessScope(state_mapping=list(zip(self._values.groups[3], metrics, strict=True))):
-            return metric_results(self._model)
+            # a result may be the variable itself, which outside of the scope is another value
+            return {name: jnp.asarray(value) for name, value in metric_results(self._model).items()}
 
     def _train_logs(self, state: TrainState) -> Logs:
         logs = plain_logs(self._result(state[3]))

@@ -195,7 +195,8 @@ class Sums:
         # results are computed from the sums without assigning them: each replica's own part goes on counting
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
-            logs = metric_results(self._model)
+            # a result may be the variable itself, which outside of the scope is another value
+            logs = {name: tf.convert_to_tensor(value) for name, value in metric_results(self._model).items()}
         return votes, logs, values[len(self._metrics) :]
 
     def to_logs(
