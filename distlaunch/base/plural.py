@@ -15,3 +15,8 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     """`a, b, c`, and of more than `most`, `a, b and 1,234 more`."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def joined(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`; empty for none."""
+    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + [*words[-1:]])

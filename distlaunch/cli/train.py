@@ -40,8 +40,9 @@ def command(
     """Train what a config describes, with checkpoints, validation and exports.
 
     With --resume, a run directory may be given instead of a config; training continues from its newest good checkpoint.
-    With --debug, functions run line by line in Python, data.map included, at the same global batch size, in a run
-    called NAME-debug. With --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs` work on it.
+    With --debug, functions run line by line in Python, data.map and data.augment included, at the same global batch
+    size, in a run called NAME-debug. With --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs`
+    work on it.
     Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
     from distlaunch.jobs import job

@@ -58,7 +58,10 @@ class Data(Section):
     args: Arguments
     tfds: TfdsSource | None = None
     map: FunctionRef | None = None
-    """Applied to each example, after loading: `def f(x, y): return x, y`; an argument `seed` is for what is random."""
+    """Applied to each example of every split, after loading: `def f(x, y): return x, y`."""
+    augment: FunctionRef | None = None
+    """Applied to each example of training alone, after `map`: `def f(x, y, seed): return x, y`. `seed` may be left out;
+    it is for what is random, and differs for each epoch and example."""
     preprocessing: Preprocessing | None = None
     """Turns the inputs of each batch into the model's. Made once for a run, kept in its directory, and part of a
     SavedModel, which so takes what the data function gives."""

@@ -4,6 +4,7 @@
 # (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
-from distlaunch.data.examples.each_example import example_map
+from distlaunch.data.examples.each_example import ExampleMap, example_map
 from distlaunch.data.examples.file_examples import FileExamples
 from distlaunch.data.examples.random_access import Arrays, Items, gives_items
 from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
@@ -52,7 +53,7 @@ def make_split(
         data: arrays, an object that gives its examples by number, or a `tf.data.Dataset` of examples (of global batches
             with `batched: true`).
         seed: order of the passes.
-        training: False: own order, no class weights, nothing dropped.
+        training: False: own order, no class weights, nothing dropped, skipped or augmented.
         preprocessing: what the inputs of each batch go through last.
         share: which part of each batch the data is for, if other processes have other data.
     """
@@ -60,31 +61,44 @@ def make_split(
         config = config.model_copy(update={"global_batch": _rows_of(share, config.global_batch)})
         _check_part(data, share)
     limit = config.train_examples if training else config.validation_examples
-    mapping = example_map(config, seed)
-    weigh = class_weights(config.class_weight) if training and config.class_weight else None
-    order_seed = seed if training and config.shuffle is not False else None
-    drop = training and config.remainder == "drop"
     skips = training and config.on_error == "skip"
     if training and config.processes is not None:
         _check_processes(data, config)
-    if isinstance(data, StreamData):
-        split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
-    elif isinstance(data, tf.data.Dataset):
-        if skips:
-            message = (
-                "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
-            )
-            hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
-            raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
-        split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
-    else:
+    if skips and isinstance(data, tf.data.Dataset):
+        message = "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
+        hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
+        raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
+    if not isinstance(data, (StreamData, tf.data.Dataset)):
         noun = "example" if training else "validation example"
-        examples = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
-        split = Indexed(examples, config, mapping, order_seed, drop=drop, skips=skips).split()
-    load = split.load if weigh is None else after(split.load, weigh)
-    prepared = load if preprocessing is None else after(load, preprocessing)
-    name = "train" if training else "validation"
-    return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
+        data = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
+    weigh = class_weights(config.class_weight) if config.class_weight else None
+
+    def made(mapping: ExampleMap | None, *, trains: bool) -> Split:
+        order_seed = seed if trains and config.shuffle is not False else None
+        drop = trains and config.remainder == "drop"
+        if isinstance(data, StreamData):
+            split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
+        elif isinstance(data, tf.data.Dataset):
+            split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
+        else:
+            split = Indexed(data, config, mapping, order_seed, drop=drop, skips=trains and skips).split()
+        load = after(split.load, weigh) if trains and weigh is not None else split.load
+        prepared = load if preprocessing is None else after(load, preprocessing)
+        name = "train" if training else "validation"
+        return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
+
+    plain = example_map(config, seed, training=False)
+
+    def in_order() -> Split:
+        split = made(plain, trains=False)
+        # which worker has most of them is only known of what training reads
+        return replace(split, num_examples=None, num_batches=None) if split.own else split
+
+    if not training:
+        return made(plain, trains=False)
+    split = made(example_map(config, seed, training=True), trains=True)
+    unaugmented = made(plain, trains=True) if config.augment is not None else None
+    return replace(split, unaugmented=unaugmented, in_order=functools.cache(in_order))
 
 
 def _check_part(data: Any, share: Share) -> None:
@@ -171,7 +185,8 @@ def with_preprocessing(splits: Splits, config: RunConfig, run: RunDir) -> Splits
         return splits
     # of streams each process has some, and all need the same layer
     everything = splits if config.data.streams is None else read_splits(config.data)
-    train = make_split(everything.train, config.data, seed=config.seed, training=True)
+    unaugmented = config.data.model_copy(update={"augment": None})
+    train = make_split(everything.train, unaugmented, seed=config.seed, training=True)
     if train.endless:
         message = "needs training data that ends, but it repeats for ever"
         raise ConfigError(Problem(("data", "preprocessing"), message))

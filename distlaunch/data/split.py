@@ -39,11 +39,14 @@ class Split:
         name: `train` or `validation`.
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
+        unaugmented: the same without `data.augment`; None where it does not change this split.
+        in_order: of a split for training: return the same examples as they are evaluated, unchanged, in their own
+            order and all of them.
         check: see `Source.check`.
         labels: those of all examples, where they are arrays that nothing changes.
         describe: the row source's examples for a comparison of processes; see `data/fingerprints.py`.
         at_once, threads: see `Source`.
-        work: what it does to each of them, in words: `reading`, `map`, both, or nothing.
+        work: what it does to each of them, in words: `reading`, `map`, `augment`, several of them, or nothing.
         in_python: Python code of the user's reads the examples.
         buffer: how many examples a shuffle holds in this process, and their bytes.
         glimpse: what of a row source of a pipeline is compared with other processes; None where nothing can be.
@@ -63,6 +66,8 @@ class Split:
     name: str = "train"
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[..., Batch] | None = None
+    unaugmented: Split | None = None
+    in_order: Callable[[], Split] | None = None
     check: Callable[[Batch], Batch] | None = None
     labels: Any = None
     describe: Callable[[], str] = lambda: "{}"
@@ -123,11 +128,22 @@ class Split:
         return self._source(elements, f"{self.name}:once", 0, ends=self.num_batches is None)
 
     def first_rows(self, rows: int, *, raw: bool = False) -> Batch:
-        """The batch of the first few examples; `raw`: before the preprocessing."""
+        """Return the batch of the first few examples, not augmented; `raw`: before the preprocessing."""
+        if self.unaugmented is not None:
+            self._check_augmented(self.unaugmented)
+            return self.unaugmented.first_rows(rows, raw=raw)
         load = self.load_raw if raw and self.load_raw is not None else self.load
         for element in self.sample(rows).take(1):
             return load(element)
         raise ConfigError(Problem(("data",), "the dataset is empty"))
+
+    def _check_augmented(self, plain: Split) -> None:
+        """Raise ConfigError if `data.augment` does not take an example, or makes one of another form of it."""
+        augmented, given = (_form(split.load_raw or split.load, split.sample(1)) for split in (self, plain))
+        if augmented != given:
+            message = f"it makes examples of the form {augmented} of examples of the form {given}"
+            hint = "return as many values with as many dimensions; what changes their form belongs in `data.map`"
+            raise ConfigError(Problem(("data", "augment"), f"{message}; {hint}"))
 
     def _source(self, elements: tf.data.Dataset, name: str, first: int, *, ends: bool) -> Source:
         ends = ends and not self.own  # those of one's own data are agreed upon with the rows of each batch
@@ -151,6 +167,14 @@ class Split:
 def after(load: Callable[..., Batch], action: Callable[[Batch], Batch]) -> Callable[..., Batch]:
     """A `load` whose batches go through an action."""
     return lambda rows, *, at_once=1: action(load(rows, at_once=at_once))
+
+
+def _form(load: Callable[..., Batch], sample: tf.data.Dataset) -> str:
+    """Return the structure of an example, with the number of dimensions of each value; empty if there is none."""
+    for element in sample.take(1):
+        shapes = tf.nest.map_structure(lambda leaf: f"{leaf.shape.rank - 1} dimensions", load(element))
+        return str(shapes).replace("'", "").replace("1 dimensions", "1 dimension")
+    return ""
 
 
 def _with_rows(elements: tf.data.Dataset) -> tf.data.Dataset:

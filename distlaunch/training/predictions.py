@@ -13,44 +13,39 @@ import keras
 import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import WHOLE, Split, make_split, shares, with_preprocessing, worker_of
-from distlaunch.data.splits import read_splits
-from distlaunch.strategies.sources import Share
+from distlaunch.data.split import Split
 
 
-def in_order(config: RunConfig, run: RunDir, name: str, validation: Split | None, share: Share = WHOLE) -> Split:
-    """A split as the data function gives it: not shuffled, nothing dropped; of one that repeats for ever, as many
-    batches as an epoch or a validation has.
+def in_order(config: RunConfig, name: str, train: Split, validation: Split | None, purpose: str
+             ) -> tuple[Split, int | None]:  # fmt: skip
+    """Return a split as the data function gives it, and how many batches of it are read; None: all.
+
+    It is not shuffled, augmented or weighted; nothing is dropped or skipped.
 
     Args:
-        validation: the split for validation, which always is so.
-        share: this process's part of each batch, where processes have different examples.
+        purpose: what it is read for, such as `predict`, for a message.
 
     Raises:
         ConfigError: there is no such split.
     """
     if name == "train":
-        split, steps = _training_split(config, run, share), config.train.steps_per_epoch
+        assert train.in_order is not None, "it is for training"
+        split, steps = train.in_order(), config.train.steps_per_epoch
     else:
         split, steps = validation, config.validation.steps if config.validation else None
     if split is None:
-        raise ConfigError(Problem(("data",), f"there is no {name} split to predict"))
-    if split.endless:
-        assert steps is not None, "no session opens such a split without"
-        batches = split.batches
-        split = replace(split, batches=lambda number, start: batches(number, start).take(steps), num_batches=steps)
-    return split
+        raise ConfigError(Problem(("data",), f"there is no {name} split to {purpose}"))
+    assert steps is not None or not split.endless, "no session opens such a split without"
+    return split, steps if split.endless else None
 
 
-def _training_split(config: RunConfig, run: RunDir, share: Share) -> Split:
-    """Read anew: who trains has no need to keep what the data function gave."""
-    splits = with_preprocessing(read_splits(config.data, worker_of(share)), config, run)
-    section = config.data.model_copy(update={"validation_examples": config.data.train_examples})
-    split = make_split(splits.train, section, seed=config.seed, training=False, preprocessing=splits.preprocessing,
-                       share=shares(config.data, share)[0])  # fmt: skip
-    return replace(split, name="train")
+def first_batches(split: Split, number: int | None) -> Split:
+    """Return a split that ends after the first global batches; None: the split as it is."""
+    if number is None:
+        return split
+    batches = split.batches
+    return replace(split, batches=lambda pass_, start: batches(pass_, start).take(number), num_batches=number)
 
 
 def named_arrays(predictions: Any) -> dict[str, np.ndarray]:

@@ -47,7 +47,7 @@ from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import LoopEnd, TrainingLoop
-from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.predictions import first_batches, in_order, named_arrays, write_arrays
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
@@ -142,13 +142,10 @@ class Session:
     def evaluate_checkpoint(self, split: str, step: int | BestName | None) -> Logs | None:
         """The metrics of a checkpoint on one split, every example counted once; None if asked to stop."""
         self._restorer.restore(self.program, step)
-        data = self.validation if split == "validation" else self.train
-        if data is None:
-            raise ConfigError(Problem(("data",), f"there is no {split} split to evaluate on"))
+        # all of it, also where training validates on a part only
+        data, steps = in_order(self._config, split, self.train, self.validation, "evaluate on")
         if not self._can_be_tested:
             raise ConfigError(Problem(("compile",), "evaluation needs a loss, or a test_step of the model's own"))
-        # all of it, also where training validates on a part only
-        steps = self._config.validation.steps if data.endless and self._config.validation else None
         with label_errors_explained():
             logs = self.program.evaluate(data.evaluation_source(), steps, self._should_stop)
         return None if logs is None else scalars(logs)
@@ -160,7 +157,7 @@ class Session:
             output: the file; None: one below the run directory.
         """
         self._restorer.restore(self.program, step)
-        data = in_order(self._config, self._run, split, self.validation, self._share())
+        data = first_batches(*in_order(self._config, split, self.train, self.validation, "predict"))
         predictions = self.program.predict(data.evaluation_source(), self._should_stop)
         if predictions is None:
             return

@@ -44,7 +44,7 @@ def images(folder: str | None = None) -> dict[str, Any]:
 
 
 def records(folder: str | None = None) -> dict[str, Any]:
-    """The same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `augment`."""
+    """The same images as TFRecord shards, `SPLIT-SHARD.tfrecord`; see `decode` and `flip`."""
     root = _made("records", folder, _write_records)
     return {split: tfrecord(root / f"{split}-*.tfrecord", features=_FEATURES) for split in _SIZES}
 
@@ -61,9 +61,8 @@ def decode(example: dict[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(image, tf.float32), example["label"]
 
 
-def augment(example: dict[str, tf.Tensor], seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """As `decode`, mirrored at random: the same for each (seed, epoch, example), whoever does it."""
-    image, label = decode(example)
+def flip(image: tf.Tensor, label: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mirror an image at random: the same for each (seed, epoch, example), whichever process does it."""
     return tf.image.stateless_random_flip_left_right(image, seed), label
 
 

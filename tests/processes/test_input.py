@@ -64,13 +64,17 @@ def drawn():
     return {{"train": (ROWS[order], ROWS[order].sum(1))}}
 
 
-def look(number, seed):
+def look(number):
     def read(number):
         note("train" if number < 203 else "validation", number)
         return ROWS[number]
 
     row = tf.ensure_shape(tf.numpy_function(read, [number], tf.float32), [6])
-    return row + 0.1 * tf.random.stateless_normal([6], seed), tf.reduce_sum(row)
+    return row, tf.reduce_sum(row)
+
+
+def noisy(row, total, seed):
+    return row + 0.1 * tf.random.stateless_normal([6], seed), total
 
 
 def spoilt(x, y):
@@ -103,7 +107,7 @@ STRATEGIES = {
     "jax": ("strategy={kind: jax, mesh: {batch: 2}}", "cluster.workers=2"),
     "dtensor": ("strategy={kind: dtensor, mesh: {batch: 2}}", "cluster.workers=2"),
 }
-PIPELINE = ("data.function=mine.py:numbers", "data.map=mine.py:look")
+PIPELINE = ("data.function=mine.py:numbers", "data.map=mine.py:look", "data.augment=mine.py:noisy")
 
 
 def line_of(text: str, mark: str) -> int:
@@ -279,7 +283,7 @@ def test_the_plan_shows_who_reads_what(project: Path) -> None:
     told = run("plan", "mine.yaml", "--data", "--json", *overrides((*PIPELINE, *STRATEGIES["jax"])), cwd=project)[1]
     data = json.loads(told)["data"]
     assert data["splits"]["train"] | {"first": []} == {
-        "examples": 203, "batches": 9, "shuffled": True, "by_number": False, "work": "map", "first": [],
+        "examples": 203, "batches": 9, "shuffled": True, "by_number": False, "work": "map and augment", "first": [],
         "buffer_examples": 203, "buffer_bytes": 203 * 8, "ahead_batches": 2, "ahead_bytes": 2 * 25 * 28,
     }  # fmt: skip
     assert {(entry["start"], entry["stop"]) for entry in data["splits"]["train"]["first"]} == {(0, 25)}, "odd: whole"

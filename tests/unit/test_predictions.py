@@ -16,9 +16,10 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
+from distlaunch.data.source import open_splits
 from distlaunch.data.splits import Splits
 from distlaunch.strategies.predictions import concatenated, make_predict_call
-from distlaunch.training.predictions import in_order, named_arrays, write_arrays
+from distlaunch.training.predictions import first_batches, in_order, named_arrays, write_arrays
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 ONE = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -109,7 +110,8 @@ def split_of(tmp_path: Path, name: str, splits: Splits, train: Any = None, **dat
     GIVEN.update(train=splits.train, validation=splits.validation)
     section = {"function": f"{__name__}:given", "global_batch": 4, **data}
     config = RunConfig.model_validate({"model": {"function": "m:f"}, "data": section, "train": train or {}})
-    source = in_order(config, RunDir(tmp_path), name, None).evaluation_source()
+    _, train, validation = open_splits(config, RunDir(tmp_path))
+    source = first_batches(*in_order(config, name, train, validation, "predict")).evaluation_source()
     rows = [source.load(element)[0].numpy() for element in source.elements.take(4)]
     return np.concatenate(rows).tolist()
 

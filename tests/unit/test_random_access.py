@@ -21,7 +21,8 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
-from distlaunch.data.examples.each_example import ExampleMap, num_threads  # noqa: E402
+from distlaunch.data.examples import each_example  # noqa: E402
+from distlaunch.data.examples.each_example import num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
@@ -133,8 +134,8 @@ def test_the_order_is_that_of_arrays(
 
 @FEWER
 @given(replicas=st.integers(1, 4), kind=st.sampled_from(["items", "arrays", "pipeline"]), start=st.integers(0, 4))
-def test_a_map_gets_a_seed_for_each_epoch_and_example(replicas: int, kind: str, start: int) -> None:
-    def mapped(x: Any, y: Any, seed: Any) -> Any:
+def test_augment_gets_a_seed_for_each_epoch_and_example(replicas: int, kind: str, start: int) -> None:
+    def augment(x: Any, y: Any, seed: Any) -> Any:
         return tf.stack([tf.cast(x, tf.int64), *tf.unstack(seed)]), y
 
     x = np.arange(12)
@@ -143,7 +144,7 @@ def test_a_map_gets_a_seed_for_each_epoch_and_example(replicas: int, kind: str, 
         "arrays": (x, x),
         "pipeline": tf.data.Dataset.from_tensor_slices((x, x)),
     }[kind]
-    split = make_split_with(data, mapped, seed=7)
+    split = make_split_with(data, augment=augment, seed=7)
     assert split.num_batches == 3
     source = split.training_source(*divmod(start, 3), ends_visible=False, batches=6 - start)
     rows = [row.tolist() for parts in whole(source, replicas) for part in parts for row in part[0]]
@@ -152,12 +153,12 @@ def test_a_map_gets_a_seed_for_each_epoch_and_example(replicas: int, kind: str, 
     assert {key for _, key, _ in rows} <= {7 * 1_000_003, 7 * 1_000_003 + 1}
 
 
-def make_split_with(data: Any, function: Any, seed: int = 0, **keys: Any) -> Any:
-    import distlaunch.data.source as source
-
+def make_split_with(data: Any, function: Any = None, augment: Any = None, seed: int = 0, **keys: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "example_map", lambda config, seed: ExampleMap(function, seed))
-        return make_split(data, config(map="unused:unused", **keys), seed=seed, training=True)
+        functions = {"unused:map": function, "unused:augment": augment}
+        patch.setattr(each_example, "load_function", lambda reference, key: functions[reference])
+        names = {name.partition(":")[2]: name for name, each in functions.items() if each is not None}
+        return make_split(data, config(**names, **keys), seed=seed, training=True)
 
 
 OTHER = np.zeros(4)
@@ -196,15 +197,22 @@ def test_objects_that_give_batches_or_no_end_are_refused() -> None:
 def test_a_map_that_does_not_fit_the_examples() -> None:
     with pytest.raises(ConfigError, match=r"called with \(x, y\), which one\(x\) does not take"):
         make_split_with(Given(9, lambda index: (index, index)), one).first_rows(2)
-    with pytest.raises(ConfigError, match="called with the example, which two"):
+    with pytest.raises(ConfigError, match=r"called with the example, which two\(x, y\) does not take"):
         make_split_with(tf.data.Dataset.range(9), two).first_rows(2)
+    augmented = make_split_with(tf.data.Dataset.range(9), augment=seeded)
+    with pytest.raises(ConfigError, match=r"data.augment: it is called with the example, which seeded\(x, y, seed\)"):
+        augmented.first_rows(2)
 
 
 def one(x: Any) -> Any:
     return x
 
 
-def two(x: Any, y: Any, seed: Any) -> Any:
+def two(x: Any, y: Any) -> Any:
+    return x, y
+
+
+def seeded(x: Any, y: Any, seed: Any) -> Any:
     return x, y
 
 

@@ -77,8 +77,8 @@ def split_of(kind: str, different: int, *, mapped: bool, batched: bool = False, 
         {"function": "unused:unused", "global_batch": BATCH, "batched": batched, "shuffle": shuffle, "args": {}}
     )
     with pytest.MonkeyPatch.context() as patch:
-        function = ExampleMap(lambda *parts: 0, seed=0) if mapped else None
-        patch.setattr(source, "example_map", lambda config, seed: function)
+        function = ExampleMap(lambda *parts: 0) if mapped else None
+        patch.setattr(source, "example_map", lambda config, seed, training: function)
         return make_split(data, config, seed=3, training=True)
 
 

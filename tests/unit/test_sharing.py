@@ -69,7 +69,7 @@ def test_any_number_of_workers_sees_the_same_batches(
     number = len(lengths)
     divisors = [workers for workers in range(1, number + 1) if number % workers == 0]
     workers = divisors[-1] if draw is None else draw.draw(st.sampled_from(divisors), "workers")
-    keys = {"map": f"{__name__}:keyed"} if mapped else {}
+    keys = {"augment": f"{__name__}:keyed"} if mapped else {}
     data = config(global_batch=each * number, streams=number, shuffle=shuffle, **keys)
 
     def reader(worker: int, of: int) -> list[list[Any]]:

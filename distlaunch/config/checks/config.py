@@ -85,6 +85,10 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
         yield Problem(("data", "args"), "arguments without 'function'; remove them, or add `function:`")
     if data.batched and data.function is None:
         yield Problem(("data", "batched"), "got true, but only a function's own pipelines can be batched; remove it")
+    for name in ("map", "augment"):
+        if data.batched and getattr(data, name) is not None:
+            message = f"got {getattr(data, name)} with `batched: true`, where it has no examples to work on"
+            yield Problem(("data", name), f"{message}; write `.map(...)` in your own pipeline, and remove it here")
     # `type` and not `isinstance`: True is an int
     if data.batched and type(data.shuffle) is int:
         message = f"got {data.shuffle} with `batched: true`; your own pipeline shuffles; write `shuffle: false`"

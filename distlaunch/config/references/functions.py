@@ -14,9 +14,11 @@ from distlaunch.base.errors import Problem
 from distlaunch.config.read.words import did_you_mean, listed, show
 from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.references.signatures import (
+    SEED,
     Function,
     argument_problems,
     context_problem,
+    map_with_seed,
     position_problem,
 )
 from distlaunch.config.references.sites import Site, sites
@@ -25,9 +27,9 @@ from distlaunch.config.run import RunConfig
 
 _GIVEN = {"preprocessing": 1}
 """Values that distlaunch gives by position, before the config's arguments."""
-_BY_NAME = {"map": ("seed",)}
+_BY_NAME = {"augment": (SEED,)}
 """Values that distlaunch gives by name, to a function that takes them."""
-_MAP_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
+_EXAMPLE_FORMS = (("x", "y"), ("example",), ("x", "y", "sample_weight"))
 """Only the data shows what the examples are; see `data/examples/each_example.py`."""
 Forms = Mapping[str, tuple[tuple[str, ...], ...]]
 """Names of the values that a function is called with by position, by role; more than one where it may choose."""
@@ -44,7 +46,7 @@ class Calls:
 def reference_problems(config: RunConfig) -> list[Problem]:
     """What is wrong with the functions that a config names, whose files are absolute paths."""
     known: dict[Path, ModuleNames] = {}
-    forms = {"map": _MAP_FORMS, "step": config.strategy.step_forms}
+    forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
     return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called)]
 
@@ -98,7 +100,9 @@ def _check_name(site: Site, name: str, module: str, names: ModuleNames, called: 
 
 
 def _check_call(site: Site, function: Function, called: Calls) -> Iterator[Problem]:
-    if site.role in called.forms:
+    if site.role == "map" and SEED in function.by_name:
+        yield Problem(site.key, map_with_seed(str(function)))
+    elif site.role in called.forms:
         forms = called.forms[site.role]
         messages = [position_problem(function, names, _BY_NAME.get(site.role, ())) for names in forms]
         # one form that fits is enough

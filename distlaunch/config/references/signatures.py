@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from distlaunch.config.read.words import did_you_mean, listed
 
+SEED = "seed"
+"""The argument by which a `data.augment` function asks for random numbers of its own."""
+
 
 @dataclass(frozen=True)
 class Function:
@@ -73,6 +76,19 @@ def position_problem(function: Function, values: Sequence[str], by_name: Sequenc
     if least > number or (most is not None and most < number):
         return f"it is called with ({names}), which {function} does not take; write `def {function.name}({names})`"
     return None
+
+
+def map_with_seed(function: str) -> str:
+    """Return why a `data.map` function that takes `seed` is refused.
+
+    Args:
+        function: its name and arguments.
+    """
+    return (
+        f"{function} takes `seed`, for what is random, but `map` changes every split, validation and prediction too; "
+        "write `augment:` in place of `map:`, which is for training only, and leave what every split needs in a `map` "
+        "without `seed`, which comes first"
+    )
 
 
 def context_problem(function: Function, *, given: bool) -> str | None:

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from distlaunch.config.read.tree import Key
 from distlaunch.config.run import Component, RunConfig
 
-Role = Literal["model", "data", "map", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"]
+Role = Literal[
+    "model", "data", "map", "augment", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"
+]
 
 STAND_IN = "unknown:unknown"
 """Stands for a reference that is missing or wrong, so that the rest of a config can be checked."""
@@ -40,6 +42,8 @@ def sites(config: RunConfig) -> Iterator[Site]:
         yield Site(("data", "function"), config.data.function, "data", config.data.args, ("data", "args"))
     if config.data.map is not None:
         yield Site(("data", "map"), config.data.map, "map")
+    if config.data.augment is not None:
+        yield Site(("data", "augment"), config.data.augment, "augment")
     if (before := config.data.preprocessing) is not None:
         key = ("data", "preprocessing")
         yield Site((*key, "function"), before.function, "preprocessing", before.args, (*key, "args"))

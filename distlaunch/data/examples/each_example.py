@@ -1,4 +1,4 @@
-"""What is done to each example by itself: `data.map`, decoding, reading; several at a time, in tf.data's threads."""
+"""What is done to each example by itself: reading, decoding, `data.map`, `data.augment`; in tf.data's threads."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.cores import num_cores
+from distlaunch.config.references.signatures import SEED, map_with_seed
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
@@ -20,50 +21,77 @@ from distlaunch.data.user_functions import both_ways
 from distlaunch.strategies.replica.input import num_rows, pack
 from distlaunch.strategies.sources import Batch
 
-SEED = "seed"
-"""The argument by which a `data.map` function asks for random numbers of its own."""
-
 
 class ExampleMap:
-    """The config's `data.map`.
+    """The config's `data.map` and `data.augment`, one after the other.
 
     Args:
+        map_function: for every split; None: there is none.
+        augment: for training only; None: there is none, or the split is not for training.
         seed: of the run.
+
+    Attributes:
+        work: names of the keys whose functions are called.
     """
 
-    def __init__(self, function: Callable[..., Any], seed: int) -> None:
-        self._function = both_ways(function)
+    def __init__(
+        self, map_function: Callable[..., Any] | None, augment: Callable[..., Any] | None = None, seed: int = 0
+    ) -> None:
+        self._map = None if map_function is None else both_ways(map_function)
+        self._augment = None if augment is None else both_ways(augment)
+        self._seeded = augment is not None and _takes_seed(augment)
         self._seed = seed
-        self._takes_seed = SEED in inspect.signature(function).parameters
+        self.work = [key for key, function in (("map", map_function), ("augment", augment)) if function is not None]
 
     def __call__(self, example: Any, number_of_pass: tf.Tensor, index: tf.Tensor) -> Any:
-        """What it makes of an example.
+        """Return what the functions make of an example.
 
         Args:
             number_of_pass, index: int64 scalars; what is random depends on the run's seed and on them, so that it is
                 the same whichever process does it.
         """
-        arguments = example if isinstance(example, tuple) else (example,)
-        self._check(len(arguments))
-        if not self._takes_seed:
-            return self._function(*arguments)
-        return self._function(*arguments, seed=tf.stack([seed_of_pass(self._seed, number_of_pass), index]))
-
-    def _check(self, number: int) -> None:
-        signature = inspect.signature(self._function)
-        try:
-            signature.bind(*range(number), **({SEED: None} if self._takes_seed else {}))
-        except TypeError:
-            names = ("the example", "(x, y)", "(x, y, sample_weight)")
-            given = names[number - 1] if number <= len(names) else f"the {number} parts of an example"
-            own = f"{self._function.__name__}({', '.join(signature.parameters)})"
-            message = f"it is called with {given}, which {own} does not take"
-            raise ConfigError(Problem(("data", "map"), message)) from None
+        if self._map is not None:
+            example = _called(self._map, example, "map")
+        if self._augment is None:
+            return example
+        seed = {SEED: tf.stack([seed_of_pass(self._seed, number_of_pass), index])} if self._seeded else {}
+        return _called(self._augment, example, "augment", **seed)
 
 
-def example_map(config: DataConfig, seed: int) -> ExampleMap | None:
-    """Raises ConfigError if there is no such function."""
-    return None if config.map is None else ExampleMap(load_function(config.map, ("data", "map")), seed)
+def _called(function: Callable[..., Any], example: Any, key: str, **by_name: Any) -> Any:
+    arguments = example if isinstance(example, tuple) else (example,)
+    try:
+        inspect.signature(function).bind(*arguments, **by_name)
+    except TypeError:
+        number = len(arguments)
+        names = ("the example", "(x, y)", "(x, y, sample_weight)")
+        given = names[number - 1] if number <= len(names) else f"the {number} parts of an example"
+        message = f"it is called with {given}, which {_signature(function)} does not take"
+        raise ConfigError(Problem(("data", key), message)) from None
+    return function(*arguments, **by_name)
+
+
+def _takes_seed(function: Callable[..., Any]) -> bool:
+    return SEED in inspect.signature(function).parameters
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    return f"{function.__name__}({', '.join(inspect.signature(function).parameters)})"
+
+
+def example_map(config: DataConfig, seed: int, *, training: bool) -> ExampleMap | None:
+    """Return what the config does to each example of a split; None if nothing.
+
+    Raises:
+        ConfigError: there is no such function, or `map` takes `seed`.
+    """
+    keys = {key: reference for key in ("map", "augment") if (reference := getattr(config, key)) is not None}
+    functions = {key: load_function(reference, ("data", key)) for key, reference in keys.items()}
+    if "map" in functions and _takes_seed(functions["map"]):
+        # the check of the config has not seen it: behind a decorator, or made by other code
+        raise ConfigError(Problem(("data", "map"), map_with_seed(_signature(functions["map"]))))
+    augment = functions.get("augment") if training else None
+    return ExampleMap(functions.get("map"), augment, seed) if augment is not None or "map" in functions else None
 
 
 def num_threads(config: DataConfig) -> int:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.examples.each_example import ExampleMap, batch_of, batches_at_once, first_failure, num_threads
 from distlaunch.data.examples.read_failures import noted
@@ -97,7 +98,7 @@ class Indexed:
             describe=functools.cache(self._examples.describe),
             at_once=None if whole else batches_at_once(self._config),
             threads=0 if whole else num_threads(self._config),
-            work=" and ".join(["reading"] * (not self._examples.whole) + ["map"] * (self._map is not None)),
+            work=joined([*["reading"] * (not self._examples.whole), *(self._map.work if self._map else ())]),
             global_batch=self._size,
             in_python=self._examples.in_python,
         )

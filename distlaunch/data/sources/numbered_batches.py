@@ -163,8 +163,10 @@ def offer_splits(
     """
     length = None if config.data.sharding == "function" else train.num_batches
     offer("train", _train_readers(config, splits, train, context).offered(train, length))
-    once = EachReader(lambda _: Reader(train, once=True), timed=False)
-    offer("train:once", once.offered(train, train.num_batches))
+    assert train.in_order is not None, "it is for training"
+    ordered = train.in_order()
+    once = EachReader(lambda _: Reader(ordered, once=True), timed=False)
+    offer("train:once", once.offered(ordered, ordered.num_batches))
     if validation is not None:
         readers = EachReader(lambda _: Reader(validation, once=True), timed=False)
         offer("validation:once", readers.offered(validation, validation.num_batches))
@@ -184,7 +186,8 @@ def _train_readers(config: RunConfig, splits: Splits, train: Split, context: Wor
         split = train
         if worker != context.worker:  # one of several in this process
             other = read_splits(config.data, replace(context, worker=worker))
-            split = make_split(other.train, config.data, seed=config.seed, training=True)
+            layer = splits.preprocessing
+            split = make_split(other.train, config.data, seed=config.seed, training=True, preprocessing=layer)
         return OwnReader(split, context.num_workers)
 
     make = {"function": own, "shuffled": drawing}.get(config.data.sharding, lambda _: Reader(train, once=False))

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import (
@@ -88,7 +89,7 @@ class Pipeline:
             describe=functools.cache(self._describe),
             at_once=None if self._map is None else batches_at_once(self._config),
             threads=0 if self._map is None else num_threads(self._config),
-            work="" if self._map is None else "map",
+            work="" if self._map is None else joined(self._map.work),
             buffer=self._buffer_size,
             global_batch=config.global_batch,
             glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,

@@ -92,8 +92,9 @@ def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
     if not rules:
         return split
     if split.labels is None:
-        check = functools.partial(_checked, rules)
-        return replace(split, load=after(split.load, check), check=check)
+        check, in_order = functools.partial(_checked, rules), split.in_order
+        ordered = None if in_order is None else functools.cache(lambda: with_rules(in_order(), rules))
+        return replace(split, load=after(split.load, check), check=check, in_order=ordered)
     check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
     return split
 
