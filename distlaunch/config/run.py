@@ -67,8 +67,9 @@ class Data(Section):
     SavedModel, which so takes what the data function gives."""
     global_batch: Positive
     """Examples in one step, over all replicas together."""
-    batched: bool = False
-    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then."""
+    batched: bool | None = None
+    """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then.
+    False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error."""
     shuffle: bool | Positive = True
     """True: over all examples that can be found by number, a buffer of 10,000 for tf.data pipelines, or of as many as
     `shuffle_buffer_bytes` holds. A number: a buffer of that many."""

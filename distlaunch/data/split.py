@@ -24,6 +24,21 @@ _ZERO = np.int64(0)
 
 
 @dataclass(frozen=True)
+class Batching:
+    """What suggests that the elements of a pipeline are batches, although the config does not say so.
+
+    Attributes:
+        rows: leading dimension that all parts of the first element share.
+        is_certain: the pipeline itself shows it; else only a model can that takes one dimension less.
+        is_even: the next elements have the same leading dimension.
+    """
+
+    rows: int
+    is_certain: bool
+    is_even: bool
+
+
+@dataclass(frozen=True)
 class Split:
     """One split, ready to be read.
 
@@ -40,6 +55,7 @@ class Split:
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
         unaugmented: the same without `data.augment`; None where it does not change this split.
+        batching: return what suggests that the elements are batches already; None where nothing does.
         in_order: of a split for training: return the same examples as they are evaluated, unchanged, in their own
             order and all of them.
         check: see `Source.check`.
@@ -67,6 +83,7 @@ class Split:
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[..., Batch] | None = None
     unaugmented: Split | None = None
+    batching: Callable[[], Batching | None] = lambda: None
     in_order: Callable[[], Split] | None = None
     check: Callable[[Batch], Batch] | None = None
     labels: Any = None

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +43,14 @@ class Findings:
     rules: list[LabelRule] = field(default_factory=list)
 
 
-def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Findings | None = None) -> keras.Model:
+def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Findings | None = None,
+                check: Callable[[keras.Model], None] = lambda model: None) -> keras.Model:  # fmt: skip
     """Calls the model's function under the strategy, compiles, and creates every variable.
 
     Args:
         rows: a few examples, to learn shapes from.
         findings: gets what is found out.
+        check: called with the model before it is given any rows.
 
     Raises:
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
@@ -57,6 +59,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
     restart_names()
     with strategy.scope(), policy(config.precision):
         model = _model(config, rows)
+        check(model)
         check_precision(config.precision, model)
         if config.compile is not None:
             _compile(model, config.compile)

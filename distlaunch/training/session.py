@@ -25,6 +25,7 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
+from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
@@ -91,9 +92,10 @@ class Session:
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
+        self._check_not_batched(None)
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         findings = Findings()
-        self.model = build_model(config, self.strategy, self._rows, findings)
+        self.model = build_model(config, self.strategy, self._rows, findings, self._check_not_batched)
         # now, while the layers still hold the losses that they have added
         self._can_be_tested = can_be_tested(self.model)
         self._heed(findings)
@@ -232,6 +234,11 @@ class Session:
             self._emit(Notice(level="warning", message=changed))
         self._emit(found)
         return train, validation, splits.preprocessing
+
+    def _check_not_batched(self, model: keras.Model | None) -> None:
+        splits = {"train": self.train, "validation": self.validation}
+        given = {name: split for name, split in splits.items() if split is not None}
+        check_not_batched(given, str(self._config.data.function), model)
 
     def _share(self) -> Share:
         return self.strategy.share() if self._config.data.gives_context else Share()

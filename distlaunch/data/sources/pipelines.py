@@ -31,8 +31,9 @@ from distlaunch.data.examples.each_example import (
 from distlaunch.data.examples.read_failures import Find, noted
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.seeds import seed_of_pass
-from distlaunch.data.split import Split
+from distlaunch.data.split import Batching, Split
 from distlaunch.strategies.graph_clock import now
+from distlaunch.strategies.patches.tensorflow_private import batching_of
 from distlaunch.strategies.replica.input import num_rows, slice_rows
 from distlaunch.strategies.sources import Batch
 
@@ -92,6 +93,7 @@ class Pipeline:
             work="" if self._map is None else joined(self._map.work),
             buffer=self._buffer_size,
             global_batch=config.global_batch,
+            batching=functools.cache(self._batching),
             glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
         )
 
@@ -100,6 +102,21 @@ class Pipeline:
         held = 0 if self._seed is None or self._config.batched else self._buffer
         held = min(held, known) if known >= 0 else held
         return held, held * self._example_bytes if held else 0
+
+    def _batching(self) -> Batching | None:
+        if self._config.batched is not None or not self.head:
+            return None
+        first, *others = ({leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(element)}
+                          for element in self.head)  # fmt: skip
+        if len(first) > 1 or None in first:
+            return None
+        how, several = batching_of(self._dataset), len(tf.nest.flatten(self.head[0])) > 1
+        is_open = all(leaf.shape[0] is None for leaf in tf.nest.flatten(self._dataset.element_spec))
+        # `.batch()` also cuts a text into sequences, all of one length, of which a function then makes examples
+        mapped_later = self._map is not None
+        seen = (is_open and (several or not mapped_later)) or (how == "last" and several and not mapped_later)
+        is_even = all(sizes == first for sizes in others)
+        return Batching(int(first.pop()), is_certain=how is not None and seen, is_even=is_even)
 
     # order
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -18,14 +18,55 @@ _FLATTEN = Symbol("tensorflow.Module._flatten", "(self, ..., predicate=None, ...
 _IGNORED = Symbol("tensorflow.Module._TF_MODULE_IGNORED_PROPERTIES")
 _IS_DETERMINISTIC = Symbol("tensorflow.python.framework.config.is_op_determinism_enabled", "()")
 _SERIALIZED = Symbol("tensorflow.data.Dataset._as_serialized_graph", "(self, ...)")
+_INPUTS = Symbol("tensorflow.data.Dataset._inputs", "(self)")
+_OPS = "tensorflow.python.data.ops"
+_BATCHES = tuple(
+    Symbol(f"{_OPS}.{path}")
+    for path in (
+        "batch_op._BatchDataset",
+        "batch_op._ParallelBatchDataset",
+        "padded_batch_op._PaddedBatchDataset",
+        "rebatch_op._RebatchDataset",
+    )
+)
+_MAPS = tuple(Symbol(f"{_OPS}.map_op.{name}") for name in ("_MapDataset", "_ParallelMapDataset"))
+_KEEP_ELEMENTS = tuple(
+    Symbol(f"{_OPS}.{path}")
+    for path in (
+        "cache_op.CacheDataset",
+        "concatenate_op._ConcatenateDataset",
+        "dataset_ops._OptionsDataset",
+        "filter_op._FilterDataset",
+        "ignore_errors_op._IgnoreErrorsDataset",
+        "prefetch_op._PrefetchDataset",
+        "repeat_op._RepeatDataset",
+        "shuffle_op._ShuffleDataset",
+        "skip_op._SkipDataset",
+        "take_op._TakeDataset",
+        "zip_op._ZipDataset",
+    )
+)
 
 PATCH = Patch(
-    symbols=(_CURRENT_CONTEXT, _SET_KEY, _GET_KEY, _DELETE_KEY, _FLATTEN, _IGNORED, _IS_DETERMINISTIC, _SERIALIZED),
+    symbols=(
+        _CURRENT_CONTEXT,
+        _SET_KEY,
+        _GET_KEY,
+        _DELETE_KEY,
+        _FLATTEN,
+        _IGNORED,
+        _IS_DETERMINISTIC,
+        _SERIALIZED,
+        _INPUTS,
+        *_BATCHES,
+        *_MAPS,
+        *_KEEP_ELEMENTS,
+    ),
     why="The processes of a job agree by TensorFlow's own coordination service, a tf.Module's variables are found with "
-    "their places in it, `verify` reads which operations a data pipeline has, and a graph that must be deterministic "
-    "cannot read the time.",
-    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph, "
-    "whether operations are deterministic.",
+    "their places in it, `verify` reads which operations a data pipeline has, a pipeline that ends with `.batch()` is "
+    "recognised, and a graph that must be deterministic cannot read the time.",
+    until="TensorFlow makes public: the coordination service, Module's traversal with paths, a pipeline's graph and "
+    "transformations, whether operations are deterministic.",
 )
 
 
@@ -57,6 +98,25 @@ def pipeline_graph(dataset: tf.data.Dataset) -> Any:
     """The GraphDef of a data pipeline."""
     _SERIALIZED.get()
     return tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+
+
+def batching_of(dataset: tf.data.Dataset) -> Literal["last", "mapped"] | None:
+    """Return whether the elements of a pipeline come from `.batch()` or its kin.
+
+    Returns:
+        `last`: as they were batched; `mapped`: a function was applied to each batch afterwards; None: neither, as far
+        as can be seen.
+    """
+    _INPUTS.get()
+    batches, maps, keep = (tuple(symbol.get() for symbol in kinds) for kinds in (_BATCHES, _MAPS, _KEEP_ELEMENTS))
+    if isinstance(dataset, batches):
+        return "last"
+    if not isinstance(dataset, (*maps, *keep)):
+        return None
+    found = [batching_of(each) for each in dataset._inputs()]
+    if None in found or not found:
+        return None
+    return "mapped" if isinstance(dataset, maps) or "mapped" in found else "last"
 
 
 def schedule_traced_graphs(strategy: tf.distribute.ParameterServerStrategy) -> None:

@@ -1,0 +1,59 @@
+"""Pipelines whose elements are batches already: training would make batches of batches, with plausible losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.plural import joined
+from distlaunch.data.split import Batching, Split
+
+
+def check_not_batched(splits: dict[str, Split], function: str, model: Any) -> None:
+    """Raise ConfigError if the elements of a split are batches, without `batched: true`.
+
+    A model that declares its inputs shows what one example is. For others the pipeline must show it.
+
+    Args:
+        splits: by name.
+        function: that returns them, for the message.
+        model: None where there is none yet: then only what no model could take is an error.
+    """
+    found = {name: split.batching() for name, split in splits.items()}
+    rows = {name: each.rows for name, each in found.items() if each is not None and _is_batched(
+        splits[name], each, model)}  # fmt: skip
+    if not rows:
+        return
+    which = f"{function} returns a pipeline of batches for {joined(list(rows))}"
+    sizes = joined([f"{number:,}" for number in dict.fromkeys(rows.values())])
+    message = f"{which}: an element holds {sizes} examples, and would count as one"
+    if len(rows) == len(splits):
+        remedy = "write `batched: true` to train on these batches as they are, or leave `.batch(...)` out"
+    else:
+        remedy = "leave `.batch(...)` out, as in the other split"
+    hint = f"{remedy}; if each element is one example, such as a matrix, write `batched: false`"
+    raise ConfigError(Problem(("data", "batched"), f"missing: {message}; {hint}"))
+
+
+def _is_batched(split: Split, seems: Batching, model: Any) -> bool:
+    if model is None:
+        return seems.is_certain and not seems.is_even
+    is_certain = seems.is_certain
+    declared = getattr(model, "inputs", None) or []
+    given = tf.nest.flatten(keras.utils.unpack_x_y_sample_weight(split.first_rows(1))[0])
+    if len(declared) != len(given) or not declared:
+        return is_certain
+    shapes = [(tuple(each.shape), tuple(value.shape)) for each, value in zip(given, declared, strict=True)]
+    if all(len(rows) == len(takes) for rows, takes in shapes):
+        return False
+    return all(_is_batch(rows, takes) for rows, takes in shapes) or is_certain
+
+
+def _is_batch(rows: tuple[int | None, ...], takes: tuple[int | None, ...]) -> bool:
+    """Return whether each row has the shape of a batch of what a model takes, and Keras would not drop a dimension."""
+    if len(rows) != len(takes) + 1 or (rows[-1] == 1 and takes[-1] != 1):
+        return False
+    return all(None in pair or pair[0] == pair[1] for pair in zip(rows[2:], takes[1:], strict=True))

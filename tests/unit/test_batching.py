@@ -1,0 +1,153 @@
+"""A pipeline that yields batches is recognised; one that yields matrices, windows or sequences is not taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distlaunch.base.errors import ConfigError
+from distlaunch.config.run import Data
+
+tf = pytest.importorskip("tensorflow")
+
+import keras  # noqa: E402
+
+from distlaunch.data.batching import check_not_batched  # noqa: E402
+from distlaunch.data.source import make_split  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("virtual_devices")
+layers = keras.layers
+X = np.arange(240, dtype=np.float32).reshape(40, 6)
+Y = X.sum(1, keepdims=True)
+
+
+def pairs() -> Any:
+    return tf.data.Dataset.from_tensor_slices((X, Y))
+
+
+def open_model() -> Any:
+    return keras.Sequential([layers.Dense(1)])
+
+
+def row_model() -> Any:
+    return keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+
+
+def matrix_model() -> Any:
+    return keras.Sequential([layers.Input((None, 6)), layers.Dense(1)])
+
+
+def two_inputs() -> Any:
+    inputs = {"a": keras.Input((6,)), "b": keras.Input(())}
+    return keras.Model(inputs, layers.Dense(1)(inputs["a"]))
+
+
+def column_model() -> Any:
+    return keras.Sequential([layers.Input((6,)), layers.Dense(1)])
+
+
+def shifted(line: Any) -> Any:
+    return line[:-1], line[1:]
+
+
+def as_inputs(x: Any, y: Any) -> Any:
+    return {"a": x, "b": x[:, 0]}, y
+
+
+def generator(spec: Any) -> Any:
+    return tf.data.Dataset.from_generator(lambda: iter([(X[:8], Y[:8])] * 5), output_signature=(spec, spec))
+
+
+BATCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "batch last": (lambda: pairs().batch(16), open_model),
+    "one batch of another size": (lambda: pairs().batch(39), open_model),
+    "even batches": (lambda: pairs().batch(8, drop_remainder=True), open_model),
+    "in parallel, prefetched": (lambda: pairs().shuffle(9).batch(16, num_parallel_calls=2).prefetch(2), open_model),
+    "mapped as a whole": (lambda: pairs().batch(16).map(lambda x, y: (x / 2, y)).cache().repeat(2), open_model),
+    "padded": (lambda: pairs().padded_batch(10), open_model),
+    "zipped": (lambda: tf.data.Dataset.zip((pairs().batch(8), pairs().batch(8))).map(lambda a, b: a), open_model),
+    "declared": (lambda: pairs().batch(8, drop_remainder=True).map(lambda x, y: (x, y)), row_model),
+    "declared, from a generator": (lambda: generator(tf.TensorSpec([8, None])), row_model),
+    "declared, two inputs": (lambda: pairs().batch(8).map(as_inputs), two_inputs),
+    "a subclass": (lambda: pairs().batch(16), lambda: Subclass()),
+}
+
+
+@keras.saving.register_keras_serializable()
+class Subclass(keras.Model):
+    pass
+
+
+@pytest.mark.parametrize("case", BATCHES)
+@pytest.mark.parametrize("name", ["train", "validation"])
+def test_batches(case: str, name: str) -> None:
+    data, model = BATCHES[case]
+    with pytest.raises(
+        ConfigError, match=r"data.batched: missing: mine.py:data returns a pipeline of batches for"
+    ) as got:
+        check(data(), model())
+    assert "an element holds" in str(got.value)
+    assert "write `batched: true`" in str(got.value)
+    other = {name: pairs(), ({"train", "validation"} - {name}).pop(): data()}
+    with pytest.raises(ConfigError, match=r"leave `.batch\(...\)` out, as in the other split; .* `batched: false`"):
+        check(other["train"], model(), other["validation"])
+    check(data(), model(), batched=False, rows=False)
+    check(data(), model(), batched=True)
+
+
+NO_BATCHES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "rows": (pairs, open_model),
+    "rows of a declared model": (pairs, row_model),
+    "windows": (lambda: windows().map(lambda w: (w, w)), open_model),
+    "sequences of a text": (
+        lambda: tf.data.Dataset.range(404).batch(101, drop_remainder=True).map(shifted),
+        open_model,
+    ),
+    "sequences without labels": (lambda: tf.data.Dataset.range(400).batch(100, drop_remainder=True), open_model),
+    "matrices of a declared model": (lambda: pairs().batch(8, drop_remainder=True), matrix_model),
+    "open matrices of a declared model": (lambda: pairs().batch(8), matrix_model),
+    "matrices from a generator": (lambda: generator(tf.TensorSpec([None, None])), open_model),
+    "unbatched": (lambda: pairs().batch(8).unbatch(), open_model),
+    "a label for each": (lambda: pairs().batch(8).map(lambda x, y: (x, y[0])), open_model),
+    "a last dimension that Keras drops": (lambda: pairs().map(lambda x, y: (x[:, None], x)), column_model),
+}
+
+
+def windows() -> Any:
+    return tf.data.Dataset.range(40).window(8, 2, drop_remainder=True).flat_map(lambda part: part.batch(8))
+
+
+@pytest.mark.parametrize("case", NO_BATCHES)
+def test_examples(case: str) -> None:
+    data, model = NO_BATCHES[case]
+    check(data(), model(), data(), rows=False)
+
+
+def test_other_data_is_not_looked_at() -> None:
+    check((np.zeros([4, 8, 6]), np.zeros([4, 8, 1])), row_model())
+
+
+def test_what_data_map_makes_of_a_text_is_an_example() -> None:
+    keys = {"map": f"{__name__}:shifted"}
+    check(tf.data.Dataset.range(404).batch(101, drop_remainder=True), open_model(), **keys)
+    with pytest.raises(ConfigError, match="batches"):
+        check(pairs().batch(16), open_model(), map=f"{__name__}:same")
+
+
+def same(x: Any, y: Any) -> Any:
+    return x, y
+
+
+def check(train: Any, model: Any, validation: Any = None, *, rows: bool = True, **keys: Any) -> None:
+    """As a session does it: before it reads rows, and with the model."""
+    config = Data(function="mine.py:data", args={}, global_batch=8, **keys)
+    splits = {"train": make_split(train, config, seed=0, training=True)}
+    if validation is not None:
+        splits["validation"] = make_split(validation, config, seed=0, training=False)
+    for each in (None, model):
+        check_not_batched(splits, "mine.py:data", each)
+        if rows:
+            splits["train"].first_rows(2)
