@@ -9,17 +9,17 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
+from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.split import Batching, Split
 
 
-def check_not_batched(splits: dict[str, Split], function: str, model: Any) -> None:
+def check_not_batched(splits: dict[str, Split], config: DataConfig, model: Any) -> None:
     """Raise ConfigError if the elements of a split are batches, without `batched: true`.
 
     A model that declares its inputs shows what one example is. For others the pipeline must show it.
 
     Args:
         splits: by name.
-        function: that returns them, for the message.
         model: None where there is none yet: then only what no model could take is an error.
     """
     found = {name: split.batching() for name, split in splits.items()}
@@ -27,10 +27,12 @@ def check_not_batched(splits: dict[str, Split], function: str, model: Any) -> No
         splits[name], each, model)}  # fmt: skip
     if not rows:
         return
-    which = f"{function} returns a pipeline of batches for {joined(list(rows))}"
+    which = f"{config.function} returns a pipeline of batches for {joined(list(rows))}"
     sizes = joined([f"{number:,}" for number in dict.fromkeys(rows.values())])
     message = f"{which}: an element holds {sizes} examples, and would count as one"
-    if len(rows) == len(splits):
+    if config.streams is not None:
+        remedy = "leave `.batch(...)` out: each stream gives a part of a batch"
+    elif len(rows) == len(splits):
         remedy = "write `batched: true` to train on these batches as they are, or leave `.batch(...)` out"
     else:
         remedy = "leave `.batch(...)` out, as in the other split"

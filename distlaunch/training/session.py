@@ -238,7 +238,7 @@ class Session:
     def _check_not_batched(self, model: keras.Model | None) -> None:
         splits = {"train": self.train, "validation": self.validation}
         given = {name: split for name, split in splits.items() if split is not None}
-        check_not_batched(given, str(self._config.data.function), model)
+        check_not_batched(given, self._config.data, model)
 
     def _share(self) -> Share:
         return self.strategy.share() if self._config.data.gives_context else Share()

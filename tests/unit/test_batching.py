@@ -17,6 +17,7 @@ import keras  # noqa: E402
 
 from distlaunch.data.batching import check_not_batched  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
+from distlaunch.data.splits import StreamData  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 layers = keras.layers
@@ -130,6 +131,11 @@ def test_other_data_is_not_looked_at() -> None:
     check((np.zeros([4, 8, 6]), np.zeros([4, 8, 1])), row_model())
 
 
+def test_batches_of_streams() -> None:
+    with pytest.raises(ConfigError, match=r"leave `.batch\(...\)` out: each stream gives a part of a batch"):
+        check(StreamData({at: pairs().batch(8) for at in range(2)}, 2), open_model(), streams=2)
+
+
 def test_what_data_map_makes_of_a_text_is_an_example() -> None:
     keys = {"map": f"{__name__}:shifted"}
     check(tf.data.Dataset.range(404).batch(101, drop_remainder=True), open_model(), **keys)
@@ -148,6 +154,6 @@ def check(train: Any, model: Any, validation: Any = None, *, rows: bool = True, 
     if validation is not None:
         splits["validation"] = make_split(validation, config, seed=0, training=False)
     for each in (None, model):
-        check_not_batched(splits, "mine.py:data", each)
+        check_not_batched(splits, config, each)
         if rows:
             splits["train"].first_rows(2)

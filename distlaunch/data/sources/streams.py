@@ -84,6 +84,7 @@ class Streams:
             parts[0].sample,
             endless=any(part.endless for part in parts),
             describe=functools.cache(self._describe),
+            batching=parts[0].batching,
             at_once=parts[0].at_once,
             threads=parts[0].threads,
             work=parts[0].work,
