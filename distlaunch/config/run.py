@@ -65,8 +65,8 @@ class Data(Section):
     preprocessing: Preprocessing | None = None
     """Turns the inputs of each batch into the model's. Made once for a run, kept in its directory, and part of a
     SavedModel, which so takes what the data function gives."""
-    global_batch: Positive
-    """Examples in one step, over all replicas together."""
+    global_batch: Positive | None = None
+    """Examples in one step, over all replicas together. null: those of the batches of a `keras.utils.PyDataset`."""
     batched: bool | None = None
     """True: the function's tf.data pipelines yield global batches, in their own order; `shuffle` does nothing then.
     False: they yield examples. null: examples too, and a pipeline that seems to yield batches is an error."""
@@ -101,6 +101,12 @@ class Data(Section):
     train_examples: Positive | None = None
     """Use only the first N examples for training."""
     validation_examples: Positive | None = None
+
+    @property
+    def batch(self) -> int:
+        """The global batch, once it is known: of a `keras.utils.PyDataset`, after it has been read."""
+        assert self.global_batch is not None, "the config says it, or the data have been read"
+        return self.global_batch
 
     @property
     def gives_context(self) -> bool:

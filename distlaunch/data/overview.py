@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import open_splits
+from distlaunch.data.source import open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import first_worker
 from distlaunch.data.split import Split
 from distlaunch.strategies.replica.input import first_row, own_rows
@@ -25,6 +25,7 @@ def overview(config: RunConfig, run: RunDir, num_gpus: int | None) -> dict[str, 
         ConfigError: the data does not fit the config.
     """
     splits, train, validation = open_splits(config, run, context=first_worker(config))
+    config = with_global_batch(config, train)
     both = {"train": train, "validation": validation}
     readers = _readers(config, num_gpus)
     return {
@@ -51,7 +52,7 @@ def _readers(config: RunConfig, num_gpus: int | None) -> list[dict[str, Any]]:
 
 
 def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) -> dict[str, Any]:
-    batch = config.data.global_batch
+    batch = config.data.batch
     examples, num_bytes = split.buffer()
     first = [_numbers(split, at, batch, reader) for at in range(_BATCHES) for reader in readers]
     most = max((entry["stop"] - entry["start"] for entry in first), default=batch)

@@ -27,9 +27,10 @@ from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.preprocessing import Preprocessing, prepare
 from distlaunch.data.sources.indexed import Examples, Indexed
 from distlaunch.data.sources.pipelines import Pipeline
+from distlaunch.data.sources.py_datasets import PyDatasets, check_config
 from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split, after
-from distlaunch.data.splits import Splits, StreamData, read_splits
+from distlaunch.data.splits import PyData, Splits, StreamData, read_splits
 from distlaunch.strategies.replica.input import first_row, pack
 from distlaunch.strategies.sources import Share
 
@@ -45,7 +46,7 @@ def worker_of(share: Share) -> WorkerContext:
 
 def make_split(
     data: Any, config: DataConfig, *, seed: int, training: bool, preprocessing: Preprocessing | None = None,
-    share: Share = WHOLE,
+    share: Share = WHOLE, epoch_steps: int | None = None,
 ) -> Split:  # fmt: skip
     """Makes one split readable.
 
@@ -56,9 +57,16 @@ def make_split(
         training: False: own order, no class weights, nothing dropped, skipped or augmented.
         preprocessing: what the inputs of each batch go through last.
         share: which part of each batch the data is for, if other processes have other data.
+        epoch_steps: batches of an epoch, if the config says it.
     """
+    if isinstance(data, PyData):
+        return _py_split(data, config, seed, epoch_steps, training=training, preprocessing=preprocessing)
+    if config.global_batch is None:
+        message = f"missing: {config.function} gives examples, and not batches as a keras.utils.PyDataset does"
+        hint = "add `global_batch:` below `data:`, the number of examples of a step"
+        raise ConfigError(Problem(("data", "global_batch"), f"{message}; {hint}"))
     if share.number > 1 and not isinstance(data, StreamData):
-        config = config.model_copy(update={"global_batch": _rows_of(share, config.global_batch)})
+        config = config.model_copy(update={"global_batch": _rows_of(share, config.batch)})
         _check_part(data, share)
     limit = config.train_examples if training else config.validation_examples
     skips = training and config.on_error == "skip"
@@ -99,6 +107,27 @@ def make_split(
     split = made(example_map(config, seed, training=True), trains=True)
     unaugmented = made(plain, trains=True) if config.augment is not None else None
     return replace(split, unaugmented=unaugmented, in_order=functools.cache(in_order))
+
+
+def _py_split(data: PyData, config: DataConfig, seed: int, epoch_steps: int | None, *, training: bool,
+              preprocessing: Preprocessing | None) -> Split:  # fmt: skip
+    limit = config.train_examples if training else config.validation_examples
+    weigh = class_weights(config.class_weight) if config.class_weight else None
+
+    def made(data: PyData, *, trains: bool) -> Split:
+        datasets = PyDatasets(data, config, limit, seed, shuffle=trains and config.shuffle is not False, trains=trains,
+                              drop=trains and config.remainder == "drop", epoch_steps=epoch_steps)  # fmt: skip
+        check_config(config, data.dataset, datasets.global_batch, training=training)
+        split = datasets.split()
+        load = after(split.load, weigh) if trains and weigh is not None else split.load
+        prepared = load if preprocessing is None else after(load, preprocessing)
+        return replace(split, load=prepared, load_raw=load, name="train" if training else "validation")
+
+    split = made(data, trains=training)
+    if not training:
+        return split
+    # its hooks must not be called for the dataset that training reads
+    return replace(split, in_order=functools.cache(lambda: made(PyData(data.again(), data.again), trains=False)))
 
 
 def _check_part(data: Any, share: Share) -> None:
@@ -146,6 +175,17 @@ def _pool(data: Any, config: DataConfig, seed: int) -> ReaderPool | None:
     return reader_pool(data, config.processes, seed) if config.processes and _is_read_by_python(data) else None
 
 
+def with_global_batch(config: RunConfig, train: Split) -> RunConfig:
+    """Return the config with the global batch that the training data have, where it does not say it.
+
+    Raises:
+        ConfigError: neither says it.
+    """
+    if config.data.global_batch is not None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"global_batch": train.global_batch})})
+
+
 def open_splits(
     config: RunConfig, run: RunDir, share: Share = WHOLE, context: WorkerContext | None = None
 ) -> tuple[Splits, Split, Split | None]:
@@ -162,7 +202,10 @@ def open_splits(
     splits = with_preprocessing(read_splits(config.data, context or worker_of(share)), config, run)
     layer = splits.preprocessing
     of_train, of_validation = shares(config.data, share)
-    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train)
+    steps = config.train.steps_per_epoch
+    train = make_split(splits.train, config.data, seed=config.seed, training=True, preprocessing=layer, share=of_train,
+                       epoch_steps=steps)  # fmt: skip
+    config = with_global_batch(config, train)
     validation = None
     if splits.validation is not None:
         validation = make_split(splits.validation, config.data, seed=config.seed, training=False, preprocessing=layer,

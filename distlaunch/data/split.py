@@ -55,6 +55,8 @@ class Split:
         pick: pass and batch number in it -> a row source, at once; None where it takes reading all before it.
         load_raw: as `load`, without the preprocessing.
         unaugmented: the same without `data.augment`; None where it does not change this split.
+        reads_all: the name of what every process reads whole, and not its own rows alone; empty otherwise.
+        is_numbered: batches are found by number although there is no end to them.
         batching: return what suggests that the elements are batches already; None where nothing does.
         in_order: of a split for training: return the same examples as they are evaluated, unchanged, in their own
             order and all of them.
@@ -83,6 +85,8 @@ class Split:
     pick: Callable[[int, int], Any] | None = None
     load_raw: Callable[..., Batch] | None = None
     unaugmented: Split | None = None
+    reads_all: str = ""
+    is_numbered: bool = False
     batching: Callable[[], Batching | None] = lambda: None
     in_order: Callable[[], Split] | None = None
     check: Callable[[Batch], Batch] | None = None
@@ -113,6 +117,9 @@ class Split:
         """
 
         kept = []
+        position = skip or offset
+        if self.is_numbered:
+            offset, skip = position, 0
 
         def one_pass(number: tf.Tensor) -> tf.data.Dataset:
             start = tf.where(number == first_pass, tf.constant(offset, tf.int64), tf.constant(0, tf.int64))
@@ -127,7 +134,7 @@ class Split:
         elements = tf.data.Dataset.range(first_pass, last).flat_map(one_pass)
         if self.forever is not None and self.num_batches is None and not ends_visible:
             elements = _with_rows(self.forever()) if self.own else self.forever()
-        first = skip if self.num_batches is None else first_pass * self.num_batches + offset
+        first = position if self.num_batches is None else first_pass * self.num_batches + offset
         elements = elements.skip(skip) if skip else elements
         if self.running is not None and self.glimpse is not None:
             self.running.begin()

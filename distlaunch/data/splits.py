@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -32,9 +33,21 @@ class StreamData:
 
 
 @dataclass(frozen=True)
+class PyData:
+    """A split that is a `keras.utils.PyDataset`.
+
+    Attributes:
+        again: call the data function again, for a dataset whose hooks have not been called yet.
+    """
+
+    dataset: keras.utils.PyDataset
+    again: Callable[[], keras.utils.PyDataset]
+
+
+@dataclass(frozen=True)
 class Splits:
-    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, or
-    streams.
+    """Each split is `(x, y[, weight])` arrays, a `tf.data.Dataset`, an object that gives examples by number, streams,
+    or `PyData`.
 
     Attributes:
         origin: where the data came from, for people.
@@ -57,7 +70,19 @@ def read_splits(config: DataConfig, context: WorkerContext = ALONE) -> Splits:
         return _read_tfds(config)
     if config.streams is not None:
         return _read_streams(config, config.streams, context)
-    return _returned(config, context if config.sharding == "function" else None)
+    return _with_py_data(config, context if config.sharding == "function" else None)
+
+
+def _with_py_data(config: DataConfig, context: WorkerContext | None) -> Splits:
+    splits = _returned(config, context)
+
+    def given(name: str) -> Any:
+        split = getattr(splits, name)
+        if not isinstance(split, keras.utils.PyDataset):
+            return split
+        return PyData(split, lambda: getattr(_returned(config, context), name))
+
+    return replace(splits, train=given("train"), validation=given("validation"))
 
 
 def _read_streams(config: DataConfig, number: int, context: WorkerContext) -> Splits:
@@ -98,12 +123,12 @@ def _returned(config: DataConfig, context: WorkerContext | StreamContext | None)
         return Splits(returned["train"], returned.get("validation"), returned.get("origin", origin))
     if isinstance(returned, (tuple, list)) and len(returned) == 2 and all(_is_dataset(part) for part in returned):
         return Splits(returned[0], returned[1], origin)
-    if _is_dataset(returned) or gives_items(returned):
+    if _is_dataset(returned) or gives_items(returned) or isinstance(returned, keras.utils.PyDataset):
         return Splits(returned, None, origin)
     message = (
         f"{config.function} returned {type(returned).__name__}; expected {{'train': ..., 'validation': ...}}, each a "
-        "tf.data.Dataset, a tuple of arrays (x, y) or (x, y, sample_weight), or an object with __len__ and __getitem__ "
-        "that gives an example"
+        "tf.data.Dataset, a tuple of arrays (x, y) or (x, y, sample_weight), an object with __len__ and __getitem__ "
+        "that gives an example, or a keras.utils.PyDataset"
     )
     raise ConfigError(Problem(("data", "function"), message))
 

@@ -46,7 +46,7 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     """What makes a run of any length one of a few steps, the last with an uneven batch if the data allows it."""
     batch = config.data.global_batch
     # batches that the function makes can only be counted
-    if config.data.batched:
+    if config.data.batched or batch is None:
         slice_of_data = (f"train.steps_per_epoch={STEPS}",)
     else:
         examples = STEPS * batch - (batch // 2 if config.data.remainder == "keep" else 0)

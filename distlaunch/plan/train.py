@@ -267,7 +267,7 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     stall = "" if plan.stall_timeout_s is None else f", {plan.stall_timeout_s:g} s without progress"
     lines = [
         f"run       {plan.run_dir}, attempt {plan.attempt}",
-        f"strategy  {config.strategy.kind}, global batch {config.data.global_batch}",
+        f"strategy  {config.strategy.kind}, global batch {config.data.global_batch or 'of the data'}",
         f"engine    {plan.engine}",
         f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
     ]

@@ -17,7 +17,7 @@ from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config, split_add
 from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.seeds import seed_process
-from distlaunch.data.source import open_splits
+from distlaunch.data.source import open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
 from distlaunch.strategies.parameter_server.strategy import start_server
@@ -53,6 +53,7 @@ def serve(config: RunConfig, run: RunDir, task: Task, asked_to_stop: threading.E
         # before the server starts: the coordinator may send work at once
         context = WorkerContext(len(spec.jobs["worker"]), task.index)
         splits, train, validation = open_splits(config, run, context=context)
+        config = with_global_batch(config, train)
         offer_splits(config, splits, train, validation, context)
         timer = StepTimer(emit, train, config.data, reads_ahead=False)
     # an evaluator is no part of TensorFlow's cluster

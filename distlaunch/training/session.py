@@ -21,6 +21,7 @@ from distlaunch.base.events import (
     TrainingStarted,
     VariablesPlaced,
 )
+from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
@@ -29,7 +30,7 @@ from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
-from distlaunch.data.source import Split, open_splits
+from distlaunch.data.source import Split, open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
@@ -92,6 +93,9 @@ class Session:
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         self.train, self.validation, self._preprocessing = self._read_data()
+        if config.data.global_batch is None:
+            self._config = config = with_global_batch(config, self.train)
+            self._report_shares()
         self._check_not_batched(None)
         self._rows = self.train.first_rows(SAMPLE_ROWS)
         findings = Findings()
@@ -221,9 +225,18 @@ class Session:
         config = self._config
         context = first_worker(config)
         splits, train, validation = open_splits(config, self._run, self._share(), context)
+        config = with_global_batch(config, train)
         if config.cluster.hosting == "in_process":
             offer_splits(config, splits, train, validation, context)
         train, validation = compared(config, self.strategy, train, validation, self._emit)
+        read_by_all = sorted(
+            {split.reads_all for split in (train, validation) if split is not None and split.reads_all}
+        )
+        if read_by_all and self.strategy.is_chief and sum(config.strategy.jobs(config.cluster).values()) > 1:
+            message = (
+                f"{joined(read_by_all)}: each process reads all batches, since their examples cannot be read alone"
+            )
+            self._emit(Notice(level="info", message=message))
         examples = {"train": train.num_examples}
         if validation is not None:
             examples["validation"] = validation.num_examples
@@ -273,7 +286,7 @@ class Session:
                 loop=config.train.loop,
                 replicas=self.strategy.num_replicas,
                 tasks=sum(config.strategy.jobs(config.cluster).values()) or 1,
-                global_batch=config.data.global_batch,
+                global_batch=config.data.batch,
                 epochs=config.train.epochs,
                 first_epoch=start.epoch,
                 first_step=start.step,

@@ -19,8 +19,6 @@ from distlaunch.config.run import Data
 
 tf = pytest.importorskip("tensorflow")
 
-import keras  # noqa: E402
-
 from distlaunch.data.examples import each_example  # noqa: E402
 from distlaunch.data.examples.each_example import num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
@@ -178,14 +176,7 @@ def test_what_cannot_be_used_is_named(data: Any, kind: type[Exception], told: st
         whole(make_split(data, config(), seed=0, training=True).evaluation_source())
 
 
-def test_objects_that_give_batches_or_no_end_are_refused() -> None:
-    class Batches(keras.utils.PyDataset):
-        def __len__(self) -> int:
-            return 2
-
-    with pytest.raises(ConfigError, match="whose items are batches"):
-        make_split(Batches(), config(), seed=0, training=True)
-
+def test_objects_without_an_end_are_refused() -> None:
     class Endless(Given):
         def __len__(self) -> int:
             raise OverflowError("cannot fit 'int' into an index-sized integer")

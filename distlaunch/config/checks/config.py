@@ -98,9 +98,10 @@ def data_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
             yield Problem(("data", "class_weight", label), f"got {weight}; expected a weight of at least 0")
         if label < 0:
             yield Problem(("data", "class_weight", label), f"got class {label}; classes are numbered from 0")
-    if data.remainder == "drop" and data.train_examples is not None and data.train_examples < data.global_batch:
+    least = data.global_batch or 1
+    if data.remainder == "drop" and data.train_examples is not None and data.train_examples < least:
         message = f"got {data.train_examples}, less than a global batch, so that `remainder: drop` leaves no step"
-        yield Problem(("data", "train_examples"), f"{message}; use at least {data.global_batch}, or `remainder: keep`")
+        yield Problem(("data", "train_examples"), f"{message}; use at least {least}, or `remainder: keep`")
 
 
 def loop_fits(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
@@ -153,7 +154,7 @@ def most_steps(config: RunConfig) -> int | None:
     data, train = config.data, config.train
     if train.steps_per_epoch is not None:
         return train.epochs * train.steps_per_epoch
-    if data.train_examples is None or data.batched:
+    if data.train_examples is None or data.batched or data.global_batch is None:
         return None
     steps = data.train_examples / data.global_batch
     return train.epochs * (math.floor(steps) if data.remainder == "drop" else math.ceil(steps))

@@ -31,7 +31,9 @@ def _function_fits(config: RunConfig) -> Iterator[Problem]:
     if data.preprocessing is not None:
         message = "it learns from all training examples, and with `data.sharding: function` no process has them all"
         yield Problem(("data", "preprocessing"), f"{message}; make the layer part of the model, or use 'rows'")
-    if config.strategy.in_lockstep and data.global_batch < workers:
+    if data.global_batch is None:
+        yield Problem(("data", "global_batch"), "missing: `data.sharding: function` needs it; add it below `data:`")
+    elif config.strategy.in_lockstep and data.global_batch < workers:
         message = f"got {data.global_batch}, but {workers} workers each give a part of it; use at least {workers}"
         yield Problem(("data", "global_batch"), message)
     if config.strategy.has_coordinator and config.train.steps_per_epoch is None:
@@ -43,6 +45,9 @@ def _streams_fit(config: RunConfig) -> Iterator[Problem]:
     data, workers = config.data, config.cluster.num_workers
     streams, batch = data.streams, data.global_batch
     assert streams is not None, "asked for only then"
+    if batch is None:
+        yield Problem(("data", "global_batch"), "missing: `data.streams` needs it; add it below `data:`")
+        return
     if config.strategy.has_coordinator:
         message = f"got {streams}, but {config.strategy.kind} gives any batch to any worker, and streams only go on"
         yield Problem(_STREAMS, f"{message}; use files that can be read by number, or `data.sharding: function`")

@@ -22,6 +22,8 @@ def share_note(config: RunConfig, parts: int) -> str:
     Replicas weigh their parts by rows, so that one row more or less makes no difference worth a word.
     """
     batch, strategy = config.data.global_batch, config.strategy
+    if batch is None:
+        return ""
     below = batch // parts * parts
     who = strategy.parts_in_words(config.cluster, parts)
     if below and (strategy.has_replicas or below == batch):

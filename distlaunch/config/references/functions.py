@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distlaunch.base.errors import Problem
 from distlaunch.config.read.words import did_you_mean, listed, show
+from distlaunch.config.references.batch_size import batch_size_problems
 from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.references.signatures import (
     SEED,
@@ -48,7 +49,8 @@ def reference_problems(config: RunConfig) -> list[Problem]:
     known: dict[Path, ModuleNames] = {}
     forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
-    return [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called)]
+    found = [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called)]
+    return [*batch_size_problems(config), *found]
 
 
 def _check(site: Site, known: dict[Path, ModuleNames], called: Calls) -> Iterator[Problem]:

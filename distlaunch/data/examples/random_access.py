@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -152,10 +151,6 @@ def gives_items(value: Any) -> bool:
 
 
 def _length(items: Any) -> int:
-    if isinstance(items, keras.utils.PyDataset):
-        message = f"{type(items).__name__} is a keras.utils.PyDataset, whose items are batches"
-        hint = "return an object whose items are examples: with __len__ and __getitem__ of your own, without the class"
-        raise ConfigError(Problem(_KEY, f"got {message}; {hint}"))
     try:
         number = len(items)
     except (TypeError, OverflowError) as error:

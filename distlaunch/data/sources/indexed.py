@@ -75,7 +75,7 @@ class Indexed:
     def __init__(self, examples: Examples, config: DataConfig, example_map: ExampleMap | None, seed: int | None, *,
                  drop: bool, skips: bool = False) -> None:  # fmt: skip
         self._examples, self._config, self._map, self._seed = examples, config, example_map, seed
-        self._size, self._number = config.global_batch, examples.number
+        self._size, self._number = config.batch, examples.number
         self._used = self._number - self._number % self._size if drop else self._number
         if self._number < (self._size if drop else 1):
             raise ConfigError(Problem(("data",), f"{self._number} examples make no batch of {self._size}"))

@@ -58,7 +58,7 @@ class Pipeline:
                  example_map: ExampleMap | None, seed: int | None, *, drop: bool,
                  stream: StreamContext = ONLY) -> None:  # fmt: skip
         if limit is not None:
-            dataset = dataset.take(math.ceil(limit / config.global_batch) if config.batched else limit)
+            dataset = dataset.take(math.ceil(limit / config.batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
         self._map = None if config.batched else example_map
         self._stream = stream
@@ -70,14 +70,14 @@ class Pipeline:
         known = length if length >= 0 else None
         count = known
         if known is not None and not batched:
-            size = config.global_batch
+            size = config.batch
             count = known // size if self._drop else math.ceil(known / size)
         if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
             hint = "add `.flat_map(...)` to the pipeline, such as `.flat_map(lambda window: window.batch(8))`"
             message = f"each example holds a dataset, as `.window()` makes them; {hint}"
             raise ConfigError(Problem(("data", "function"), message))
         if count == 0:
-            raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.global_batch}"))
+            raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.batch}"))
         rows = self._dataset if batched else self._as_rows(self._dataset, _ZERO).batch(1)
         return Split(
             None if batched else known,
@@ -92,7 +92,7 @@ class Pipeline:
             threads=0 if self._map is None else num_threads(self._config),
             work="" if self._map is None else joined(self._map.work),
             buffer=self._buffer_size,
-            global_batch=config.global_batch,
+            global_batch=config.batch,
             batching=functools.cache(self._batching),
             glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
         )
@@ -123,9 +123,9 @@ class Pipeline:
     def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         rows = self._dataset
         if not self._config.batched:
-            rows = self._shuffled(self._as_rows(rows, number_of_pass), number_of_pass).batch(self._config.global_batch)
+            rows = self._shuffled(self._as_rows(rows, number_of_pass), number_of_pass).batch(self._config.batch)
         if self._drop:
-            rows = rows.filter(packed(lambda batch: num_rows(batch) == self._config.global_batch))
+            rows = rows.filter(packed(lambda batch: num_rows(batch) == self._config.batch))
         return rows.skip(start)
 
     def _shuffled(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:

@@ -42,7 +42,7 @@ class Streams:
     def __init__(
         self, data: StreamData, config: DataConfig, example_map: ExampleMap | None, seed: int | None, name: str
     ) -> None:
-        part = config.model_copy(update={"global_batch": config.global_batch // data.number})
+        part = config.model_copy(update={"global_batch": config.batch // data.number})
         self._pipelines = {
             stream: Pipeline(dataset, part, None, example_map, seed, drop=False,
                              stream=StreamContext(data.number, stream))

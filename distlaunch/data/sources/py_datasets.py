@@ -1,0 +1,280 @@
+"""A `keras.utils.PyDataset` as a split: its items are global batches, read whole in every process.
+
+Its `on_epoch_begin` and `on_epoch_end` may change what the items are, so a pass can only be read in the state that all
+passes before it have led to. That state is reached again after a resume by calling both for each skipped pass.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.examples.each_example import no_rows, packed
+from distlaunch.data.examples.python_values import as_array, as_arrays
+from distlaunch.data.examples.read_failures import reading
+from distlaunch.data.fingerprints import fingerprint
+from distlaunch.data.split import Split
+from distlaunch.data.splits import PyData
+from distlaunch.strategies.replica.input import num_rows, slice_rows
+
+_KEY = ("data", "function")
+_BEGIN, _END, _ITEM, _FIRST = range(4)
+"""What draws random numbers of its own, in each pass."""
+
+
+class PyDatasets:
+    """One split.
+
+    Args:
+        limit: take no more examples, in whole batches.
+        seed: of the run.
+        shuffle: read the batches of each pass in an order that depends on the seed and the pass.
+        trains: call both hooks for each pass, as `fit` does; else `on_epoch_begin` alone, once.
+        drop: leave out batches that are smaller than the first.
+        epoch_steps: where the dataset has no end: batches of an epoch.
+    """
+
+    def __init__(self, data: PyData, config: DataConfig, limit: int | None, seed: int, *, shuffle: bool, trains: bool,
+                 drop: bool, epoch_steps: int | None) -> None:  # fmt: skip
+        self._data, self._config, self._seed, self._shuffle, self._drop = data, config, seed, shuffle, drop
+        self._name = type(data.dataset).__name__
+        self._epochs = _Epochs(data, seed, trains=trains)
+        number = _length(data.dataset)
+        self._epoch_steps = epoch_steps or np.iinfo(np.int64).max
+        # without an end, batches of two epochs would be read at the same time
+        self._threads = 1 if number is None else config.threads or data.dataset.workers
+        # shapes are learnt from as many batches as Keras does
+        heads = [self._item(0, at) for at in range(2 if number is None else min(number, 2))]
+        if not heads:
+            raise ConfigError(Problem(_KEY, f"got {self._name} without batches: its length is 0"))
+        self._structure, self._head = heads[0]
+        self._spec = [_spec([leaves[at] for _, leaves in heads], self._name) for at in range(len(self._head))]
+        rows = {len(leaf) for leaf in self._head}
+        if len(rows) > 1:
+            message = f"the arrays of batch 0 of {self._name} differ in length: {[leaf.shape for leaf in self._head]}"
+            raise ConfigError(Problem(_KEY, message))
+        self.global_batch = rows.pop()
+        if number is not None and limit is not None:
+            number = min(number, math.ceil(limit / self.global_batch))
+        self._number = number
+
+    def split(self) -> Split:
+        spec = tf.nest.pack_sequence_as(self._structure, self._spec)
+        counted = None if self._drop else self._number
+        return Split(
+            None,
+            counted,
+            self._batches,
+            lambda rows, *, at_once=1: rows,
+            tf.nest.map_structure(no_rows, spec),
+            self._sample,
+            endless=self._number is None,
+            describe=functools.cache(self._describe),
+            in_python=True,
+            global_batch=self.global_batch,
+            glimpse=self._glimpse,
+            reads_all=self._name,
+            is_numbered=self._number is None,
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+        # which batches are left out is only known once they have been read
+        first = tf.constant(0, tf.int64) if self._drop else start
+        if self._number is None:
+            numbers = tf.data.Dataset.range(first, np.iinfo(np.int64).max)
+        else:
+            numbers = tf.data.Dataset.from_tensor_slices(self._order(number_of_pass)[first:])
+
+        def read(index: tf.Tensor) -> Any:
+            at = number_of_pass if self._number is not None else index // self._epoch_steps
+            read = tf.numpy_function(self._read, [at, index, first], [leaf.dtype for leaf in self._spec])
+            leaves = [tf.ensure_shape(leaf, spec.shape) for leaf, spec in zip(read, self._spec, strict=True)]
+            return tf.nest.pack_sequence_as(self._structure, leaves)
+
+        threads = None if self._threads <= 1 else self._threads
+        rows = numbers.map(read, num_parallel_calls=threads, deterministic=None if threads is None else True)
+        if not self._drop:
+            return rows
+        return rows.filter(packed(lambda batch: num_rows(batch) == self.global_batch)).skip(start)
+
+    def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
+        order = tf.range(self._number, dtype=tf.int64)
+        if not self._shuffle:
+            return order
+        seed = [tf.constant(self._seed, tf.int64), number_of_pass]
+        return tf.random.experimental.stateless_shuffle(order, seed=seed)
+
+    def _read(self, number_of_pass: np.ndarray, index: np.ndarray, start: np.ndarray) -> list[np.ndarray]:
+        at, number = int(number_of_pass), int(index)
+        with reading(f"batch {number} of {self._name}"):
+            _, leaves = self._item(at, number)
+            if len(leaves) != len(self._spec):
+                raise DataError(f"it has {len(leaves)} parts, batch 0 has {len(self._spec)}")
+            for leaf, spec in zip(leaves, self._spec, strict=True):
+                if not spec.shape.is_compatible_with(leaf.shape):
+                    raise DataError(f"its shape is {leaf.shape}, that of other batches {tuple(spec.shape)}")
+            cast = [leaf.astype(object if spec.dtype == tf.string else spec.dtype.as_numpy_dtype, copy=False)
+                    for leaf, spec in zip(leaves, self._spec, strict=True)]  # fmt: skip
+        self._epochs.note(at, number, self._left(at, int(start)))
+        return cast
+
+    def _left(self, number_of_pass: int, start: int) -> int:
+        """Return how many batches of a pass are read by a source that began with batch `start`."""
+        if self._number is not None:
+            return self._number - start
+        return self._epoch_steps - max(start - number_of_pass * self._epoch_steps, 0)
+
+    def _item(self, number_of_pass: int, index: int) -> tuple[Any, list[np.ndarray]]:
+        dataset = self._epochs.begun(number_of_pass)
+        draws = (
+            _drawn_from(self._seed, number_of_pass, _ITEM, index) if self._threads <= 1 else contextlib.nullcontext()
+        )
+        with draws:
+            item = dataset[index]
+        item = tuple(item) if isinstance(item, list) else item if isinstance(item, (tuple, dict)) else (item,)
+        item = as_arrays(item)
+        return item, [as_array(leaf) for leaf in tf.nest.flatten(item)]
+
+    def _sample(self, number: int) -> tf.data.Dataset:
+        leaves = [tf.constant(leaf[:number]) for leaf in self._head]
+        return tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(self._structure, leaves))
+
+    @staticmethod
+    def _glimpse(rows: Any) -> Any:
+        """The first row, the last one, and their number."""
+        number = num_rows(rows)
+        return [slice_rows(rows, at, at + 1) for at in (tf.zeros_like(number), number - 1)], number
+
+    def _describe(self) -> str:
+        spec = tf.nest.pack_sequence_as(self._structure, self._spec)
+        return fingerprint([self._head], spec, [0])
+
+
+class _Epochs:
+    """The dataset in the state that its hooks have led to, for one pass at a time; safe for several threads.
+
+    It is not known what the hooks change, so an earlier pass begins with a new dataset of the data function's.
+    """
+
+    def __init__(self, data: PyData, seed: int, *, trains: bool) -> None:
+        self._data, self._seed, self._trains = data, seed, trains
+        self._lock = threading.Lock()
+        self._dataset = data.dataset
+        self._ended, self._is_begun = 0, False
+        self._read: set[int] = set()
+
+    def begun(self, number_of_pass: int) -> Any:
+        """Return the dataset as it is within a pass."""
+        with self._lock:
+            if not self._trains:
+                number_of_pass = 0
+            if number_of_pass < self._ended:
+                self._dataset = self._data.again()
+                self._ended, self._is_begun = 0, False
+            while self._ended < number_of_pass:
+                self._begin()
+                self._end()
+            self._begin()
+            return self._dataset
+
+    def note(self, number_of_pass: int, index: int, of: int) -> None:
+        """Note that a batch of a pass has been read; the last one ends the pass.
+
+        Args:
+            of: how many are read in this pass.
+        """
+        with self._lock:
+            if not self._trains or number_of_pass != self._ended or not self._is_begun:
+                return
+            self._read.add(index)
+            if len(self._read) == of:
+                self._end()
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            if self._ended == 0 and self._trains:
+                # `fit` does so, before its first epoch
+                with _drawn_from(self._seed, 0, _FIRST):
+                    self._dataset.on_epoch_end()
+            with _drawn_from(self._seed, self._ended, _BEGIN):
+                self._dataset.on_epoch_begin()
+            self._is_begun = True
+            self._read = set()
+
+    def _end(self) -> None:
+        with _drawn_from(self._seed, self._ended, _END):
+            self._dataset.on_epoch_end()
+        self._ended += 1
+        self._is_begun = False
+
+
+@contextlib.contextmanager
+def _drawn_from(*numbers: int) -> Iterator[None]:
+    """Within it, Python's and NumPy's global generators draw from a seed; afterwards they go on as before."""
+    before = random.getstate(), np.random.get_state()
+    random.seed(" ".join(map(str, numbers)))
+    np.random.seed(np.random.SeedSequence(numbers).generate_state(4))
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+
+
+def _length(dataset: keras.utils.PyDataset) -> int | None:
+    try:
+        return dataset.num_batches
+    except NotImplementedError:
+        message = f"got {type(dataset).__name__} with neither __len__ nor num_batches"
+        raise ConfigError(Problem(_KEY, f"{message}; add `def __len__(self)`, the number of batches")) from None
+
+
+def _spec(leaves: list[np.ndarray], name: str) -> tf.TensorSpec:
+    if any(leaf.ndim == 0 for leaf in leaves):
+        raise ConfigError(Problem(_KEY, f"batch 0 of {name} holds a single value; expected arrays with rows"))
+    text = leaves[0].dtype.kind in "OSU"
+    sizes = [None, *(size.pop() if len(size := {leaf.shape[at] for leaf in leaves}) == 1 else None
+                     for at in range(1, leaves[0].ndim))]  # fmt: skip
+    return tf.TensorSpec(sizes, tf.string if text else tf.as_dtype(leaves[0].dtype))
+
+
+def check_config(config: DataConfig, dataset: keras.utils.PyDataset, rows: int, *, training: bool) -> None:
+    """Raise ConfigError if the config says something that a `PyDataset` cannot follow.
+
+    Args:
+        rows: of its first batch.
+    """
+    name = type(dataset).__name__
+    problems = []
+    for key in ("map", "augment") if training else ("map",):
+        if getattr(config, key) is not None:
+            message = f"got {getattr(config, key)}, but {name} gives batches, in which it has no examples to work on"
+            problems.append(Problem(("data", key), f"{message}; do it in its __getitem__, and remove it here"))
+    if training and config.global_batch not in (None, rows):
+        message = f"got {config.global_batch}, but the batches of {name} have {rows} examples, and are global batches"
+        problems.append(Problem(("data", "global_batch"), f"{message}; remove it, or write {rows}"))
+    if training and config.sharding != "rows":
+        message = f"got '{config.sharding}', but each process reads all batches of {name}"
+        problems.append(Problem(("data", "sharding"), f"{message}; remove it"))
+    if training and config.on_error == "skip":
+        message = f"got 'skip', but {name} gives no example by number to take the place of one that fails"
+        problems.append(Problem(("data", "on_error"), f"{message}; write 'stop'"))
+    if training and config.processes is not None:
+        message = f"got {config.processes}, but {name} gives batches, which are read in threads"
+        problems.append(Problem(("data", "processes"), f"{message}; remove it, and give the dataset `workers`"))
+    if problems:
+        raise ConfigError(problems)
