@@ -222,11 +222,24 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Exported(Event):
-    """An export is written; `signature` gives its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`."""
+    """An export is written; `signature` gives its inputs and outputs: `serve(x: float32[?,28,28]) -> float32[?,10]`.
+
+    Attributes:
+        step: of the weights.
+    """
 
     format: str
     path: str
     signature: str = ""
+    step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportFailed(Event):
+    """Training is done, but some of what it should export is not there; `distlaunch export` tries it again."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,9 +150,10 @@ class Compile(Section):
         list[NamedMetric] | dict[str, list[NamedMetric]],
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
     ] = Field(default_factory=list)
-    weighted_metrics: Annotated[list[NamedMetric], Words("a list of metrics, such as [accuracy]")] = Field(
-        default_factory=list
-    )
+    weighted_metrics: Annotated[
+        list[NamedMetric] | dict[str, list[NamedMetric]],
+        Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
+    ] = Field(default_factory=list)
     jit_compile: bool = False
     """XLA. Off unless asked for: on CPU it makes some models slower (convolutions: 1.6 to 2.4 times)."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from distlaunch.base.errors import ConfigError, DistlaunchError
-from distlaunch.base.event_files import read_events
-from distlaunch.base.events import StepsDone
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
+from distlaunch.base.event_files import read_events, read_events_of
+from distlaunch.base.events import ExportFailed, StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.hosts import TooFewSlotsError
@@ -21,6 +21,7 @@ from distlaunch.engines import engine_of
 from distlaunch.engines.base import Needs
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
+from distlaunch.runs.paths import shown
 from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
@@ -180,6 +181,8 @@ def run_attempt(
             # a run that is resumed may have all of its workers again
             before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+        if mode == "train" and outcome.status == "done":
+            outcome = _with_failed_export(run, attempt, outcome)
         if before is not None and _was_in_vain(run, attempt, outcome):
             # it would stand in the way of every later resume
             write_atomically(run.config, before)
@@ -212,6 +215,16 @@ def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: All
     run.write_json(run.plan, plan.to_plain())
     run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
     return before
+
+
+def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:
+    """Return how a finished training has ended, exports included."""
+    failed = [event for event in read_events_of(run.events, ExportFailed) if event.attempt == attempt]
+    if not failed:
+        return outcome
+    again = f"the run is done; once that is mended, `distlaunch export {shown(run.path)}` writes it"
+    warnings = tuple(f"the export failed: {event.reason}; {again}" for event in failed)
+    return replace(outcome, exit_code=ExitCode.FAILED, warnings=(*outcome.warnings, *warnings))
 
 
 def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:

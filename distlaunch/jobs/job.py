@@ -14,6 +14,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
+from distlaunch.jobs.has_validation import check_has_validation
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.jobs.restarts import run_job
@@ -89,6 +90,9 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
             config, name, locate, note=f"there is no run called {name} yet: starting it" if request.resume else ""
         )
     if not has_more_to_do(config, found):
+        if request.resume:
+            note = f"{shown(found.path)} is finished already; more `train.epochs` go on with it"
+            return Choice(config, found.name, locate, found, note=note, finished=True)
         return Choice(config, name, locate, note=f"{shown(found.path)} is finished: starting a new run")
     return Choice(config, found.name, locate, found, note=f"resuming {shown(found.path)}")
 
@@ -205,6 +209,8 @@ def use_run(
         check_kept(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
     config, locate = _load_run(run, overrides, environ)
+    if not overrides and list(extra[:2]) == ["--split", "validation"]:
+        check_has_validation(run, config, mode)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough

@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.agent.output import LineSplitter
 from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import Event, TaskFailed
+from distlaunch.base.events import Event, ExportFailed, TaskFailed
+from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.cluster.spec import Task
-from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.plan.train import LaunchPlan, Mode, TaskPlan
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import KILLED, attempt_report
 from distlaunch.supervise.event_facts import EventFollower
@@ -117,6 +118,8 @@ class AttemptLogs:
         for event in self._events.read() if self._events else ():
             if self._events and self._events.is_for_show(event):
                 yield event
+            if isinstance(event, ExportFailed):
+                yield f"the export failed: {event.reason}"
             if isinstance(event, TaskFailed):
                 where = f" on {event.host}" if event.host else ""
                 yield f"{event.failed_task}{where}: {event.reason}"
@@ -144,7 +147,7 @@ class AttemptLogs:
 
 def show_logs(run: RunDir, selection: LogSelection, observer: LogView) -> None:
     """Shows what there is now."""
-    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
+    logs = AttemptLogs(run, _attempt(run, selection, is_busy=run.is_busy()), selection, observer)
     logs.show(selection.lines)
     logs.close()
 
@@ -174,12 +177,15 @@ def follow_logs(
         wait: waits a moment; returns whether there is still a reader.
         is_active: whether somebody will work on the run again, such as a job in a queue.
     """
-    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
+    busy = run.is_busy()
+    logs = AttemptLogs(run, _attempt(run, selection, is_busy=busy), selection, observer)
+    # of a run that nobody works on, later attempts only use what it has trained
+    known = max(_attempts(run), default=-1) if not busy else logs.attempt
     try:
         logs.show(selection.lines)
         while True:
             ended = not (run.is_busy() or is_active())  # asked first, so that what is read then is all there is
-            later = [number for number in _attempts(run) if number > logs.attempt]
+            later = [number for number in _attempts(run) if number > max(known, logs.attempt)]
             # a restart: the rest of the old attempt is shown first
             if later and selection.attempt is None:
                 logs.close()
@@ -202,13 +208,15 @@ def _attempts(run: RunDir) -> list[int]:
     return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
 
 
-def _attempt(run: RunDir, selection: LogSelection) -> int:
+def _attempt(run: RunDir, selection: LogSelection, *, is_busy: bool) -> int:
+    """Return the attempt to show: the newest; where nobody works on the run, the newest that trained."""
     attempts = _attempts(run)
     if not attempts:
         written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
         raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
     if selection.attempt is None:
-        return attempts[-1]
+        trained = [] if is_busy else [number for number in attempts if _plan_of(run, number).mode in RUN_MODES]
+        return (trained or attempts)[-1]
     if selection.attempt not in attempts:
         raise UsageError(f"--attempt: got {selection.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")
     return selection.attempt
@@ -217,10 +225,12 @@ def _attempt(run: RunDir, selection: LogSelection) -> int:
 def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
     """What an attempt has started, as far as it is needed to follow it."""
     names = list(run.tasks(attempt))
+    mode: Mode = "train"
     chief = "chief:0" if "chief:0" in names else "worker:0"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a notebook's has no plan
         plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
+        mode = cast(Mode, plain["mode"])
     tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)
     # without deadlines: nothing is started by it
-    return LaunchPlan(run.path, attempt, "train", tasks, 0, 0, chief=Task.parse(chief))
+    return LaunchPlan(run.path, attempt, mode, tasks, 0, 0, chief=Task.parse(chief))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import keras
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, DistlaunchError, Problem
 from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import (
     DataResolved,
     Evaluated,
     Event,
     Exported,
+    ExportFailed,
     Notice,
     Predicted,
     Restored,
@@ -28,6 +29,7 @@ from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
+from distlaunch.data.examples.user_lines import user_line
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits, with_global_batch
@@ -132,7 +134,7 @@ class Session:
         with label_errors_explained():
             outcome = self._restorer.with_matching_state(lambda: loop.run(start, self._restorer.take_state))
         if outcome.status == "done":
-            self.export(config.export, checked=check_exports)
+            self._export_trained(outcome.progress.step, checked=check_exports)
         return outcome
 
     def trained_model(self) -> keras.Model:
@@ -186,32 +188,45 @@ class Session:
         if is_module:
             check_formats_of_module(formats)
         self._restorer.restore(self.program, step)
-        self.export(formats)
-
-    def export(self, formats: Sequence[ExportFormat], *, checked: bool = True) -> None:
-        """Writes the model as it is; the chief does, the others wait for it."""
-        if not formats:
-            return
         state = self.program.snapshot()  # by all: each may hold parts of it
         if self.strategy.is_chief:
             with self._saving():
-                self._write_exports(state, formats, checked=checked)
+                self._write_exports(state, formats, self._restorer.restored_step, checked=True)
         self.program.agree(Vote())
 
-    def _write_exports(self, state: State, formats: Sequence[ExportFormat], *, checked: bool) -> None:
+    def _export_trained(self, step: int, *, checked: bool) -> None:
+        """Write the formats of the config, of the model as it is; the chief does, the others wait for it.
+
+        Whatever keeps it from being exported, it has been trained.
+        """
+        if not self._config.export:
+            return
+        state = self.program.snapshot()
+        if self.strategy.is_chief:
+            with self._saving():
+                try:
+                    self._write_exports(state, self._config.export, step, checked=checked)
+                except Exception as error:  # of many kinds: the user's code makes the model again
+                    known = isinstance(error, DistlaunchError)
+                    reason = str(error) if known else f"{type(error).__name__}: {error}{user_line(error)}"
+                    self._emit(ExportFailed(step=step, reason=reason))
+        self.program.agree(Vote())
+
+    def _write_exports(self, state: State, formats: Sequence[ExportFormat], step: int, *, checked: bool) -> None:
         raw = self.train.first_rows(CHECKED_ROWS, raw=True)
         rows = raw if self._preprocessing is None else self._preprocessing(raw)
         x = keras.utils.unpack_x_y_sample_weight(raw)[0]
         try:
             trained = Trained(self._config, state, rows, x, self._preprocessing)
-            self._report_exports(export_all(trained, self._run.export, formats, checked=checked))
+            self._report_exports(export_all(trained, self._run.export, formats, checked=checked), step)
         except ExportError as error:
-            self._report_exports(error.written)
+            self._report_exports(error.written, step)
             raise
 
-    def _report_exports(self, exports: list[Written]) -> None:
+    def _report_exports(self, exports: list[Written], step: int) -> None:
         for written in exports:
-            self._emit(Exported(format=written.format, path=str(written.path), signature=written.signature))
+            path, signature = str(written.path), written.signature
+            self._emit(Exported(format=written.format, path=path, signature=signature, step=step))
             for note in written.notes:
                 self._emit(Notice(level="warning", message=note))
 

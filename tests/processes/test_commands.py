@@ -119,7 +119,9 @@ def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
     assert "resuming runs/job" in out
     assert "restored  step 4" in out
     assert RunDir(shell.directory / "runs/job").next_attempt() == 2
-    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
+    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    assert shell("train", "job.yaml", "--resume")[:2] == (0, finished)
+    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--set", "resume=auto")[1]
     assert shell("train", "runs/job", "--resume")[:2] == (0, "runs/job is finished already\n")
 
 
@@ -155,7 +157,9 @@ def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
     assert code == 0
     assert out.startswith("resuming runs/job\n")
     assert "restored  step 8" in out
-    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--resume")[1]
+    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    assert shell("train", "job.yaml", "--resume")[:2] == (0, finished)
+    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--set", "resume=auto")[1]
 
 
 def test_resume_of_nothing(shell: Shell) -> None:

@@ -244,4 +244,58 @@ def test_a_bad_export_takes_no_good_one_s_place(folder: Path) -> None:
     )
     assert "Traceback" not in out + err
     assert (folder / "runs/own/export/model.keras").read_text() == "the good one"
-    assert "exported  saved_model  runs/own/export/saved_model   serve(" in out
+    assert "exported  saved_model  step 1  runs/own/export/saved_model   serve(" in out
+
+
+LOCAL = """
+import keras, numpy as np
+X = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+
+class Odd(keras.layers.Layer):
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        raise RuntimeError("has no config")  # odd
+
+def model(odd=False):
+    words = open("words.txt").read().split()
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(len(words)), *([Odd()] if odd else [])])
+
+def data():
+    return {"train": (X, X[:, :2])}
+"""
+
+
+def test_training_is_done_whatever_becomes_of_its_export(tmp_path: Path) -> None:
+    """A relative path leads where it did in training; a format that fails is reported, and the run is not to be blamed.
+
+    Afterwards: evaluating needs no process to say that there is no validation data, and `logs` shows the training.
+    """
+    (tmp_path / "mine.py").write_text(LOCAL)
+    (tmp_path / "words.txt").write_text("to be")
+    text = CONFIG.replace("{rating: mse, kind: mse}", "mse").replace(
+        "[saved_model, keras, weights, tflite]", "[weights]"
+    )
+    (tmp_path / "mine.yaml").write_text(text)
+    code, out, err = run("train", "mine.yaml", cwd=tmp_path)
+    assert code == 0, err
+    assert "exported  weights  step 1  runs/mine/export/model.weights.h5" in out
+    words = ("--set", "model.args.odd=true", "--set", "export=[keras]", "--name", "odd")
+    code, out, err = run("train", "mine.yaml", *words, cwd=tmp_path)
+    assert code == 3, out + err
+    told = " ".join((out + err).split())
+    line = LOCAL[: LOCAL.index("# odd")].count("\n") + 1
+    assert f"the export failed: RuntimeError: has no config (mine.py:{line}); the run is done; once that" in told
+    assert "Traceback" not in told
+    assert json.loads(run("runs", "runs", "--json", cwd=tmp_path)[1].splitlines()[-1])["status"] == "done"
+    code, out, err = run("evaluate", "runs/odd", cwd=tmp_path)
+    assert (code, "has no validation data" in err, "--split train" in err) == (2, True, True), err
+    assert not (tmp_path / "runs/odd/attempts/1").exists()
+    assert run("evaluate", "runs/odd", "--split", "train", "-q", cwd=tmp_path)[0] == 0
+    code, out, err = run("logs", "runs/odd", cwd=tmp_path)
+    assert "epoch 1/1" in out
+    assert "the export failed: RuntimeError: has no config" in out
+    # once the function gives some, the processes find out
+    (tmp_path / "mine.py").write_text(LOCAL.replace("X[:, :2])}", 'X[:, :2]), "validation": (X, X[:, :2])}'))
+    assert run("evaluate", "runs/odd", "-q", cwd=tmp_path)[0] == 0

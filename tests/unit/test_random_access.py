@@ -22,7 +22,8 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.data.examples import each_example  # noqa: E402
 from distlaunch.data.examples.each_example import num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
-from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
+from distlaunch.data.examples.read_failures import data_errors_raised, reading  # noqa: E402
+from distlaunch.data.files.base import RecordError  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.data_ends import different_data  # noqa: E402
 from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
@@ -174,6 +175,27 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 def test_what_cannot_be_used_is_named(data: Any, kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told), data_errors_raised():
         whole(make_split(data, config(), seed=0, training=True).evaluation_source())
+
+
+class Wrapped(Given):
+    """Gives the records of files, which name themselves when they cannot be read."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.number - 1:
+            raise RecordError(index, "photos.tar, sample a/7", "ValueError: broken")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("number", [9, 1_500])
+def test_an_example_is_named_once(number: int) -> None:
+    with pytest.raises(DataError) as found, reading(f"example {number - 1}"):
+        Wrapped(number, lambda index: index)[number - 1]
+    assert (
+        str(found.value) == f"data: example {number - 1:,} cannot be read (photos.tar, sample a/7): ValueError: broken"
+    )
+    with pytest.raises(DataError) as found, reading("example 3"):
+        Wrapped(number, lambda index: index)[number - 1]
+    assert str(found.value).startswith(f"data: example 3 cannot be read: example {number - 1:,} cannot be read (photos")
 
 
 def test_objects_without_an_end_are_refused() -> None:

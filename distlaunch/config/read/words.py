@@ -65,8 +65,20 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | Non
     folded: dict[str, str] = {}
     for option in options:
         folded.setdefault(_fold(option), option)
-    found = difflib.get_close_matches(_fold(word), folded, n=1, cutoff=cutoff)
+    slips = [option for option in folded if _is_slip(_fold(word), option)]
+    found = slips or difflib.get_close_matches(_fold(word), folded, n=1, cutoff=cutoff)
     return folded[found[0]] if found else None
+
+
+def _is_slip(word: str, meant: str) -> bool:
+    """Return whether two neighbouring letters of a word have changed places: the likeliest slip of all."""
+    if len(word) != len(meant):
+        return False
+    differ = [at for at, pair in enumerate(zip(word, meant, strict=True)) if pair[0] != pair[1]]
+    if len(differ) != 2 or differ[1] != differ[0] + 1:
+        return False
+    first, second = differ
+    return word[first] == meant[second] and word[second] == meant[first]
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

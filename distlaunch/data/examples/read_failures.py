@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +36,20 @@ def reading(what: str = "", *, keep: bool = True) -> Iterator[None]:
         yield
     except Exception as error:
         reason = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}{user_line(error)}"
-        failure = DataError(f"data: {what} cannot be read: {reason}" if what else f"data: {reason}")
+        told = not what or (isinstance(error, DataError) and _names(reason, what))
+        failure = DataError(f"data: {reason}" if told else f"data: {what} cannot be read: {reason}")
         failure.__cause__ = error
         if keep:
             with _lock:
                 _first.append(failure)
         raise failure from error
+
+
+def _names(reason: str, what: str) -> bool:
+    """Return whether a reason begins as the message about `what` would: `example 4,711 cannot be read`."""
+    kind, _, number = what.rpartition(" ")
+    found = re.match(r"(?:data: )?(.*?) ([\d,]+) cannot be read\b", reason)
+    return found is not None and kind.endswith(found[1]) and found[2].replace(",", "") == number
 
 
 def noted(rows: tf.Tensor, find: Find) -> tf.Tensor:

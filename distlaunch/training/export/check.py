@@ -106,7 +106,8 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
     # on CPU: the GPUs are this process's
     environment = {**kept, "KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
     try:
-        answer = run_helper(command, environment, cwd=folder, timeout_s=_LIMIT_S)
+        # in this process's folder: the model's function may open files by paths that begin there
+        answer = run_helper(command, environment, timeout_s=_LIMIT_S)
     except TimeoutError:
         raise DistlaunchError(f"the exports could not be checked within {_LIMIT_S:g} s; nothing was replaced") from None
     if answer.code != 0 or answer.value is None:

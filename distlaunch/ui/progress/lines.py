@@ -47,7 +47,8 @@ def event_line(event: Event, epochs: int) -> Text | None:
             return note_line(f"{event.restarted_task} {event.reason}; started again")
         case Exported():
             signature = f"   {event.signature}" if event.signature else ""
-            return _pair("exported", f"{event.format}  {shown(event.path)}{signature}")
+            at = "" if event.step is None else f"  step {event.step:,}"
+            return _pair("exported", f"{event.format}{at}  {shown(event.path)}{signature}")
         case Predicted():
             arrays = ", ".join(f"{name} {words.shape(shape)}" for name, shape in event.shapes.items())
             at = "" if event.step is None else f" at step {event.step:,}"
