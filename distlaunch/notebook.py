@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.words import either
+from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.resume import has_more_to_do
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
@@ -90,11 +92,20 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
         return load_mapping(config, overrides, num_gpus=num_gpus).config
     path = Path(config)
     if not path.is_dir():
-        return load_config(path, overrides, num_gpus=num_gpus).config
+        return _with_argument_paths(load_config(path, overrides, num_gpus=num_gpus).config)
     run = RunDir(path)
     if not run.has_config():
         raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
-    return load_config(run.config, overrides, num_gpus=num_gpus).config
+    folder, launched_in = run.started_from()
+    loaded = load_config(run.config, overrides, num_gpus=num_gpus).config
+    return _with_argument_paths(loaded.in_folder(folder), launched_in)
+
+
+def _with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> RunConfig:
+    config, notes = with_argument_paths(config, launched_in)
+    for note in notes:
+        warnings.warn(note, stacklevel=4)
+    return config
 
 
 def _check_process(config: RunConfig) -> None:

@@ -171,6 +171,16 @@ class RunDir:
                 return step, other
         return step, best
 
+    def started_from(self) -> tuple[Path | None, Path | None]:
+        """The folder of the run's config, and the directory in which it was started last; None: not known."""
+        try:
+            known = json.loads(self.environment.read_bytes())
+            folder, directory = known.get("config_folder"), known.get("directory")
+        except (OSError, ValueError, AttributeError):
+            return None, None
+        paths = [Path(path) if isinstance(path, str) else None for path in (folder, directory)]
+        return paths[0], paths[1]
+
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""
         return owner_of(self._lock)

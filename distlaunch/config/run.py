@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, PrivateAttr, create_model
 
 from distlaunch.config.backend import Backend
 from distlaunch.config.base import (
@@ -282,6 +283,25 @@ class RunConfig(Section):
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)
     """What to write when training is done, each checked by loading it in a clean process."""
+
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the config's file, from which relative paths start; None: this directory."""
+        return self._folder
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all values are the same, wherever the config's file is."""
+        return isinstance(other, RunConfig) and self.__dict__ == other.__dict__
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def in_folder(self, folder: Path | None) -> RunConfig:
+        """The same, of a file in this folder."""
+        config = self.model_copy()
+        config._folder = folder
+        return config
 
     def backend_of(self, job: str) -> Backend:
         """What Keras runs on in the tasks of a job."""

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from distlaunch.base.compat import installed
@@ -16,12 +17,17 @@ from distlaunch.cluster.cores import num_visible_cores
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
 
 
-def describe_environment(gpus: Sequence[str]) -> dict[str, Any]:
-    """Plain data for environment.json."""
+def describe_environment(gpus: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:
+    """Plain data for environment.json.
+
+    Args:
+        config_folder: from which paths in the config start; None: the current directory.
+    """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "directory": os.getcwd(),
+        "config_folder": str(config_folder or Path.cwd()),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
@@ -47,6 +48,7 @@ class Choice:
     Attributes:
         run: the run to go on with; None: a new one, called `name`.
         note: what the user should know about the choice.
+        warnings: what the user should know about the config.
         finished: `run` has come to its end already.
         beside: another launcher works on `run`, and all that is to be started is its evaluator.
     """
@@ -56,6 +58,7 @@ class Choice:
     locate: Locate
     run: RunDir | None = None
     note: str = ""
+    warnings: tuple[str, ...] = ()
     finished: bool = False
     beside: bool = False
 
@@ -71,6 +74,12 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
     if target.is_dir():
         return _choose_directory(request, RunDir(target), environ)
     config, locate = _load(target, request.overrides, environ)
+    config, warnings = with_argument_paths(config)
+    return replace(_choose(request, config, locate, environ), warnings=tuple(warnings))
+
+
+def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Mapping[str, str]) -> Choice:
+    target = Path(request.target)
     if request.name is not None:
         config = config.model_copy(update={"name": request.name})
     given = tf_config_cluster(config, environ)
@@ -106,12 +115,12 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         raise UsageError(f"{shown(run.path)} is a run directory: add --resume to resume it, or give a config file")
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
-    config, locate = _load_run(run, request.overrides, environ)
+    config, locate, warnings = _load_run(run, request.overrides, environ)
     if run.finished() and not request.overrides:
         return Choice(config, run.name, locate, run, note=f"{shown(run.path)} is finished already", finished=True)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
-    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}")
+    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=tuple(warnings))
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
@@ -147,6 +156,8 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
         observer.note(LEFT_TO_ANOTHER)
         return None
     isolate_if_configured(choice.config, environ)
+    for warning in () if choice.finished else choice.warnings:
+        observer.note(f"warning: {warning}")
     if choice.note:
         observer.note(choice.note)
     if choice.finished:
@@ -208,7 +219,9 @@ def use_run(
     if checkpoint is not None:
         check_kept(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
-    config, locate = _load_run(run, overrides, environ)
+    config, locate, warnings = _load_run(run, overrides, environ)
+    for warning in warnings:
+        observer.note(f"warning: {warning}")
     if not overrides and list(extra[:2]) == ["--split", "validation"]:
         check_has_validation(run, config, mode)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
@@ -239,9 +252,10 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
     ]
 
 
-def _load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+def _load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate, list[str]]:
     from distlaunch.config.read.load import load_resolved
 
-    if overrides:
-        return _load(run.config, overrides, environ)
-    return load_resolved(run.config), list
+    config, locate = _load(run.config, overrides, environ) if overrides else (load_resolved(run.config), list)
+    folder, launched_in = run.started_from()
+    config, warnings = with_argument_paths(config.in_folder(folder), launched_in)
+    return config, locate, warnings

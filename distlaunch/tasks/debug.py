@@ -25,6 +25,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import LoadedConfig, load_config
+from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
 from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
@@ -64,7 +65,10 @@ def _parse() -> argparse.Namespace:
 
 
 def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
-    config = for_debugging(loaded.config)
+    config, warnings = with_argument_paths(loaded.config)
+    for warning in warnings:
+        print(f"warning: {warning}", flush=True)
+    config = for_debugging(config)
     choose_backend(config.strategy.backend)
     _run_eagerly(tensorflow=config.strategy.runs_tensorflow)
     run = RunDir.claim(config.runs_dir, f"{name}-debug")

@@ -121,7 +121,7 @@ def _checked(
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
         raise ConfigError(problems)
-    return LoadedConfig(partial, path, root)
+    return LoadedConfig(partial.in_folder(Path(os.path.abspath(path.parent))), path, root)
 
 
 def load_resolved(path: Path | str) -> RunConfig:

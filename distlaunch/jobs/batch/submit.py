@@ -58,7 +58,7 @@ def prepare(request: JobRequest, engine: str | None, environ: Mapping[str, str])
     environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     overrides = (*request.overrides, *([f"engine.kind={engine}"] if engine else []))
     choice = choose(JobRequest(request.target, overrides, request.name, request.resume), environ)
-    if choice.run is not None and choice.run.finished() and not request.overrides and Path(request.target).is_dir():
+    if choice.run is not None and choice.finished:
         raise UsageError(f"{shown(choice.run.path)} is finished already; there is nothing to submit")
     kind = choice.config.engine.kind
     if kind not in QUEUES:

@@ -1,0 +1,95 @@
+"""Relative paths among the arguments of the user's functions: they start from the config's folder, as functions do.
+
+Where the tasks run in that folder, nothing is changed: a text that happens to be the name of a file stays what it is.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from distlaunch.base.errors import Problem
+from distlaunch.config.read.tree import Key
+from distlaunch.config.run import RunConfig
+
+_KEYS: tuple[Key, ...] = (("model", "args"), ("data", "args"), ("data", "preprocessing", "args"))
+_FILLED_IN = re.compile(r"[*?\[{%$]")
+_LONGEST = 4_096
+
+
+def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> tuple[RunConfig, list[str]]:
+    """Return a config whose arguments lead to the same files in this directory, and what is to be said about it.
+
+    An argument counts as a path if there is such a file, or one that a pattern such as `part-*.csv` matches. It is
+    looked for in the config's folder, then in this directory.
+
+    Args:
+        launched_in: of a run: where it was started, which is looked at last.
+    """
+    here, folder = Path.cwd(), config.folder or Path.cwd()
+    notes: list[str] = []
+    at_home = _is_same(folder, here)
+
+    def resolved(key: Key, text: str) -> str:
+        if not _may_be_relative(text):
+            return text
+        if _leads_somewhere(folder, text):
+            return text if at_home else str(folder / text)
+        if _leads_somewhere(here, text):
+            if "/" in text or "." in text:
+                where = f"'{text}' is not in the config's folder, {folder}, but in this directory"
+                notes.append(f"{Problem(key, '').dotted}: {where}; paths start from the config's folder: move the file")
+            return text
+        found = launched_in is not None and _leads_somewhere(launched_in, text)
+        return str(launched_in / text) if found and launched_in is not None else text
+
+    plain = config.to_plain()
+    changed = False
+    for key in _KEYS:
+        parent: Any = plain
+        for part in key[:-1]:
+            parent = parent[part] if parent is not None else None
+        if parent is None:
+            continue
+        args = _each(parent[key[-1]], key, resolved)
+        changed |= args != parent[key[-1]]
+        parent[key[-1]] = args
+    return (RunConfig.model_validate(plain).in_folder(config.folder) if changed else config), notes
+
+
+def _each(value: Any, key: Key, change: Callable[[Key, str], str]) -> Any:
+    if isinstance(value, str):
+        return change(key, value)
+    if isinstance(value, dict):
+        return {name: _each(inner, (*key, name), change) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_each(inner, (*key, number), change) for number, inner in enumerate(value)]
+    return value
+
+
+def _is_same(folder: Path, here: Path) -> bool:
+    try:
+        return folder.samefile(here)
+    except OSError:  # it is gone: the run was moved without it
+        return False
+
+
+def _may_be_relative(text: str) -> bool:
+    return bool(text) and len(text) < _LONGEST and text[0] not in "/~$" and "://" not in text and text.isprintable()
+
+
+def _leads_somewhere(base: Path, text: str) -> bool:
+    """Return whether there is such a file, one that matches, or the folder before what is filled in later."""
+    open_part = _FILLED_IN.search(text)
+    try:
+        if open_part is None:
+            return (base / text).exists()
+        if any(True for _ in glob.iglob(text, root_dir=base)):
+            return True
+        before = text[: open_part.start()].rpartition("/")[0]
+        return bool(before) and (base / before).is_dir()
+    except (OSError, ValueError, re.error):
+        return False
