@@ -41,7 +41,7 @@ def make_steps(config: RunConfig, model: keras.Model, first_rows: Callable[[int]
     """
     steps = _steps(config, model)
     test = steps.test if can_be_tested(model) else None
-    sample = first_rows and (lambda rows: first_rows(min(rows, config.data.global_batch)))
+    sample = first_rows and (lambda rows: first_rows(min(rows, config.data.batch)))
     return dataclasses.replace(steps, test=test, stop_at_nonfinite=config.train.on_nonfinite == "fail", sample=sample)
 
 
