@@ -31,6 +31,7 @@ from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.examples.user_lines import user_line
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.data.random_ops import random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
@@ -100,6 +101,8 @@ class Session:
             self._report_shares()
         self._check_not_batched(None)
         self._rows = self.train.first_rows(SAMPLE_ROWS)
+        for warning in random_warnings(config.data, self.train) if self.strategy.is_chief else ():
+            emit(Notice(level="warning", message=warning))
         findings = Findings()
         self.model = build_model(config, self.strategy, self._rows, findings, self._check_not_batched)
         # now, while the layers still hold the losses that they have added

@@ -20,6 +20,7 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 
 from distlaunch.base.run_dir import RunDir  # noqa: E402
+from distlaunch.data.random_ops import random_warnings  # noqa: E402
 from distlaunch.data.source import make_split, open_splits  # noqa: E402
 from distlaunch.data.sources.numbered_batches import offer_splits  # noqa: E402
 from distlaunch.data.splits import StreamData  # noqa: E402
@@ -233,3 +234,21 @@ def test_what_does_not_fit_is_named_before_training(tier: str) -> None:
 
 def alone(x: Any) -> Any:
     return x
+
+
+def unseeded(x: Any, y: Any) -> Any:
+    return x + tf.random.uniform([]), y
+
+
+@pytest.mark.parametrize("tier", ["arrays", "examples by number", "pipeline", "streams"])
+def test_draws_without_a_seed_are_named(tier: str) -> None:
+    def told(**keys: Any) -> list[str]:
+        given = config(**{"map": None, "augment": None, **keys})
+        return random_warnings(given, make_split(TIERS[tier](), given, seed=0, training=True))
+
+    name = f"{__name__}:unseeded"
+    assert told() == told(**NAMES) == []
+    [message] = told(map=name, augment=NAMES["augment"])
+    assert message.startswith(f"data.map: {name} draws random numbers (RandomUniform), in validation")
+    [message] = told(map=NAMES["map"], augment=name)
+    assert message.startswith(f"data.augment: {name} draws random numbers (RandomUniform) that nobody can draw again")

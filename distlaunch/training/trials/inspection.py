@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
+from distlaunch.data.random_ops import RANDOM_OPS, operations
 from distlaunch.strategies.module_model import parts_of
 from distlaunch.strategies.patches.keras_overrides import between
 from distlaunch.strategies.patches.keras_private import has_seed_generators, layers_of, other_list, other_paths
@@ -23,15 +24,6 @@ from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.variables import has_own
-
-_RANDOM_OPS = frozenset(
-    {
-        *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
-        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
-        *("RandomCrop", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
-    }
-)
-"""TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
 
 _SHARDING_OP = "ShardDataset"
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
@@ -47,7 +39,7 @@ def facts_of(config: RunConfig, model: keras.Model, source: Source) -> ModelFact
         embeddings=[layer.name for layer in layers_of(model) if _is_embedding(layer)],
         random=[layer.name for layer in layers_of(model) if draws(layer)],
         own_step=_own_step(config, model),
-        random_ops=sorted(_pipeline_ops(source) & _RANDOM_OPS),
+        random_ops=sorted(_pipeline_ops(source) & RANDOM_OPS),
         own_losses=float(sum(float(loss) for loss in model.losses)),
         mixes_rows=_mixes_rows(model, source),
     )
@@ -185,15 +177,9 @@ def _pipeline_ops(source: Source) -> set[str]:
     spec = source.elements.element_spec
     # not the graph of both together, in which arrays that are loaded from would stand as constants
     loading = tf.function(lambda *element: _loaded(source, element)).get_concrete_function(*_arguments(spec))
-    graphs = [pipeline_graph(source.elements), loading.graph.as_graph_def()]
-    nodes = [node for graph in graphs for part in (graph.node, *_bodies(graph)) for node in part]
-    return {node.op for node in nodes}
+    return operations(pipeline_graph(source.elements)) | operations(loading.graph.as_graph_def())
 
 
 def _arguments(spec: Any) -> tuple[Any, ...]:
     """What `tf.data` calls a function with."""
     return spec if isinstance(spec, tuple) else (spec,)
-
-
-def _bodies(graph: Any) -> Iterator[Any]:
-    return (function.node_def for function in graph.library.function)

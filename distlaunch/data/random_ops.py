@@ -1,0 +1,58 @@
+"""Random numbers of TensorFlow's own stream in a graph: others in each process, and after a resume."""
+
+# pyright: reportArgumentType=false, reportFunctionMemberAccess=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.split import Split
+from distlaunch.strategies.replica.input import pack
+
+RANDOM_OPS = frozenset(
+    {
+        *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "RandomShuffle"),
+        *("RandomGamma", "RandomPoisson", "RandomPoissonV2", "Multinomial", "ParameterizedTruncatedNormal"),
+        *("RandomCrop", "SampleDistortedBoundingBox", "SampleDistortedBoundingBoxV2"),
+    }
+)
+"""TensorFlow's operations that keep a stream of random numbers; those named Stateless... are functions of a seed."""
+
+
+def operations(graph: Any) -> set[str]:
+    """Return the names of all operations of a GraphDef, those of its functions included."""
+    bodies = (graph.node, *(function.node_def for function in graph.library.function))
+    return {node.op for nodes in bodies for node in nodes}
+
+
+def random_warnings(config: DataConfig, train: Split) -> list[str]:
+    """Return what is to be said about `data.map` and `data.augment` that draw without a seed.
+
+    Args:
+        train: the split for training.
+    """
+    found: list[str] = []
+    if tf.config.functions_run_eagerly():  # someone debugs, line by line
+        return found
+    if config.map is not None and (drawn := _drawn(train.unaugmented or train)):
+        what = f"data.map: {config.map} draws random numbers ({drawn}), in validation, `evaluate` and `predict` too"
+        hint = "write what is random as `data.augment`, which is for training only and takes `seed`"
+        found.append(f"{what}; {hint}")
+    elif config.augment is not None and (drawn := _drawn(train)):
+        what = f"data.augment: {config.augment} draws random numbers ({drawn}) that nobody can draw again"
+        hint = "take the argument `seed` and use `tf.random.stateless_...` with it, so that a resumed run, and one with"
+        found.append(f"{what}; {hint} other workers, sees the same examples")
+    return found
+
+
+def _drawn(split: Split) -> str:
+    load = split.load_raw or split.load
+    sample: Any = split.sample(1)
+    spec = sample.element_spec
+    # traced alone: with the pipeline, arrays would stand as constants in the graph
+    function = tf.function(lambda *element: load(pack(element)), autograph=False)
+    traced = function.get_concrete_function(*(spec if isinstance(spec, tuple) else (spec,)))
+    return ", ".join(sorted(operations(traced.graph.as_graph_def()) & RANDOM_OPS))
