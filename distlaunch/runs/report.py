@@ -81,6 +81,7 @@ class RunReport:
         mesh: of devices, as there.
         timed: how the time of each task's steps went, in the attempt that trained last.
         skipped: training examples that failed and were left out, in any attempt.
+        export_failure: why the last export failed; empty if none did, or another has been written since.
     """
 
     path: str
@@ -101,6 +102,7 @@ class RunReport:
     mesh: dict[str, Any] | None
     timed: dict[str, StepsTimed] = dataclasses.field(default_factory=dict)
     skipped: frozenset[str] = frozenset()
+    export_failure: str = ""
 
     @property
     def all_checkpoints(self) -> tuple[CheckpointSaved, ...]:
@@ -128,6 +130,7 @@ class RunReport:
             "times": summary(self.timed),
             **({"skipped": sorted(self.skipped)} if self.skipped else {}),
             "exports": self.exports,
+            **({"export_failure": self.export_failure} if self.export_failure else {}),
             **({"mesh": self.mesh} if self.mesh else {}),
             "variables": self.variables,
         }
@@ -172,6 +175,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
         evaluator=_by({event.step: event for event in _evaluator_events(run)}),
         evaluations=tuple(facts.evaluations),
         exports=facts.exports,
+        export_failure=facts.export_failure,
         variables=facts.placed.variables if facts.placed else [],
         mesh=facts.placed.mesh if facts.placed else None,
         timed=step_times(run, facts),

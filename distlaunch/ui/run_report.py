@@ -67,6 +67,7 @@ def _head(report: RunReport) -> list[tuple[str, str, str]]:
     if slow := find_bottleneck(report.timed):
         rows.append(("input", str(slow), "yellow"))
     rows += [("export", f"{shown(path)} ({kind})", "") for kind, path in report.exports.items()]
+    rows += [("export", f"failed: {report.export_failure}", "red")] if report.export_failure else []
     return rows
 
 

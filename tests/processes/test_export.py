@@ -290,6 +290,7 @@ def test_training_is_done_whatever_becomes_of_its_export(tmp_path: Path) -> None
     assert "Traceback" not in told
     listed = json.loads(run("runs", "--json", cwd=tmp_path)[1])
     assert {each["status"] for each in listed} == {"done"}
+    assert "export     failed: RuntimeError: has no config" in run("report", "runs/odd", cwd=tmp_path)[1]
     code, out, err = run("evaluate", "runs/odd", cwd=tmp_path)
     assert (code, "has no validation data" in err, "--split train" in err) == (2, True, True), err
     assert not (tmp_path / "runs/odd/attempts/1").exists()

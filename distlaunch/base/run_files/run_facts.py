@@ -15,6 +15,7 @@ from distlaunch.base.events import (
     Event,
     ExampleSkipped,
     Exported,
+    ExportFailed,
     Logs,
     Predicted,
     Restored,
@@ -110,6 +111,7 @@ class RunFacts:
         evaluations: the run's own; `sidecar` is the newest of the evaluator beside training.
         skipped: examples that were left out, by any task that has reported it here.
         exports: where each format was written last.
+        export_failure: why the last export failed; empty if none did, or another has been written since.
         ended: the newest end of any attempt.
         finished: the run came to its planned end, and no later attempt has taken it on from there, be it without a
             word.
@@ -126,6 +128,7 @@ class RunFacts:
     sidecar: Evaluated | None = None
     skipped: set[str] = field(default_factory=set)
     exports: dict[str, str] = field(default_factory=dict)
+    export_failure: str = ""
     ended: RunEnded | None = None
     finished: bool = False
 
@@ -159,7 +162,9 @@ class RunFacts:
             case ExampleSkipped():
                 self.skipped.add(event.example)
             case Exported():
-                self.exports[event.format] = event.path
+                self.exports[event.format], self.export_failure = event.path, ""
+            case ExportFailed():
+                self.export_failure = event.reason
             case RunEnded():
                 self.ended, self.finished = event, event.status == "done"
 
