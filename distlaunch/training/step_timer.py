@@ -113,7 +113,9 @@ class StepTimer:
                 threads=num_threads(self._config),
                 reads_ahead=self._reads_ahead,
                 # the preprocessing of whole batches is not measured, and might be what takes the time
-                from_pipeline=self._train.pick is None and self._config.preprocessing is None,
+                from_pipeline=self._train.pick is None
+                and self._config.preprocessing is None
+                and not self._train.reads_all,
                 in_python=self._train.in_python,
                 processes=self._config.processes or 0,
             )
