@@ -24,12 +24,12 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.base.user_lines import user_line
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
-from distlaunch.data.examples.user_lines import user_line
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_ops import random_warnings
 from distlaunch.data.seeds import seed_process
