@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from distlaunch.strategies.model_attributes import found_in
 from distlaunch.strategies.parameter_server.partition import joined
-from distlaunch.strategies.patches.keras_private import compiled_loss, compiled_metrics
+from distlaunch.strategies.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
+
+WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"
+"""Names of variables begin with these words: those of layers, of optimizers, and of plain variables."""
+_NO_NUMBERS = (tf.string, tf.resource, tf.variant, "string")
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The compiled optimizer, and others that the model holds as attributes (a GAN's second one)."""
-    candidates = [getattr(model, "optimizer", None), *vars(model).values()]
-    # by identity: the compiled optimizer may be an attribute, too
-    found = {id(item): item for item in candidates if isinstance(item, keras.optimizers.Optimizer)}
-    return list(found.values())
+    """Return the compiled optimizer, then the others that the model holds at any depth (a GAN's second one)."""
+    found = [part for _, part in found_in(model) if isinstance(part, keras.optimizers.Optimizer)]
+    compiled = getattr(model, "optimizer", None)
+    if isinstance(compiled, keras.optimizers.Optimizer):
+        found.insert(0, compiled)
+    # by identity: the compiled optimizer is an attribute, too, and a wrapped one is no optimizer of its own
+    wrapped = {id(part) for optimizer in found for part in list(chain(optimizer))[1:]}
+    return list({id(optimizer): optimizer for optimizer in found if id(optimizer) not in wrapped}.values())
 
 
 def chain(optimizer: Any) -> Iterator[Any]:
-    """The optimizer and those it wraps (LossScaleOptimizer)."""
-    while optimizer is not None:
-        yield optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+    """Return the optimizer and those it wraps (LossScaleOptimizer, MultiOptimizer)."""
+    yield optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for part in [*([] if inner is None else [inner]), *getattr(optimizer, "optimizers", ())]:
+        yield from chain(part)
 
 
 def slot_variables(model: keras.Model) -> list[Any]:
@@ -65,10 +75,27 @@ def flat_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
 def state_variables(model: keras.Model) -> dict[str, Any]:
     """Weights, random seeds and optimizer variables by name; metrics are apart, since each replica has its own."""
     metrics = {id(variable) for variable in metric_variables(model)}
-    named = dict(_named("model", (v for v in model.variables if id(v) not in metrics)))
-    for index, optimizer in enumerate(optimizers_of(model)):
-        prefix = "optimizer" if index == 0 else f"optimizer_{index}"
+    named = dict(_named(WEIGHTS, (v for v in model.variables if id(v) not in metrics)))
+    for prefix, optimizer in named_optimizers(model).items():
         named.update(_named(prefix, optimizer.variables))
+    return named
+
+
+def named_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
+    """All optimizers, by the word with which the names of their variables begin."""
+    return {(SLOTS if not index else f"{SLOTS}_{index}"): one for index, one in enumerate(optimizers_of(model))}
+
+
+def plain_variables(model: keras.Model) -> dict[str, Any]:
+    """Variables by name that are in no list of Keras: those of TensorFlow, and those in objects of the user's."""
+    listed = [*model.variables, *slot_variables(model), *metric_variables(model)]
+    known = {id(one) for one in listed} | {id(value_of(one)) for one in listed if isinstance(one, keras.Variable)}
+    named: dict[str, Any] = {}
+    for path, variable in found_in(model):
+        if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NO_NUMBERS:
+            continue
+        known.add(id(variable))
+        named[_unique(f"{PLAIN}/{path}", named)] = variable
     return named
 
 
@@ -78,20 +105,70 @@ def named_metrics(model: keras.Model) -> dict[str, Any]:
 
 
 def _named(prefix: str, variables: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    seen: dict[str, int] = {}
+    seen: set[str] = set()
     for path, variable in joined(list(variables)):
-        name = f"{prefix}/{path}"
         # paths may repeat: layers made by hand can share a name
-        seen[name] = seen.get(name, 0) + 1
-        yield (name if seen[name] == 1 else f"{name}#{seen[name]}"), variable
+        name = _unique(f"{prefix}/{path}", seen)
+        seen.add(name)
+        yield name, variable
+
+
+def _unique(name: str, taken: Collection[str]) -> str:
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}#{number}"
+    return found
 
 
 def host_value(variable: Any) -> np.ndarray:
     """A copy of a variable's value in this process's memory: no later step changes it."""
+    if isinstance(variable, tf.Variable):
+        return np.array(tf.convert_to_tensor(variable))
     value = variable.value
     # of a variable, `np.array` would make a copy of the copy that it asks for
     value = value.read_value() if hasattr(value, "read_value") else value
     return np.array(value)
+
+
+def plain_state(model: keras.Model) -> State:
+    """Copies of the values of `plain_variables`."""
+    return {name: host_value(variable) for name, variable in plain_variables(model).items()}
+
+
+def restore_plain(model: keras.Model, state: State) -> None:
+    """Put the values of `plain_state` back. Raises StateMismatchError if one is missing."""
+    for name, variable in plain_variables(model).items():
+        variable.assign(checked_value(name, variable, state))
+
+
+def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:
+    """Return each variable of `state_variables` with its value in a snapshot.
+
+    A variable of an optimizer that the snapshot does not have keeps the value with which it was built.
+
+    Raises:
+        StateMismatchError: the snapshot and the model differ in a weight, or in a plain variable.
+    """
+    variables = state_variables(model)
+    known = {*variables, *plain_variables(model)}
+    for name in state:
+        # layers that draw random numbers may go; their seeds are no weights
+        if name.startswith((f"{WEIGHTS}/", f"{PLAIN}/")) and name not in known and not is_seed(name):
+            raise StateMismatchError(f"it has the variable '{name}', which the model does not have")
+    for name, variable in variables.items():
+        if name in state or not is_slot(name):
+            yield variable, checked_value(name, variable, state)
+
+
+def is_slot(name: str) -> bool:
+    """Whether a name of `state_variables` is that of an optimizer's variable."""
+    return name.startswith(SLOTS)
+
+
+def is_seed(name: str) -> bool:
+    """Whether a name of `state_variables` is that of the state of a generator of random numbers."""
+    return name.rpartition("/")[2].startswith("seed_generator_state")
 
 
 def checked_value(name: str, variable: Any, state: State) -> np.ndarray:

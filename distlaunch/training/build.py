@@ -224,7 +224,6 @@ def _create_variables(
             check_loss(model, y, predictions, key, findings.warnings.append)
             findings.rules.extend(label_rules(model, y, predictions))
         _build_losses(model, rows, predictions, key, own_step=own_step)
-    _check_optimizers(model, traced=on_jax or tf.distribute.has_strategy())
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
@@ -252,11 +251,3 @@ def _first_line(error: Exception) -> str:
     text = str(error).strip().strip("'").splitlines()[0] if str(error).strip() else ""
     # `SAMPLE_ROWS` of `session.py`: (2, 10) becomes (rows, 10)
     return re.sub(r"([(\[])2, ", r"\1rows, ", re.sub(r"\(2,\)", "(rows,)", text))
-
-
-def _check_optimizers(model: keras.Model, *, traced: bool) -> None:
-    """A step that is traced for several devices can make no variables."""
-    for name, value in vars(model).items():
-        if isinstance(value, keras.optimizers.Optimizer) and not value.built and traced:
-            message = f"the model's '{name}' has no variables yet; call its build(variables) in the model's function"
-            raise ConfigError(Problem(("model", "function"), message))

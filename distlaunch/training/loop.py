@@ -20,8 +20,10 @@ from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vot
 from distlaunch.strategies.variables import has_own
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
+from distlaunch.training.callbacks.rate_watch import RateWatch
 from distlaunch.training.checkpoints.best import mode_warnings
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.optimizer_changes import carry_over, describe_optimizers
 from distlaunch.training.checkpoints.saver import CALLBACK, Saver
 from distlaunch.training.checks.nonfinite import NonFinite
 from distlaunch.training.step_reports import StepReports, scalars
@@ -61,6 +63,9 @@ class TrainingLoop:
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
         self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
+        self._optimizers = describe_optimizers(model)
+        """As they were built: nothing is restored yet, and no callback was called."""
+        self._rate_watch = RateWatch([], self._warn)
 
     def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:
         """Trains from `start`; when this is left, what was saved is committed.
@@ -80,14 +85,15 @@ class TrainingLoop:
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
         self._saver.best.check(has_validation=self._validation.has_data)
-        for warning in mode_warnings(self._config.checkpoint.best) if self._around.is_chief else ():
-            self._around.emit(Notice(level="warning", message=warning))
+        for warning in mode_warnings(self._config.checkpoint.best):
+            self._warn(warning)
         # from here on an error has a step, and may be worth a restart; see `may_be_temporary`
         self._around.on_step(start.step)
         # before the state: a program that has to see what a step logs traces it on a batch
         self._program.set_train_data(self._source(start))
         self._first_step = start.step
-        callback_arrays = self._restore(take_state()) if start.step > 0 and take_state is not None else {}
+        callback_arrays = self._restore(take_state(), start) if start.step > 0 and take_state is not None else {}
+        self._progress = replace(start, optimizers=self._optimizers)
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
@@ -114,9 +120,16 @@ class TrainingLoop:
         self._save_checkpoint(otherwise=None, wait=True)
         return LoopEnd("done", self._progress, scalars(logs))
 
-    def _restore(self, state: State) -> State:
-        """Puts the values of a checkpoint back; returns those of callbacks, whose time comes later."""
-        self._program.restore(state)
+    def _restore(self, state: State, start: Progress) -> State:
+        """Put the values of a checkpoint back; return those of callbacks, whose time comes later."""
+        compiled = self._config.compile
+        source = "model.function" if compiled is None or compiled.optimizer is None else "compile.optimizer"
+        carried = carry_over(self._model, start.optimizers, self._optimizers, state, source)
+        self._program.restore(carried.state)
+        for note in carried.notes if self._around.is_chief else ():
+            self._around.emit(Notice(level="info", message=note))
+        self._rate_watch = RateWatch(carried.new_rates, self._warn)
+        self._hooks.callbacks = list(self._rate_watch.among(self._hooks.callbacks))
         return {name: value for name, value in state.items() if name.startswith(CALLBACK)}
 
     def _source(self, start: Progress) -> Any:
@@ -150,6 +163,11 @@ class TrainingLoop:
         whose = "" if best is None else f"; the weights are those of epoch {best + 1}"
         message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
         self._around.emit(Notice(level="info", message=message))
+
+    def _warn(self, message: str) -> None:
+        """Report a warning once for all tasks."""
+        if self._around.is_chief:
+            self._around.emit(Notice(level="warning", message=message))
 
     def _hook(self, name: str, *arguments: Any) -> None:
         """Calls the callbacks, which may write what they keep."""
@@ -201,9 +219,10 @@ class TrainingLoop:
             if result.nonfinite is not None:
                 # the step of the failure, which `error.json` records
                 self._around.on_step(self._progress.step + result.nonfinite)
-                self._nonfinite.step(result, self._progress)
+                self._nonfinite.step(result, self._progress, restored_step=self._first_step)
             if result.steps:
                 logs = result.logs
+                self._rate_watch.step_done()
                 if self._progress.step == self._first_step:
                     self._saver.best.check_names(logs, is_alike=self._is_alike())
                 self._advance(result, self._around.clock() - began)

@@ -56,6 +56,7 @@ from distlaunch.training.predictions import first_batches, in_order, named_array
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
+from distlaunch.training.unbuilt_optimizers import build_used_optimizers
 
 SAMPLE_ROWS = 2  # rows to learn the shapes from
 
@@ -111,7 +112,9 @@ class Session:
         with self.strategy.scope():
             # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
-        self.program = self.strategy.program(make_steps(config, self.model, self.train.first_rows))
+        steps = make_steps(config, self.model, self.train.first_rows)
+        build_used_optimizers(config, self.strategy, steps, self._rows)
+        self.program = self.strategy.program(steps)
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)

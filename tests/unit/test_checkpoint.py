@@ -165,8 +165,8 @@ def test_one_of_a_later_format_is_refused_and_not_called_damaged(tmp_path: Path)
     store = CheckpointStore(tmp_path)
     store.save(STATE, Progress(step=1), {})
     meta = tmp_path / "step-00000001" / "meta.json"
-    meta.write_text(meta.read_text().replace('"format": 4', '"format": 5'))
-    with pytest.raises(CheckpointError, match=r"format 5.*up to 4") as caught:
+    meta.write_text(meta.read_text().replace('"format": 5', '"format": 6'))
+    with pytest.raises(CheckpointError, match=r"format 6.*up to 5") as caught:
         store.newest_good()
     assert not isinstance(caught.value, DamagedError)
 

@@ -255,7 +255,7 @@ class JaxProgram:
 
     def log_state(self) -> State:
         """As of `PartedProgram`."""
-        return log_state(self._sums or {}, self._steps_in_epoch)
+        return log_state(self._model, self._sums or {}, self._steps_in_epoch)
 
     def restore(self, state: State) -> None:
         sums, self._steps_in_epoch = restore_state(self._model, state, self._values.put)

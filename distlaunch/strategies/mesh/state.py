@@ -10,7 +10,14 @@ import keras
 import numpy as np
 
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.variables import checked_value, named_metrics, state_variables
+from distlaunch.strategies.variables import (
+    checked_value,
+    named_metrics,
+    plain_state,
+    restore_plain,
+    saved_values,
+    state_variables,
+)
 
 Bounds = list[list[int]]
 """First and last + 1 of each dimension."""
@@ -26,7 +33,7 @@ def state_of(
         sums: of the scalars that the step returns beside the model's metrics, by name.
     """
     state = {name: value_of(variable) for name, variable in snapshot_variables(model).items()}
-    return {**state, **log_state(sums, steps_in_epoch)}
+    return {**state, **log_state(model, sums, steps_in_epoch)}
 
 
 def snapshot_variables(model: keras.Model) -> dict[str, Any]:
@@ -34,10 +41,10 @@ def snapshot_variables(model: keras.Model) -> dict[str, Any]:
     return {**state_variables(model), **named_metrics(model)}
 
 
-def log_state(sums: Mapping[str, Any], steps_in_epoch: int) -> State:
-    """What a snapshot has beside variables."""
+def log_state(model: keras.Model, sums: Mapping[str, Any], steps_in_epoch: int) -> State:
+    """Return what a snapshot has beside the variables on the mesh."""
     state = {f"log/{name}": np.array(value) for name, value in sums.items()}
-    return {**state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
+    return {**plain_state(model), **state, "log/steps_in_epoch": np.array(steps_in_epoch, np.int64)}
 
 
 def restore_state(
@@ -51,8 +58,9 @@ def restore_state(
     Raises:
         StateMismatchError: a variable is missing or has another shape.
     """
-    for name, variable in state_variables(model).items():
-        assign(variable, checked_value(name, variable, state))
+    for variable, value in saved_values(model, state):
+        assign(variable, value)
+    restore_plain(model, state)
     # a checkpoint of a model with other metrics is no mistake: they begin anew
     model.reset_metrics()
     metrics = named_metrics(model)

@@ -41,7 +41,6 @@ from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
-    checked_value,
     flat_logs,
     has_own,
     host_value,
@@ -50,6 +49,9 @@ from distlaunch.strategies.variables import (
     named_metrics,
     optimizers_of,
     plain_logs,
+    plain_state,
+    restore_plain,
+    saved_values,
     state_variables,
 )
 
@@ -310,6 +312,7 @@ class CoordinatorProgram:
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
+        state.update(plain_state(self._model))
         for (name, variable), total in zip(named_metrics(self._model).items(), self._totals, strict=True):
             state[name] = total.astype(tf.as_dtype(variable.dtype).as_numpy_dtype)
         for name, value in self._log_sums.items():
@@ -318,8 +321,9 @@ class CoordinatorProgram:
         return state
 
     def restore(self, state: State) -> None:
-        for name, variable in state_variables(self._model).items():
-            variable.assign(checked_value(name, variable, state))
+        for variable, value in saved_values(self._model, state):
+            variable.assign(value)
+        restore_plain(self._model, state)
         self._counts = [int(keras.ops.convert_to_numpy(counter.value)) for counter in self._counters]
         self.reset_metrics()
         for (name, _), total in zip(named_metrics(self._model).items(), self._totals, strict=True):

@@ -160,6 +160,11 @@ def optimized(optimizer: Any) -> Sequence[Any]:
     return private(optimizer, "_trainable_variables")
 
 
+def learning_rate_of(optimizer: Any) -> Any:
+    """A variable, a schedule, or a function; `learning_rate` computes the value of the moment."""
+    return private(optimizer, "_learning_rate")
+
+
 def raw_counter(optimizer: Any) -> Any:
     """The variable that counts every step; `iterations` counts updates, which are fewer with accumulated gradients."""
     return private(optimizer, "_iterations")

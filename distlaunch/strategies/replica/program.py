@@ -41,6 +41,9 @@ from distlaunch.strategies.variables import (
     loss_trackers,
     metric_variables,
     optimizers_of,
+    plain_state,
+    restore_plain,
+    saved_values,
     state_variables,
 )
 
@@ -339,6 +342,7 @@ class ReplicaProgram:
 
     def snapshot(self) -> State:
         state = {name: host_value(variable) for name, variable in state_variables(self._model).items()}
+        state.update(plain_state(self._model))
         state.update(self._sums.values())
         state["log/steps_in_epoch"] = np.array(self._steps_in_epoch, np.int64)
         return state
@@ -346,8 +350,9 @@ class ReplicaProgram:
     def restore(self, state: State) -> None:
         if self._steps.logs == "mean" and self._iterator is not None:
             self._make_extras()  # the state has values for them
-        for name, variable in state_variables(self._model).items():
-            variable.assign(checked_value(name, variable, state))
+        for variable, value in saved_values(self._model, state):
+            variable.assign(value)
+        restore_plain(self._model, state)
         partial = self._sums.partial_variables()
         # the step that was saved logged other values: the means of this epoch begin anew
         known = all(name in state for name in partial)

@@ -1,6 +1,7 @@
 """`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of all its files.
 
-Format 4 names the safetensors files with the state, each with checksums of its pieces. Format 3 has one such file with
+Format 5 records how the optimizers were built. Format 4 names the safetensors files with the state, each with checksums
+of its pieces. Format 3 has one such file with
 one checksum, the earlier ones have `state.npz`. Format 2 is the first that says so under
 `format`. Its own checksum is that of the data as JSON reads them back, and numbers that JSON
 does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the Python
@@ -20,9 +21,11 @@ from typing import Any
 from distlaunch.base import strict_json
 from distlaunch.training.checkpoints.state_set import StateFile
 
-FORMAT = 4
+FORMAT = 5
 SAFETENSORS = 3
 """The first format whose state is a safetensors file."""
+_SEVERAL_FILES = 4
+"""The first format whose state may lie in several files."""
 _NUMBER = "$float"
 
 
@@ -44,6 +47,7 @@ class Progress:
         stop_training: a callback of the chief wishes that, within an epoch.
         best: the best epoch so far, as BestEpoch remembers it.
         pending_logs: training values of an epoch whose steps are done but whose validation is not.
+        optimizers: how they were built at the start of the attempt, see `describe_optimizers`.
     """
 
     step: int = 0
@@ -55,6 +59,7 @@ class Progress:
     stop_training: bool = False
     pending_logs: dict[str, float] | None = None
     best: dict[str, Any] | None = None
+    optimizers: list[dict[str, Any]] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
         """Data that JSON can hold without a loss."""
@@ -113,7 +118,7 @@ def read_meta(text: str) -> Meta | None:
         if all(own != _digest(candidate) for candidate in candidates):
             return None
         files = [StateFile(**plain) for plain in meta.get("files", ())]
-        sha256 = meta["sha256"] if version < FORMAT else None
+        sha256 = meta["sha256"] if version < _SEVERAL_FILES else None
         return Meta(version, files, sha256, Progress.from_plain(meta["progress"]), meta["config"])
     except NewerFormatError:
         raise

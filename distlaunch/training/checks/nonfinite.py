@@ -17,6 +17,10 @@ from distlaunch.training.checkpoints.meta import Progress
 
 _HINT = "a smaller learning rate, or clipped gradients, may help; `train.on_nonfinite: warn` continues all the same"
 
+_DIVERGED_BEFORE = (
+    "it is the first after the checkpoint, which training had left too far off; delete the newest checkpoint to resume "
+    "from an older one, or start a new run"
+)
 _PIECE = 1 << 20  # elements
 
 
@@ -31,11 +35,12 @@ class NonFinite:
         self._policy, self._emit = policy, emit
         self._warned: set[str] = set()
 
-    def step(self, result: CallResult, before: Progress) -> None:
+    def step(self, result: CallResult, before: Progress, *, restored_step: int = 0) -> None:
         """The loss of a step, or a weight after it, is not finite.
 
         Args:
             before: where training stood before the call.
+            restored_step: that of the checkpoint this attempt began with; 0: none.
 
         Raises:
             NonFiniteError: the policy is to fail.
@@ -44,7 +49,8 @@ class NonFinite:
         step = before.step + result.nonfinite
         found = [f"{name} is {value}" for name, value in _nonfinite(result.logs).items() if "loss" in name]
         what = ", ".join(found) or "weights are not finite"
-        self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}")
+        hint = _DIVERGED_BEFORE if restored_step and step == restored_step + 1 else _HINT
+        self._fail_or_warn("loss", f"{what} in step {step:,}, in epoch {before.epoch + 1}", hint)
 
     def state(self, name: str, step: int) -> None:
         """A value that is about to be saved is not finite. A bad update is in the weights before it is in a loss.
@@ -62,9 +68,9 @@ class NonFinite:
                 self._warned.add(name)
                 self._emit(Notice(level="warning", message=f"{name} is {value} in epoch {epoch + 1}"))
 
-    def _fail_or_warn(self, kind: str, message: str) -> None:
+    def _fail_or_warn(self, kind: str, message: str, hint: str = _HINT) -> None:
         if self._policy == "fail":
-            raise NonFiniteError(f"{message}; {_HINT}")
+            raise NonFiniteError(f"{message}; {hint}")
         if kind not in self._warned:
             self._warned.add(kind)
             self._emit(Notice(level="warning", message=f"{message}; training continues (train.on_nonfinite: warn)"))

@@ -19,7 +19,7 @@ from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.one_device import OneDevice
 from distlaunch.strategies.sources import Batch
-from distlaunch.strategies.variables import state_variables
+from distlaunch.strategies.variables import restore_plain, saved_values
 from distlaunch.training.build import build_model
 from distlaunch.training.export.backends import export_backend
 
@@ -30,8 +30,9 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
     """The model on one device with the values of a snapshot; what was built before keeps working."""
     with export_backend().building():
         model = build_model(config, OneDevice(), rows)
-    for name, variable in state_variables(model).items():
-        variable.assign(state[name])
+    for variable, value in saved_values(model, state):
+        variable.assign(value)
+    restore_plain(model, state)
     return model
 
 

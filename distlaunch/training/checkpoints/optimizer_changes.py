@@ -1,0 +1,335 @@
+"""What becomes of the optimizers' values in a checkpoint when a run resumes with other settings.
+
+A checkpoint records how each optimizer was built at the start of its attempt, before any callback. What is built
+otherwise now was changed by the user, and the new value counts; else the stored value goes on, which a callback may
+have changed. Attributes such as `momentum` are no values of a checkpoint: the new ones count in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+
+from distlaunch.base.plural import count
+from distlaunch.strategies.patches.keras_private import learning_rate_of
+from distlaunch.strategies.protocol import State, StateMismatchError
+from distlaunch.strategies.variables import (
+    WEIGHTS,
+    chain,
+    host_value,
+    is_slot,
+    named_optimizers,
+    state_variables,
+)
+
+RATE = "learning_rate"
+_ALWAYS_KEPT = ("iteration", RATE)
+"""Variables that mean the same in every optimizer."""
+_UNSAID = ("name", "built", "inner_optimizer")
+_AVERAGE = "_average"
+"""Names of the moving averages of weights end so (`use_ema`)."""
+
+
+@dataclass(frozen=True)
+class BuiltOptimizer:
+    """An optimizer as it was built.
+
+    Attributes:
+        word: the word with which names of its variables begin.
+        name: the name of the optimizer, which follows it.
+        classes: names of its class and those that it derives from, up to Keras's base class.
+        settings: plain attributes.
+        rate: a description of the learning rate if it is no number.
+        values: of its variables that are single numbers.
+    """
+
+    word: str
+    name: str
+    classes: list[str]
+    settings: dict[str, Any] = field(default_factory=dict)
+    rate: str | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+    def to_plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def is_like(self, other: BuiltOptimizer) -> bool:
+        """Return True if variables of the same name mean the same in both."""
+        return other.classes[0] in self.classes or self.classes[0] in other.classes
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the learning rate is that of other optimizers."""
+        return bool({"LossScaleOptimizer", "MultiOptimizer"} & set(self.classes))
+
+    def prefix(self) -> str:
+        return f"{self.word}/{self.name}/"
+
+
+def describe_optimizers(model: keras.Model) -> list[dict[str, Any]]:
+    """Return how the optimizers of a model are built, as plain data; to be called before any value is restored."""
+    return [built.to_plain() for built, _ in _built(model)]
+
+
+@dataclass(frozen=True)
+class CarriedOver:
+    """What a resumed run begins with.
+
+    Attributes:
+        state: the checkpoint's, with the values that the optimizers are to have.
+        notes: what the user should know, a line for each optimizer.
+        new_rates: optimizers whose learning rate is a new number, with it.
+    """
+
+    state: State
+    notes: list[str]
+    new_rates: list[tuple[Any, float]]
+
+
+def carry_over(
+    model: keras.Model,
+    recorded: Sequence[Mapping[str, Any]],
+    now: Sequence[Mapping[str, Any]],
+    state: State,
+    source: str,
+) -> CarriedOver:
+    """Decide which values the optimizers of a model take from a checkpoint.
+
+    Args:
+        recorded: what `describe_optimizers` returned for the attempt that wrote the checkpoint.
+        now: what it returned for this one.
+        state: the checkpoint's.
+        source: where the optimizer comes from in this attempt, in the words of the config.
+
+    Raises:
+        StateMismatchError: the number of optimizers differs, or one has no variables yet.
+    """
+    old, new = ([BuiltOptimizer(**plain) for plain in listed] for listed in (recorded, now))
+    parts = [part for _, part in _parts(model)]
+    _check_number(model, state)
+    found = {name: value for name, value in state.items() if not is_slot(name)}
+    names = [name for name in state_variables(model) if is_slot(name)]
+    notes, rates, used = [], [], set()
+    pairs = _aligned(old, new)
+    for part, built in zip(parts, new, strict=True):
+        before = pairs.get((built.word, built.name))
+        report = _Report(part, built, before, source, state)
+        own = [name for name in names if name.startswith(built.prefix())]
+        for name in own:
+            report.take(name, found, used)
+        notes.extend(report.line(single=len(parts) == 1))
+        rates.extend((part, value) for value in report.new_rate)
+    # variables without the optimizer's name in theirs, as Nadam has one
+    for name in names:
+        if name in state and name not in found and not any(name.startswith(one.prefix()) for one in new):
+            found[name] = state[name]
+            used.add(name)
+    _start_averages(model, found, state)
+    left = sorted(name for name in state if is_slot(name) and name not in used and not _is_single(state[name]))
+    if left:
+        notes.append(f"{count(len(left), 'optimizer variable')} of the checkpoint have no place now: {_some(left)}")
+    return CarriedOver(found, notes, rates)
+
+
+class _Report:
+    """One optimizer: its values, and what is to be said of them."""
+
+    def __init__(
+        self, part: Any, built: BuiltOptimizer, before: BuiltOptimizer | None, source: str, state: State
+    ) -> None:
+        self._part, self._built, self._before, self._source, self._state = part, built, before, source, state
+        self.new_rate: list[float] = []
+        self._said: list[str] = []
+        self._fresh: list[str] = []
+
+    def take(self, name: str, found: State, used: set[str]) -> None:
+        """Put the value of a variable into `found`; one that is left out keeps the value it was built with."""
+        built, before = self._built, self._before
+        short = name.removeprefix(built.prefix())
+        stored = name if before is None else before.prefix() + short
+        if before is not None and not built.is_like(before) and short not in _ALWAYS_KEPT:
+            self._fresh.append(short)
+            return
+        value = self._state.get(stored)
+        if value is None:
+            if short not in _ALWAYS_KEPT:
+                self._fresh.append(short)
+            if short == RATE:
+                self._rate(None)
+            return
+        used.add(stored)
+        was, now = (before.values.get(short) if before is not None else None), built.values.get(short)
+        if was is not None and now is not None and was != now:
+            found[name] = np.asarray(now, value.dtype)
+            self._changed(short, was, now, float(value))
+            return
+        found[name] = value
+        if short == RATE:
+            self._rate(float(value))
+
+    def _changed(self, short: str, was: float, now: float, stored: float) -> None:
+        held = "" if stored == was else f", {stored:g} when it ended"
+        words = short.replace("_", " ")
+        self._said.append(f"{words} {now:g} from {self._source} (the checkpoint's attempt began with {was:g}{held})")
+        if short == RATE and not self._built.wraps:
+            self.new_rate.append(now)
+
+    def _rate(self, stored: float | None) -> None:
+        built = self._built.values.get(RATE)
+        if self._built.wraps:
+            return
+        if stored is None:
+            if built is None:
+                return
+            self.new_rate.append(built)
+            was = self._before.rate if self._before is not None else None
+            self._said.append(f"learning rate {built:g} from {self._source}" + (f", instead of {was}" if was else ""))
+        elif built is None or stored == built:
+            self._said.append(f"learning rate {stored:g}, as in the checkpoint")
+        else:
+            self._said.append(f"learning rate {stored:g} from the checkpoint (training had changed it from {built:g})")
+
+    def line(self, *, single: bool) -> Iterator[str]:
+        built, before = self._built, self._before
+        if built.rate is not None:
+            self._schedule()
+        if before is not None:
+            if built.classes[0] != before.classes[0]:
+                self._said.append(f"{built.classes[0]} instead of {before.classes[0]}")
+            names = sorted({*before.settings, *built.settings}) if built.is_like(before) else []
+            for name in names:
+                was, now = before.settings.get(name), built.settings.get(name)
+                if was != now:
+                    self._said.append(f"{name} {now} from {self._source}, instead of {was}")
+        if self._fresh:
+            number = count(len(self._fresh), "variable")
+            self._said.append(f"{number} that the checkpoint does not have start anew: {_some(self._fresh)}")
+        if self._said and self._has_counted():
+            label = built.classes[0] if single else f"{built.classes[0]} ({built.prefix().rstrip('/')})"
+            yield f"resumed {label}: {'; '.join(self._said)}"
+
+    def _has_counted(self) -> bool:
+        """Return False for an optimizer that no step has used, such as the one that `compile()` makes by itself."""
+        step = self._state.get((self._before or self._built).prefix() + "iteration")
+        return step is None or int(step) > 0
+
+    def _schedule(self) -> None:
+        built, before = self._built, self._before
+        was = None
+        if before is not None and before.rate != built.rate:
+            number = before.values.get(RATE)
+            was = before.rate or (None if number is None else f"{number:g}")
+        step = self._state.get((before or built).prefix() + "iteration")
+        at = f" at update {int(step):,}" if step is not None else ""
+        instead = f", instead of {was}" if was else ""
+        self._said.append(f"learning rate {built.rate}{at}, from {self._source}{instead}")
+
+
+def _start_averages(model: keras.Model, found: State, state: State) -> None:
+    """Averages that the checkpoint lacks begin with its weights: zeros would be part of them for ever."""
+    variables = state_variables(model)
+    weights = {id(variable): name for name, variable in variables.items() if name.startswith(f"{WEIGHTS}/")}
+    missing = {name for name in variables if name.endswith(_AVERAGE) and is_slot(name) and name not in found}
+    if not missing:
+        return
+    flat = {name.removeprefix(f"{WEIGHTS}/").replace("/", "_"): name for name in weights.values()}
+    for built, _ in _built(model):
+        for name in missing:
+            weight = flat.get(name.removeprefix(built.prefix()).removesuffix(_AVERAGE))
+            if name.startswith(built.prefix()) and weight in state:
+                found[name] = state[weight]
+
+
+def _check_number(model: keras.Model, state: State) -> None:
+    named = named_optimizers(model)
+    stored = {name.partition("/")[0] for name in state if is_slot(name)}
+    for word in sorted(stored - set(named)):
+        raise StateMismatchError(
+            f"it has values of {len(stored)} optimizers, and the model has {len(named)} ('{word}')"
+        )
+    for word, optimizer in named.items():
+        if stored and word not in stored:
+            raise StateMismatchError(f"it has values of {len(stored)} optimizers, and the model has {len(named)}")
+        slots = [name for name in state if name.startswith(f"{word}/") and not _is_single(state[name])]
+        if slots and not optimizer.built:
+            message = (
+                f"it has {count(len(slots), 'value')} for the optimizer '{optimizer.name}', which has no variables"
+            )
+            hint = "call its build(variables) in the model's function"
+            raise StateMismatchError(f"{message} before its first step; {hint}")
+
+
+def _aligned(old: Sequence[BuiltOptimizer], new: Sequence[BuiltOptimizer]) -> dict[tuple[str, str], BuiltOptimizer]:
+    """Return the optimizer of the checkpoint for each one now; those that wrap others are matched last."""
+    found: dict[tuple[str, str], BuiltOptimizer] = {}
+    for word in dict.fromkeys(one.word for one in new):
+        before = [one for one in old if one.word == word]
+        now = [one for one in new if one.word == word]
+        names = {one.name: one for one in before}
+        if len(now) == len(before) or {one.name for one in now} >= set(names):
+            pairs = zip(now, before, strict=False) if len(now) == len(before) else []
+            found.update({(word, one.name): other for one, other in pairs})
+        for one in now:
+            if one.name in names:
+                found[word, one.name] = names[one.name]
+        # a wrapper, such as a LossScaleOptimizer, came or went: the innermost is the one that was there
+        if len(now) != len(before) and before and (word, now[-1].name) not in found:
+            found[word, now[-1].name] = before[-1]
+    return found
+
+
+def _parts(model: keras.Model) -> Iterator[tuple[str, Any]]:
+    for word, optimizer in named_optimizers(model).items():
+        for part in chain(optimizer):
+            yield word, part
+
+
+def _built(model: keras.Model) -> Iterator[tuple[BuiltOptimizer, Any]]:
+    variables = state_variables(model)
+    for word, part in _parts(model):
+        rate = learning_rate_of(part)
+        built = BuiltOptimizer(word, part.name, _classes(part), _settings(part), _described(rate))
+        own = {name: one for name, one in variables.items() if name.startswith(built.prefix())}
+        for name, variable in own.items():
+            if not tuple(variable.shape):
+                built.values[name.removeprefix(built.prefix())] = float(host_value(variable))
+        yield built, part
+
+
+def _classes(part: Any) -> list[str]:
+    classes = type(part).__mro__
+    return [one.__name__ for one in classes[: classes.index(keras.optimizers.Optimizer)]] or [type(part).__name__]
+
+
+def _settings(part: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(part).items()
+        if not name.startswith("_") and name not in _UNSAID and isinstance(value, (bool, int, float, str, type(None)))
+    }
+
+
+def _described(rate: Any) -> str | None:
+    """Return a schedule as it would be written in Python; None for a number."""
+    if isinstance(rate, keras.Variable):
+        return None
+    if not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return f"by {getattr(rate, '__name__', type(rate).__name__)}()" if callable(rate) else None
+    given = [
+        f"{name}={value!r}"
+        for name, value in vars(rate).items()
+        if not name.startswith("_") and name != "name" and isinstance(value, (bool, int, float, str, list, tuple))
+    ]
+    return f"{type(rate).__name__}({', '.join(given)})"
+
+
+def _is_single(value: np.ndarray) -> bool:
+    return value.ndim == 0
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:2]) + (" ..." if len(names) > 2 else "")

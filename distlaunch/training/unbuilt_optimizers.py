@@ -1,0 +1,96 @@
+"""Builds the optimizers that a model's own step would build with its first batch.
+
+A step that is traced for several devices can make no variables, and a checkpoint's values need variables to go to. So
+the step is traced once, on one device, to learn which variables it gives to which optimizer.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.run import RunConfig
+from distlaunch.strategies.protocol import Steps, Strategy
+from distlaunch.strategies.sources import Batch
+from distlaunch.strategies.variables import optimizers_of
+from distlaunch.training.build import has_own_step
+
+
+def build_used_optimizers(config: RunConfig, strategy: Strategy, steps: Steps, rows: Batch) -> None:
+    """Build each optimizer that the training step applies.
+
+    Args:
+        rows: a few examples.
+
+    Raises:
+        ConfigError: an optimizer has no variables yet, the step cannot be traced to learn which it gets, and the
+            strategy cannot build it while it trains.
+    """
+    model = steps.model
+    unbuilt = [optimizer for optimizer in optimizers_of(model) if not optimizer.built]
+    own = config.train.step is None
+    if not unbuilt or not has_own_step(config, model) or (config.strategy.is_functional and not own):
+        return
+    on_jax = not config.strategy.runs_tensorflow
+    reason: Exception | None = None
+    if not on_jax:
+        with _recorded(unbuilt) as applied:
+            reason = _traced(model.train_step if own else steps.train, rows)
+        with strategy.scope():
+            for optimizer, variables in applied:
+                if not optimizer.built:
+                    optimizer.build(variables)
+        unbuilt = [optimizer for optimizer in unbuilt if not optimizer.built]
+    with strategy.scope():
+        # one device alone builds an optimizer with the first step
+        too_late = config.strategy.is_functional or tf.distribute.has_strategy()
+    # a step that was traced to its end has applied all that it uses
+    if unbuilt and (on_jax or (reason is not None and too_late)):
+        raise _not_built(unbuilt[0], reason)
+
+
+def _traced(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
+    """Trace a step, and return the error with which that ends early."""
+    specs = tf.nest.map_structure(_any_rows, rows)
+    try:
+        tf.function(step, autograph=False).get_concrete_function(specs)
+    # whatever the user's step raises: it may need a strategy, or more rows
+    except Exception as error:
+        return error
+    return None
+
+
+def _any_rows(tensor: Any) -> Any:
+    spec = tf.type_spec_from_value(tensor)
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
+
+
+@contextmanager
+def _recorded(optimizers: list[Any]) -> Iterator[list[tuple[Any, list[Any]]]]:
+    """Within it, these optimizers change nothing; it gives those that were applied, and the variables of each."""
+    applied: list[tuple[Any, list[Any]]] = []
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        applied.append((self, list(trainable_variables or ())))
+
+    for optimizer in optimizers:
+        optimizer.apply = types.MethodType(apply, optimizer)
+    try:
+        yield applied
+    finally:
+        for optimizer in optimizers:
+            del optimizer.apply
+
+
+def _not_built(optimizer: keras.optimizers.Optimizer, reason: Exception | None) -> ConfigError:
+    message = f"the model's optimizer '{optimizer.name}' has no variables yet"
+    if reason is not None:
+        first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        message += f", and its step cannot be tried to learn which it trains ({first})"
+    return ConfigError(Problem(("model", "function"), f"{message}; call its build(variables) in the model's function"))
