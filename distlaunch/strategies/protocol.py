@@ -123,6 +123,10 @@ class Program(Protocol):
         """The sum of all tasks' votes; every task must call it."""
         ...
 
+    def finalize(self) -> None:
+        """Put the final weights into the model, see `final_weights`; every task must call it."""
+        ...
+
     def placement(self) -> list[dict[str, Any]]:
         """Which task holds which variable, as the event VariablesPlaced has it; empty if each holds all."""
         ...

@@ -11,13 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
+from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
-from distlaunch.strategies.variables import has_own
+from distlaunch.strategies.variables import WEIGHTS, has_own
 from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
 from distlaunch.training.callbacks.rate_watch import RateWatch
@@ -94,6 +96,11 @@ class TrainingLoop:
         self._first_step = start.step
         callback_arrays = self._restore(take_state(), start) if start.step > 0 and take_state is not None else {}
         self._progress = replace(start, optimizers=self._optimizers)
+        for name in unused_averages(self._model):
+            self._warn(
+                f"the optimizer '{name}' keeps averages (use_ema), but as in Keras's fit, only those of the compiled "
+                "optimizer become the weights at the end; call its finalize_variable_values in on_train_end"
+            )
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
@@ -112,13 +119,39 @@ class TrainingLoop:
                 self._save_checkpoint(otherwise="the run can resume from an older one", wait=True)
                 return LoopEnd("stopped", self._progress, scalars(logs))
             logs = ended
-        if self._config.train.callbacks:  # whatever they do at the end, what was trained is kept
+        self._end(logs)
+        return LoopEnd("done", self._progress, scalars(logs))
+
+    def _end(self, logs: Logs) -> None:
+        """Finish the weights as Keras's `fit` does, call the callbacks, and save what there is then."""
+        # a callback had put other weights there at the end, and nothing was trained since
+        finalizes = has_final_weights(self._model) and self._progress.final_weights is not False
+        watched = bool(self._config.train.callbacks)
+        if finalizes:
+            self._progress = replace(self._progress, final_weights=True)
+            self._save_checkpoint(otherwise=None, wait=True)
+            self._program.finalize()
+            self._report_averages()
+        elif watched:  # whatever they do at the end, what was trained is kept
             self._save_checkpoint(wait=True)
+        before = self._program.snapshot() if finalizes and watched else {}
         self._hook("train_end", logs)
         self._report_early_end()
+        if finalizes:
+            # the checkpoint has the weights of the last step; those of a callback take their place
+            changed = watched and _weights_differ(before, self._program.snapshot())
+            if not (watched and self._program.agree(Vote(finish=changed)).finish):
+                return
+            self._progress = replace(self._progress, final_weights=False)
         # after on_train_end, in which EarlyStopping may put the best weights back
         self._save_checkpoint(otherwise=None, wait=True)
-        return LoopEnd("done", self._progress, scalars(logs))
+
+    def _report_averages(self) -> None:
+        if self._around.is_chief:
+            message = (
+                "the optimizer has put its final weights into the model (the averages of use_ema), as Keras's fit does"
+            )
+            self._around.emit(Notice(level="info", message=message))
 
     def _restore(self, state: State, start: Progress) -> State:
         """Put the values of a checkpoint back; return those of callbacks, whose time comes later."""
@@ -180,6 +213,7 @@ class TrainingLoop:
     def _epoch(self) -> Logs | None:
         """Returns the epoch's logs, or None if asked to stop within it."""
         epoch, began = self._progress.epoch, self._around.clock()
+        self._progress = replace(self._progress, final_weights=None)
         self._hook("epoch_begin", epoch)
         logs = self._progress.pending_logs
         if logs is None:
@@ -299,3 +333,7 @@ class TrainingLoop:
     def _is_alike(self) -> bool:
         """Whether training and validation report the same values; a model's own steps may do as they like."""
         return not any(has_own(self._model, name) for name in ("train_step", "test_step"))
+
+
+def _weights_differ(before: State, now: State) -> bool:
+    return any(not np.array_equal(before[name], now[name]) for name in now if name.startswith(f"{WEIGHTS}/"))

@@ -51,7 +51,6 @@ class Run:
             **STRATEGIES[strategy],
         }
         self.weights: list[Any] = []
-        self.model: Any = None
 
     def train(self, epochs: int, stop_after: int | None = None, **sections: Any) -> Any:
         """Make an attempt, and return its session; a section that is given replaces that of the config."""

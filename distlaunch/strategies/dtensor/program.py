@@ -26,6 +26,7 @@ from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
+from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.mesh.functional_step import (
     extra_log_names,
@@ -245,6 +246,10 @@ class DTensorProgram:
         return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
 
     # state
+
+    def finalize(self) -> None:
+        # traced: there a value on the mesh is read and assigned as it lies, in parts that no process may have whole
+        tf.function(lambda: put_final_weights(self._model), autograph=False)()
 
     def mesh(self) -> dict[str, Any]:
         return described_mesh(self._sizes, self._feed.axes)

@@ -37,6 +37,9 @@ class MeshVariable(StandIn):
         return self.on_mesh.shape
 
     def assign(self, value: Any) -> None:
+        if tf.inside_function():
+            self.on_mesh.assign(value)
+            return
         self.on_mesh.assign(place(np.asarray(value), self.layout))
 
     @property

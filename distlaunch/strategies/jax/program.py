@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import kind_of
+from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
@@ -239,6 +240,10 @@ class JaxProgram:
         return {name: place(np.zeros((), np.float32), self._whole) for name in names}
 
     # state
+
+    def finalize(self) -> None:
+        put_final_weights(self._model)
+        self._values.assign(self._values.read())
 
     def mesh(self) -> dict[str, Any]:
         return described_mesh(self._mesh.shape, self._placement.axes)

@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
@@ -303,6 +304,10 @@ class CoordinatorProgram:
         return vote
 
     # state
+
+    def finalize(self) -> None:
+        with self._strategy.scope():
+            put_final_weights(self._model)
 
     def placement(self) -> list[dict[str, Any]]:
         return placement_of(state_variables(self._model))

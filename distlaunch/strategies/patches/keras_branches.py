@@ -57,7 +57,11 @@ def branch_together(optimizer: keras.optimizers.Optimizer) -> None:
 
     def overwrite_together(self: Any, variables: Any) -> None:
         # Keras's method calls `extended.update`, which is allowed in a cross-replica context only
-        tf.distribute.get_replica_context().merge_call(lambda strategy: overwrite(self, variables))
+        context = tf.distribute.get_replica_context()
+        if context is None:
+            overwrite(self, variables)
+        else:
+            context.merge_call(lambda strategy: overwrite(self, variables))
 
     optimizer.apply = types.MethodType(apply_together, optimizer)
     optimizer._overwrite_model_variables_with_average_value = types.MethodType(overwrite_together, optimizer)

@@ -71,7 +71,13 @@ def make_functional(optimizer: Any) -> None:
     # with the latter
     places = {id(variable): index for index, variable in enumerate(optimized(optimizer))}
     optimizer._trainable_variables_indices = places
+    if hasattr(optimizer, "_var_to_optimizer_idx"):
+        indices = {id(one): index for index, one in enumerate(optimizer.optimizers)}
+        by_variable = {id(variable): one for one in optimizer.optimizers for variable in optimized(one)}
+        optimizer._var_to_optimizer_idx = {key: indices[id(by_variable[key])] for key in places}
     if (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        make_functional(inner)
+    for inner in getattr(optimizer, "optimizers", ()):
         make_functional(inner)
 
 

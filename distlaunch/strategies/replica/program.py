@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.data_ends import kind_of
+from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.patches import keras_losses, keras_replica_metrics, tensorflow_iterators
@@ -333,6 +334,10 @@ class ReplicaProgram:
         return returned
 
     # state
+
+    def finalize(self) -> None:
+        with self._strategy.scope():
+            put_final_weights(self._model)
 
     def placement(self) -> list[dict[str, Any]]:
         return []

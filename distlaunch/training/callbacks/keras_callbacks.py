@@ -27,6 +27,10 @@ _NOT_RESTORED = ("min_delta", "append_header")
 into its file for a header when training begins."""
 
 
+_RESTORED = ("_ema_weights_in_model",)
+"""Of Keras's own: whether SwapEMAWeights has the averages in the model at the moment."""
+
+
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
     """The callbacks that run on this task, in the config's order.
 
@@ -114,7 +118,9 @@ def _plain(callback: keras.callbacks.Callback) -> dict[str, Any]:
     for name, value in vars(callback).items():
         plain = value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
         # names with _ are Keras's own, such as the model
-        if not name.startswith("_") and (plain is None or isinstance(plain, (bool, int, float, str))):
+        if (not name.startswith("_") or name in _RESTORED) and (
+            plain is None or isinstance(plain, (bool, int, float, str))
+        ):
             state[name] = plain
     return state
 

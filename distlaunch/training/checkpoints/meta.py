@@ -47,6 +47,8 @@ class Progress:
         stop_training: a callback of the chief wishes that, within an epoch.
         best: the best epoch so far, as BestEpoch remembers it.
         pending_logs: training values of an epoch whose steps are done but whose validation is not.
+        final_weights: None before the end of a run. Then True if the finished model has what its optimizer makes of the
+            stored weights (`use_ema`), False if it has the stored ones, which a callback may have put there.
         optimizers: how they were built at the start of the attempt, see `describe_optimizers`.
     """
 
@@ -59,6 +61,7 @@ class Progress:
     stop_training: bool = False
     pending_logs: dict[str, float] | None = None
     best: dict[str, Any] | None = None
+    final_weights: bool | None = None
     optimizers: list[dict[str, Any]] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:

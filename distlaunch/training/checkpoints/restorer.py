@@ -14,9 +14,10 @@ from distlaunch.base.events import (
     Notice,
     Restored,
 )
-from distlaunch.base.run_dir import BestName
+from distlaunch.base.run_dir import BEST, BestName
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.run import RunConfig
+from distlaunch.strategies.final_weights import judged_by_averages
 from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
 from distlaunch.training.checkpoints.file_copy import FileCopy, this_host
 from distlaunch.training.checkpoints.files import CheckpointStore, DamagedError, Saved
@@ -139,6 +140,8 @@ class Restorer:
         if self._copy is None:
             raise CheckpointError(f"{self._store.directory}: there is no checkpoint that can be read")
         self.with_matching_state(lambda: program.restore(self.take_state()))
+        if _shows_final_weights(progress, step):
+            program.finalize()
         if path is not None:
             self._emit(Restored(step=progress.step, epoch=progress.epoch, path=str(path)))
 
@@ -156,3 +159,13 @@ class Restorer:
             return f"changed in the config since: {', '.join(self._changed)}; {hint}"
         model = self._config.model.function
         return f"the config is what it was, so {model}, or what it reads, makes another model now; {hint}"
+
+
+def _shows_final_weights(progress: Progress, step: int | BestName | None) -> bool:
+    """Whether the checkpoint is used with the weights that its optimizer makes at the end of training.
+
+    The best epoch, and any step before the end, have what validation judged.
+    """
+    if step == BEST or progress.final_weights is None:
+        return judged_by_averages(progress.callbacks)
+    return progress.final_weights
