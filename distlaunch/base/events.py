@@ -104,6 +104,10 @@ class TrainingStarted(Event):
     first_step: int
     steps_per_epoch: int | None
     parameters: int
+    optimizer: str = ""
+    """Its class and learning rate, such as `SGD, learning rate 0.01`; several are joined by ` + `."""
+    loss: str = ""
+    """That the model is compiled with; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,11 +136,21 @@ class MetricComponent(Component):
 NamedMetric = Annotated[str | MetricComponent, Words("a name such as 'accuracy', or {name: ..., args: {...}}")]
 
 
-class Compile(Section):
-    """Arguments of Keras `compile`. Leave the section out if the model's function compiles it."""
+class OptimizerComponent(Section):
+    """An optimizer by name, with arguments; without a name, those arguments of the model's own."""
 
-    optimizer: Named = "rmsprop"
-    """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer."""
+    name: str | None = None
+    args: Arguments
+
+
+class Compile(Section):
+    """Arguments of Keras `compile`. If the model's function compiles it, those that are given here replace its own."""
+
+    optimizer: (
+        Annotated[str | OptimizerComponent, Words("a name such as 'adam', or {name: ..., args: {...}}")] | None
+    ) = None
+    """A name of `keras.optimizers`, or `package.module:function` that returns an optimizer. Arguments without a name
+    are for the optimizer of a model that compiles itself. None: that optimizer, or `rmsprop`."""
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,
         Words("a loss such as 'mse' or {name: ..., args: {...}}, a list of losses, or a mapping of outputs to losses"),
@@ -148,15 +158,15 @@ class Compile(Section):
     """A name of `keras.losses`, or `package.module:function` (y_true, y_pred) -> loss of each example."""
     loss_weights: list[Finite] | dict[str, Finite] | None = None
     metrics: Annotated[
-        list[NamedMetric] | dict[str, list[NamedMetric]],
+        list[NamedMetric] | dict[str, list[NamedMetric]] | None,
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
-    ] = Field(default_factory=list)
+    ] = None
     weighted_metrics: Annotated[
-        list[NamedMetric] | dict[str, list[NamedMetric]],
+        list[NamedMetric] | dict[str, list[NamedMetric]] | None,
         Words("a list of metrics, such as [accuracy], or a mapping of outputs to such lists"),
-    ] = Field(default_factory=list)
-    jit_compile: bool = False
-    """XLA. Off unless asked for: on CPU it makes some models slower (convolutions: 1.6 to 2.4 times)."""
+    ] = None
+    jit_compile: bool | None = None
+    """XLA. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). None: the model's own, or off."""
 
 
 class Callback(Section):

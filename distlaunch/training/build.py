@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.references.keras_names import canonical
-from distlaunch.config.run import Compile, Component, MetricComponent, Named, NamedMetric, RunConfig
+from distlaunch.config.run import Compile, Component, MetricComponent, Named, NamedMetric, OptimizerComponent, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.patches.keras_dry_step import make_variables_by
-from distlaunch.strategies.patches.keras_private import compute_loss_takes_training, restart_names
+from distlaunch.strategies.patches.keras_private import compiled_with, compute_loss_takes_training, restart_names
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import has_own
@@ -110,19 +110,79 @@ def check_formats_of_module(formats: Sequence[str]) -> None:
 
 
 def _compile(model: keras.Model, config: Compile) -> None:
-    arguments: dict[str, Any] = {
-        "optimizer": _component(config.optimizer, "optimizers", ("compile", "optimizer")),
+    named: dict[str, Any] = {
+        "optimizer": _optimizer(model, config.optimizer),
         "loss": _nested(config.loss, _loss, ("compile", "loss")),
         "loss_weights": config.loss_weights,
-        "metrics": _nested(config.metrics, _metric, ("compile", "metrics")) or None,
-        "weighted_metrics": _nested(config.weighted_metrics, _metric, ("compile", "weighted_metrics")) or None,
+        "metrics": _nested(config.metrics, _metric, ("compile", "metrics")),
+        "weighted_metrics": _nested(config.weighted_metrics, _metric, ("compile", "weighted_metrics")),
         "jit_compile": config.jit_compile,
     }
+    named = {name: value for name, value in named.items() if value is not None}
     try:
         # Keras builds its losses with the first batch: what does not fit shapes shows in `_build_losses`
-        model.compile(**arguments)
+        if model.compiled:
+            _compile_again(model, named)
+        else:
+            model.compile(**{"optimizer": "rmsprop", "jit_compile": False, **named})
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(("compile",), str(error).splitlines()[0])) from error
+
+
+def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> Any:
+    """The optimizer that the config names, or the model's own with other arguments; None: it says nothing."""
+    key = ("compile", "optimizer")
+    if given is None or isinstance(given, str):
+        return given and _component(given, "optimizers", key)
+    if given.name is not None:
+        return _component(Component(name=given.name, args=given.args), "optimizers", key)
+    own = model.optimizer if model.compiled else None
+    if own is None:
+        raise ConfigError(
+            Problem((*key, "name"), "missing: the model's function does not compile it with an optimizer")
+        )
+    args = {name: _schedule(value) for name, value in given.args.items()}
+    wrapper, own = own, getattr(own, "inner_optimizer", own)
+    known = own.get_config()
+    if unknown := sorted(set(args) - set(known)):
+        message = f"got '{unknown[0]}', which {type(own).__name__} does not have; it has {', '.join(known)}"
+        raise ConfigError(Problem((*key, "args"), message))
+    try:
+        made = type(own).from_config({**known, **args})
+    except (ValueError, TypeError) as error:
+        message = f"{type(own).__name__}: {str(error).strip().splitlines()[0]}"
+        raise ConfigError(Problem(key, message)) from error
+    if wrapper is own:
+        return made
+    scale, steps = wrapper.initial_scale, wrapper.dynamic_growth_steps
+    return keras.optimizers.LossScaleOptimizer(made, initial_scale=scale, dynamic_growth_steps=steps)
+
+
+def _compile_again(model: keras.Model, named: dict[str, Any]) -> None:
+    """Replace some of the arguments that a model was compiled with."""
+    arguments = {**compiled_with(model), **named}
+    own = type(model).compile
+    if own is keras.Model.compile or _takes(model.compile, arguments):
+        model.compile(**arguments)
+        return
+    # Keras's part alone: the model's own `compile` has been called by its function, with arguments that are not here
+    accepted = inspect.signature(own).parameters
+    for name in ("optimizer", "loss", "loss_weights"):
+        if name in named and name not in accepted:
+            taken = ", ".join(list(accepted)[1:])
+            message = (
+                f"the compile of {type(model).__name__} takes {taken}, and not {name}; set it in the model's function"
+            )
+            raise ConfigError(Problem(("compile", name), message))
+    keras.Model.compile(model, **arguments)
+
+
+def _takes(function: Any, arguments: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _nested(value: Any, make: Any, key: Key) -> Any:

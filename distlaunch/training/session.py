@@ -45,6 +45,7 @@ from distlaunch.training.callbacks.keras_callbacks import build_callbacks
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checkpoints.writers import PartsWriter
 from distlaunch.training.checks.labels import label_errors_explained, with_rules
@@ -112,6 +113,7 @@ class Session:
         with self.strategy.scope():
             # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
+        self._optimizers = describe_optimizers(self.model)
         steps = make_steps(config, self.model, self.train.first_rows)
         build_used_optimizers(config, self.strategy, steps, self._rows)
         self.program = self.strategy.program(steps)
@@ -313,5 +315,8 @@ class Session:
                 first_step=start.step,
                 steps_per_epoch=steps,
                 parameters=int(self.model.count_params()) if self.model.built else 0,
+                # of a checkpoint's learning rate the resume reports, which may be another
+                optimizer=optimizers_text(self._optimizers, with_rates=not start.step),
+                loss=loss_text(getattr(self.model, "loss", None)),
             )
         )

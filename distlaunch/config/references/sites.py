@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.config.read.tree import Key
-from distlaunch.config.run import Component, RunConfig
+from distlaunch.config.run import Component, OptimizerComponent, RunConfig
 
 Role = Literal[
     "model", "data", "map", "augment", "preprocessing", "step", "optimizers", "losses", "metrics", "callbacks"
@@ -62,7 +62,7 @@ def sites(config: RunConfig) -> Iterator[Site]:
 def _named(value: Any, key: Key, role: Role) -> Iterator[Site]:
     if isinstance(value, str):
         yield Site(key, value, role, {}, key)
-    elif isinstance(value, Component):
+    elif isinstance(value, (Component, OptimizerComponent)) and value.name is not None:
         yield Site((*key, "name"), value.name, role, value.args, (*key, "args"))
     elif isinstance(value, list):
         for index, inner in enumerate(value):

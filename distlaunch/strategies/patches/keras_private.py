@@ -110,6 +110,21 @@ def compiled_metrics(model: keras.Model) -> Any:
     return private(model, "_compile_metrics")
 
 
+def compiled_with(model: keras.Model) -> dict[str, Any]:
+    """The arguments of `compile` that a compiled model was given, as far as they are not Keras's own defaults."""
+    loss, metrics = compiled_loss(model), compiled_metrics(model)
+    given = {
+        "optimizer": model.optimizer,
+        "loss": loss and private(loss, "_user_loss"),
+        "loss_weights": loss and private(loss, "_user_loss_weights"),
+        "metrics": metrics and private(metrics, "_user_metrics"),
+        "weighted_metrics": metrics and private(metrics, "_user_weighted_metrics"),
+        "jit_compile": model.jit_compile,
+        "run_eagerly": model.run_eagerly or None,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def loss_tracker(model: keras.Model) -> Any:
     """The metric `loss`."""
     return private(model, "_loss_tracker")

@@ -244,6 +244,28 @@ def _start_averages(model: keras.Model, found: State, state: State) -> None:
                 found[name] = state[weight]
 
 
+def optimizers_text(optimizers: Sequence[Mapping[str, Any]], *, with_rates: bool) -> str:
+    """Return a few words on what `describe_optimizers` returned, such as `SGD, learning rate 0.01`."""
+    built = [one for one in (BuiltOptimizer(**plain) for plain in optimizers) if not one.wraps]
+    texts = []
+    for one in built:
+        number = one.values.get(RATE)
+        rate = one.rate or (None if number is None else f"{number:g}")
+        texts.append(one.classes[0] + (f", learning rate {rate}" if rate and with_rates else ""))
+    return " + ".join(texts)
+
+
+def loss_text(loss: Any) -> str:
+    """Return the loss that a model is compiled with as a user would name it."""
+    if loss is None or isinstance(loss, str):
+        return loss or ""
+    if isinstance(loss, dict):
+        return ", ".join(f"{name}: {loss_text(one)}" for name, one in loss.items())
+    if isinstance(loss, (list, tuple)):
+        return ", ".join(map(loss_text, loss))
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
 def _check_number(model: keras.Model, state: State) -> None:
     named = named_optimizers(model)
     stored = {name.partition("/")[0] for name in state if is_slot(name)}

@@ -35,7 +35,7 @@ def event_line(event: Event, epochs: int) -> Text | None:
         case DataResolved():
             return _pair("data", data_source(event))
         case TrainingStarted():
-            return _pair("training", training_start(event))
+            return _pair("training", "; ".join([training_start(event), *trained_by(event)]))
         case Restored():
             return _pair("restored", f"step {event.step:,} from {shown(event.path)}")
         case EpochEnded():
@@ -113,6 +113,11 @@ def training_start(event: TrainingStarted) -> str:
     steps = f" of {count(event.steps_per_epoch, 'step')}" if event.steps_per_epoch else ""
     parts.append(f"{count(event.epochs, 'epoch')}{steps}")
     return ", ".join(parts)
+
+
+def trained_by(event: TrainingStarted) -> list[str]:
+    """`SGD, learning rate 0.01` and `loss mse`, as far as they are known."""
+    return [part for part in (event.optimizer, event.loss and f"loss {event.loss}") if part]
 
 
 def restarts(tasks: Mapping[str, int], jobs: int) -> str:
