@@ -21,7 +21,7 @@ from distlaunch.strategies.final_weights import has_final_weights, unused_averag
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.strategies.variables import WEIGHTS, has_own
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks.keras_callbacks import continue_log, watch_batches
+from distlaunch.training.callbacks.keras_callbacks import continue_log, save_intervals, watch_batches
 from distlaunch.training.callbacks.rate_watch import RateWatch
 from distlaunch.training.checkpoints.best import mode_warnings
 from distlaunch.training.checkpoints.meta import Progress
@@ -62,6 +62,8 @@ class TrainingLoop:
         )
         self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
+        self._calls_end: list[Every] = []
+        """Steps at which callbacks of Keras's save, so that a graph call has to end there."""
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
         self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
@@ -104,6 +106,7 @@ class TrainingLoop:
         self._model.stop_training = start.stop_training
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
+        self._calls_end = [Every(number, None) for number in self._agreed(save_intervals(self._callbacks))]
         self._hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)
@@ -278,10 +281,19 @@ class TrainingLoop:
                 self._save_checkpoint()
         return logs
 
+    def _agreed(self, numbers: list[int]) -> list[int]:
+        """Return the chief's numbers, in every task: not every task has all callbacks."""
+        if not self._config.train.callbacks:
+            return []
+        length = self._program.agree(Vote(next_steps=len(numbers) if self._around.is_chief else 0)).next_steps
+        own = numbers if self._around.is_chief else [0] * length
+        return [self._program.agree(Vote(next_steps=number)).next_steps for number in own]
+
     def _steps_to_run(self) -> int:
         step, here = self._progress.step, self._progress.step_in_epoch
         # a call must not run over a step at which something is due
-        limits = [self._call.length, self._save.steps_until_due(step), self._reports.steps_until_due(step)]
+        due = [self._save, self._reports, *self._calls_end]
+        limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
         limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
         return min(limit for limit in limits if limit is not None)
 

@@ -27,8 +27,8 @@ _NOT_RESTORED = ("min_delta", "append_header")
 into its file for a header when training begins."""
 
 
-_RESTORED = ("_ema_weights_in_model",)
-"""Of Keras's own: whether SwapEMAWeights has the averages in the model at the moment."""
+_RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
+"""Of Keras's own: whether SwapEMAWeights has the averages in the model now; batches that ModelCheckpoint has counted."""
 
 
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
@@ -82,6 +82,12 @@ def place_of(callback: keras.callbacks.Callback, default: int) -> int:
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
     return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+
+
+def save_intervals(callbacks: list[keras.callbacks.Callback]) -> list[int]:
+    """Return the numbers of steps after which callbacks of Keras's kind save (`ModelCheckpoint(save_freq=50)`)."""
+    found = {getattr(callback, "save_freq", None) for callback in callbacks}
+    return sorted(number for number in found if isinstance(number, int) and number > 0)
 
 
 def watch_test_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
