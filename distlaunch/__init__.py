@@ -1,3 +1,18 @@
 """distlaunch: train any Keras 3 model under any distribution strategy, from one YAML file."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distlaunch.cluster.spec import ThisTask
+
 __version__ = "0.2.0"
+
+
+def task() -> ThisTask:
+    """Return which task of its job this process is: `job`, `index`, `is_chief` and `num_workers`."""
+    # here: the package itself imports nothing
+    from distlaunch.cluster.spec import this_task
+
+    return this_task()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -35,6 +36,23 @@ class Task:
         if job not in JOBS or not index.isdigit():
             raise UsageError(f"task {text!r}: expected JOB:INDEX with one of {', '.join(JOBS)}, e.g. worker:0")
         return Task(job, int(index))
+
+
+@dataclass(frozen=True)
+class ThisTask:
+    """The task that this process is.
+
+    Attributes:
+        job: `worker`, `chief` (the coordinator of parameter servers), `ps` or `evaluator`.
+        index: counts the tasks of the job.
+        is_chief: whether it writes checkpoints; one task of each run does.
+        num_workers: tasks that compute; 1 for a process of its own.
+    """
+
+    job: str
+    index: int
+    is_chief: bool
+    num_workers: int
 
 
 EVALUATOR = Task("evaluator", 0)
@@ -115,6 +133,16 @@ def places_of(tasks: Sequence[Task], places: Sequence[Place], cluster: ClusterSp
         if task not in found:
             found[task] = left.pop(0) if left else Place()
     return {task: found[task] for task in tasks}
+
+
+def this_task() -> ThisTask:
+    """Return which task this process is, from the TF_CONFIG that its launcher has set."""
+    text = os.environ.get("TF_CONFIG")
+    spec, task = from_tf_config(text) if text else (ClusterSpec({}), Task("worker", 0))
+    # beside parameter servers the chief deals out steps; otherwise it is one of those that compute
+    computing = ("worker",) if spec.jobs.get("ps") else ("worker", "chief")
+    number = sum(len(spec.jobs.get(job, ())) for job in computing)
+    return ThisTask(task.job, task.index, task == spec.chief, max(number, 1))
 
 
 def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:

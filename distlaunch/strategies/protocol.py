@@ -123,6 +123,19 @@ class Program(Protocol):
         """The sum of all tasks' votes; every task must call it."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Within it, the model predicts and evaluates in this process alone."""
+        ...
+
+    @property
+    def is_split(self) -> bool:
+        """Whether processes hold different parts of weights, so that `alone` is possible within `gathered` only."""
+        ...
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Within it, this process has all weights for `alone`, as they are now; every task must call it."""
+        ...
+
     def finalize(self) -> None:
         """Put the final weights into the model, see `final_weights`; every task must call it."""
         ...

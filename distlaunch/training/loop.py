@@ -7,6 +7,7 @@ within an epoch, fails with several steps to a call on replicas, and would be a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,10 +19,18 @@ from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
+from distlaunch.strategies.local_model import METHODS
+from distlaunch.strategies.patches.keras_alone import calling_within
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.strategies.variables import WEIGHTS, has_own
 from distlaunch.training.actions import CallLength, Every
-from distlaunch.training.callbacks.keras_callbacks import continue_log, save_intervals, watch_batches
+from distlaunch.training.callbacks.keras_callbacks import (
+    EPOCH_HOOKS,
+    continue_log,
+    own_epoch_hooks,
+    save_intervals,
+    watch_batches,
+)
 from distlaunch.training.callbacks.rate_watch import RateWatch
 from distlaunch.training.checkpoints.best import mode_warnings
 from distlaunch.training.checkpoints.meta import Progress
@@ -62,6 +71,8 @@ class TrainingLoop:
         )
         self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
+        self._gathering_hooks: set[str] = set()
+        """Those in which a callback may predict, so that processes put their parts of the weights together."""
         self._calls_end: list[Every] = []
         """Steps at which callbacks of Keras's save, so that a graph call has to end there."""
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
@@ -80,7 +91,8 @@ class TrainingLoop:
         Raises:
             CheckpointWriteError: the last checkpoint cannot be written: what the run is for would be lost.
         """
-        with self._saver:
+        # a callback that predicts does so alone: the other processes are elsewhere, or do the same by themselves
+        with self._saver, calling_within(self._model, METHODS, self._program.alone):
             end = self._run(start, take_state)
         # after the last step nothing else would report what came since the last interval
         self._timer.report()
@@ -107,6 +119,9 @@ class TrainingLoop:
         for callback in self._callbacks if start.step > 0 else ():
             continue_log(callback, start.epoch)
         self._calls_end = [Every(number, None) for number in self._agreed(save_intervals(self._callbacks))]
+        watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
+        if watched and self._program.is_split:
+            self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
         self._hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)
@@ -208,7 +223,7 @@ class TrainingLoop:
     def _hook(self, name: str, *arguments: Any) -> None:
         """Calls the callbacks, which may write what they keep."""
         # `ModelCheckpoint` may write for minutes: a task that does is given time to finish
-        with self._around.saving():
+        with self._around.saving(), self._program.gathered() if name in self._gathering_hooks else nullcontext():
             getattr(self._hooks, f"on_{name}")(*arguments)
 
     # one epoch

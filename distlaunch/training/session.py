@@ -41,7 +41,7 @@ from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
 from distlaunch.strategies.sources import Share
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
-from distlaunch.training.callbacks.keras_callbacks import build_callbacks
+from distlaunch.training.callbacks.keras_callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
 from distlaunch.training.checkpoints.meta import Progress
@@ -127,6 +127,10 @@ class Session:
         config, is_chief = self._config, self.strategy.is_chief
         start, restored_from = self._restorer.find(archive=True)
         callbacks = build_callbacks(config.train.callbacks, is_chief=is_chief, run=self._run)
+        if is_chief:
+            tasks = sum(config.strategy.jobs(config.cluster).values()) if config.strategy.in_lockstep else 1
+            for hint in hints_on_tasks(config.train.callbacks, callbacks, tasks):
+                self._emit(Notice(level="info", message=hint))
         around = Surroundings(
             self._emit, self._should_stop, self.store, is_chief, self._on_step, self._on_meeting, self._saving,
             self._writing, PartsWriter.agree(self.strategy, self.store), self._past_failures(), self._is_stopping,

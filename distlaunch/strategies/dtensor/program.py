@@ -28,6 +28,7 @@ from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
+from distlaunch.strategies.local_model import LocalModel, plain_values
 from distlaunch.strategies.mesh.functional_step import (
     extra_log_names,
     extra_test_logs,
@@ -87,6 +88,8 @@ class DTensorProgram:
             for variable in group:
                 axes = slot_layout(variable, weights, layouts) if group is slots else layouts.get(variable.path, ())
                 put_value(variable, MeshVariable(host_value(variable), mesh, axes))
+        weights = [*self._groups[0], *self._groups[1]]
+        self._local = LocalModel(model, *plain_values(), weights, lambda one: value_of(one).whole())
         self._sums: dict[str, MeshVariable] = {}
         self._log_names: list[str] | None = None
         self._steps_in_epoch = 0
@@ -246,6 +249,16 @@ class DTensorProgram:
         return {**self._metric_logs(), **{name: value / scale for name, value in own.items()}}
 
     # state
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._local.active()
+
+    @property
+    def is_split(self) -> bool:
+        return self._peers.number > 1 and any(any(value_of(one).axes) for one in self._model.variables)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return self._local.holding({id(one): self._whole_value(one) for one in self._model.variables})
 
     def finalize(self) -> None:
         # traced: there a value on the mesh is read and assigned as it lies, in parts that no process may have whole

@@ -56,11 +56,15 @@ class MeshVariable(StandIn):
         Raises:
             UsageError: other processes hold parts of it.
         """
-        whole = joined(dtensor.unpack(self.on_mesh.read_value()), self._sizes(), self.layout)
+        whole = self.whole()
         if whole is None:
             message = "a variable is read whole in one process, but others hold parts of it"
             raise UsageError(f"{message}; let the mesh's first axes, which go over the processes, not split variables")
         return whole
+
+    def whole(self) -> np.ndarray | None:
+        """The same; None if other processes hold parts of it."""
+        return joined(dtensor.unpack(self.on_mesh.read_value()), self._sizes(), self.layout)
 
     def gathered(self) -> np.ndarray:
         """The whole value; every process must call it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
 from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
+from distlaunch.strategies.local_model import LocalModel
 from distlaunch.strategies.mesh.functional_step import (
     TrainState,
     extra_log_names,
@@ -61,6 +63,10 @@ class JaxProgram:
         self._whole = NamedSharding(mesh, PartitionSpec())
         self._placement = Placement(mesh, input_axes)
         self._values = Values(self._model, mesh, layouts, peers)
+        weights = [*self._values.groups[0], *self._values.groups[1]]
+        self._local = LocalModel(
+            self._model, jnp.asarray, lambda kept, value: jnp.asarray(value), weights, self._values.local_copy
+        )
         self._sums: dict[str, Any] | None = None
         self._steps_in_epoch = 0
         self._feed: Feed | None = None
@@ -240,6 +246,16 @@ class JaxProgram:
         return {name: place(np.zeros((), np.float32), self._whole) for name in names}
 
     # state
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._local.active()
+
+    @property
+    def is_split(self) -> bool:
+        return any(self._values.local_copy(one) is None for one in self._model.variables)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return self._local.holding({id(one): self._values.copy(one) for one in self._model.variables})
 
     def finalize(self) -> None:
         put_final_weights(self._model)

@@ -86,6 +86,13 @@ class Values:
             value = self._gather(value)
         return _copied(value)
 
+    def local_copy(self, variable: Any) -> np.ndarray | None:
+        """A copy of the whole value; None if other processes hold parts of it."""
+        value: Any = variable.value
+        if not value.is_fully_replicated and not value.is_fully_addressable:
+            return None
+        return _copied(value)
+
     def stored(self) -> dict[str, StoredVariable]:
         """What each device holds of each variable of a snapshot."""
         self.assign(self.read())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
@@ -23,6 +24,7 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.strategies.local_model import LocalModel, plain_values
 from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
 from distlaunch.strategies.parameter_server.cells import as_cells
 from distlaunch.strategies.parameter_server.placement import placement_of
@@ -78,6 +80,7 @@ class CoordinatorProgram:
         self._log_names: list[str] | None = None
         self._test_log_names: list[str] = []
         self._log_sums: dict[str, float] = {}
+        self._local = LocalModel(self._model, *plain_values())
         self._steps_in_epoch = 0
         self._source: Source | None = None
         self._next_batch = 0
@@ -304,6 +307,14 @@ class CoordinatorProgram:
         return vote
 
     # state
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._local.active()
+
+    is_split = False
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def finalize(self) -> None:
         with self._strategy.scope():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
 from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.strategies.local_model import LocalModel, plain_values
 from distlaunch.strategies.patches import keras_losses, keras_replica_metrics, tensorflow_iterators
 from distlaunch.strategies.patches.keras_branches import branch_together
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
@@ -58,6 +60,7 @@ class ReplicaProgram:
         self._strategy, self._steps, self._replicas = strategy, steps, replicas
         self._model = steps.model
         self._optimizers = optimizers_of(self._model)
+        self._local = LocalModel(self._model, *plain_values())
         self._steps_in_epoch = 0
         self._ballots = Ballots(replicas.peers)
         self.notes: list[str] = []
@@ -334,6 +337,14 @@ class ReplicaProgram:
         return returned
 
     # state
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self._local.active()
+
+    is_split = False
+
+    def gathered(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def finalize(self) -> None:
         with self._strategy.scope():

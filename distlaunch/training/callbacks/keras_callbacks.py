@@ -22,13 +22,16 @@ _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", 
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 
+EPOCH_HOOKS = ("train_begin", "train_end", "epoch_begin", "epoch_end", "test_begin", "test_end")
+"""Hooks, without `on_`, that all tasks come to together."""
+
 _NOT_RESTORED = ("min_delta", "append_header")
 """Keras turns the sign of `min_delta` when a callback first compares, and would turn it once more; and CSVLogger looks
 into its file for a header when training begins."""
 
 
 _RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
-"""Of Keras's own: whether SwapEMAWeights has the averages in the model now; batches that ModelCheckpoint has counted."""
+"""Of Keras's own: whether SwapEMAWeights has the averages in the model now; what ModelCheckpoint has counted."""
 
 
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
@@ -47,6 +50,22 @@ def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDi
 
 def _only_on_chief(config: CallbackConfig) -> bool:
     return config.tasks == "chief" or (config.tasks == "auto" and canonical("callbacks", config.name) in _WRITERS)
+
+
+def hints_on_tasks(
+    configs: list[CallbackConfig], callbacks: list[keras.callbacks.Callback], num_tasks: int
+) -> list[str]:
+    """Return hints on callbacks of the user's that run on several tasks without the config saying so."""
+    if num_tasks < 2:
+        return []
+    found = []
+    for index, callback in enumerate(callbacks):
+        place = place_of(callback, index)
+        if configs[place].tasks == "auto" and not _is_keras(callback):
+            name = f"train.callbacks[{place}] ({type(callback).__name__})"
+            message = f"{name} runs on each of the {num_tasks} tasks; if it writes or prints, add `tasks: chief`"
+            found.append(f"{message}, else `tasks: all`, which ends this hint; `distlaunch.task()` tells tasks apart")
+    return found
 
 
 def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.Callback:
@@ -82,6 +101,11 @@ def place_of(callback: keras.callbacks.Callback, default: int) -> int:
 def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
     """Whether a callback of the user's wants to be called at each training batch; Keras's own do with each call."""
     return any(_watches(callback, hook) for callback in callbacks for hook in _TRAIN_HOOKS)
+
+
+def own_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
+    """Return the hooks of `EPOCH_HOOKS` that a callback of the user's has."""
+    return [name for name in EPOCH_HOOKS if any(_watches(callback, f"on_{name}") for callback in callbacks)]
 
 
 def save_intervals(callbacks: list[keras.callbacks.Callback]) -> list[int]:

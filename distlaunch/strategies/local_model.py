@@ -1,0 +1,104 @@
+"""Lets a model predict and evaluate in one process alone, as a callback expects, whatever strategy trains it.
+
+Keras's `predict` and `evaluate` would compute with the strategy that the model was made under: in all processes, of
+which the others are elsewhere. Metrics are counted in variables of their own, so that those of training stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+
+from distlaunch.base.errors import UsageError
+from distlaunch.strategies.patches.keras_alone import Functions, alone
+from distlaunch.strategies.patches.keras_private import put_value, value_of
+from distlaunch.strategies.variables import metric_variables
+
+METHODS = ("predict", "evaluate", "predict_on_batch", "test_on_batch")
+
+
+def plain_values() -> tuple[Callable[[np.ndarray], Any], Callable[[Any, np.ndarray], Any]]:
+    """Return `make` and `assign` of a `LocalModel` on TensorFlow."""
+    import tensorflow as tf
+
+    def make(value: np.ndarray) -> Any:
+        return tf.Variable(tf.constant(value))
+
+    def assign(kept: Any, value: np.ndarray) -> Any:
+        kept.assign(value)
+        return kept
+
+    return make, assign
+
+
+class LocalModel:
+    """The parts of a model that are replaced while it computes alone.
+
+    Args:
+        weights: variables that cannot be read where they lie. Others stay as they are.
+        copy: the whole value of one of them; None if other processes hold parts of it.
+        make: a value for a Keras variable, in this process, from an array.
+        assign: gives such a value another content, and returns it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        make: Callable[[np.ndarray], Any],
+        assign: Callable[[Any, np.ndarray], Any],
+        weights: Sequence[Any] = (),
+        copy: Callable[[Any], np.ndarray | None] = lambda variable: None,
+    ) -> None:
+        self._model, self._make, self._assign = model, make, assign
+        self._weights, self._copy = list(weights), copy
+        self._values: dict[int, Any] = {}
+        self._functions: Functions = {}
+        self._is_active = False
+        self._gathered: Mapping[int, np.ndarray] = {}
+
+    @contextmanager
+    def holding(self, values: Mapping[int, np.ndarray]) -> Iterator[None]:
+        """Within it, weights have these values, by their identity: other processes hold parts of them."""
+        self._gathered = values
+        try:
+            yield
+        finally:
+            self._gathered = {}
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, the model computes alone."""
+        if self._is_active:
+            yield
+            return
+        metrics = metric_variables(self._model)
+        replaced = {id(one): one for one in [*self._weights, *metrics]}
+        known = {id(one) for one in metrics}
+        before = [(one, value_of(one)) for one in replaced.values()]
+        for key, one in replaced.items():
+            # a metric is reset before it counts
+            value = np.zeros(tuple(one.shape), one.dtype) if key in known else self._whole(one)
+            self._values[key] = self._make(value) if key not in self._values else self._assign(self._values[key], value)
+        self._is_active = True
+        try:
+            for key, one in replaced.items():
+                put_value(one, self._values[key])
+            with alone(self._model, self._functions):
+                yield
+        finally:
+            for one, value in before:
+                put_value(one, value)
+            self._is_active = False
+
+    def _whole(self, variable: Any) -> np.ndarray:
+        value = self._gathered.get(id(variable))
+        if value is None:
+            value = self._copy(variable)
+        if value is None:
+            message = f"a callback predicts or evaluates, but other processes hold parts of '{variable.path}'"
+            raise UsageError(f"{message}; do it in a hook of an epoch, such as on_epoch_end, in which they meet")
+        return value
