@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+# `typing` would import more than a script's start can wait for
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from distlaunch.cluster.spec import ThisTask
 

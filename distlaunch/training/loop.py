@@ -28,6 +28,7 @@ from distlaunch.training.callbacks.keras_callbacks import (
     EPOCH_HOOKS,
     continue_log,
     own_epoch_hooks,
+    run_alone,
     save_intervals,
     watch_batches,
 )
@@ -122,6 +123,8 @@ class TrainingLoop:
         watched = self._agreed([EPOCH_HOOKS.index(name) + 1 for name in own_epoch_hooks(self._callbacks)])
         if watched and self._program.is_split:
             self._gathering_hooks = {EPOCH_HOOKS[number - 1] for number in watched}
+            # a call of the model itself is no method that `calling_within` knows
+            run_alone(self._callbacks, self._gathering_hooks, self._program.alone)
         self._hook("train_begin")
         # after on_train_begin, in which callbacks such as EarlyStopping forget what they have counted
         self._saver.restore(start, callback_arrays)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -88,6 +89,7 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
         raise ConfigError(Problem((*key, "name"), message))
     # the chief has callbacks that other tasks have not, so positions in their lists differ
     callback._distlaunch_place = index
+    callback._distlaunch_only_on_chief = _only_on_chief(config)
     # distinguishes what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)
     return callback
@@ -106,6 +108,27 @@ def watch_batches(callbacks: list[keras.callbacks.Callback]) -> bool:
 def own_epoch_hooks(callbacks: list[keras.callbacks.Callback]) -> list[str]:
     """Return the hooks of `EPOCH_HOOKS` that a callback of the user's has."""
     return [name for name in EPOCH_HOOKS if any(_watches(callback, f"on_{name}") for callback in callbacks)]
+
+
+def run_alone(
+    callbacks: list[keras.callbacks.Callback], hooks: Collection[str], alone: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """Let some hooks of the callbacks that only the chief has run in a context.
+
+    Args:
+        hooks: of `EPOCH_HOOKS`.
+    """
+    for callback in callbacks:
+        for name in hooks if getattr(callback, "_distlaunch_only_on_chief", False) else ():
+            setattr(callback, f"on_{name}", _within(alone, getattr(callback, f"on_{name}")))
+
+
+def _within(context: Callable[[], AbstractContextManager[None]], hook: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: Any, **kwargs: Any) -> None:
+        with context():
+            hook(*args, **kwargs)
+
+    return call
 
 
 def save_intervals(callbacks: list[keras.callbacks.Callback]) -> list[int]:
