@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.strategies.model_attributes import found_in
-from distlaunch.strategies.parameter_server.partition import joined
+from distlaunch.strategies.parameter_server.partition import is_split, joined
 from distlaunch.strategies.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
@@ -93,6 +93,9 @@ def plain_variables(model: keras.Model) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for path, variable in found_in(model):
         if isinstance(variable, keras.optimizers.Optimizer) or id(variable) in known or variable.dtype in _NO_NUMBERS:
+            continue
+        # its shards are listed in its place
+        if isinstance(variable, keras.Variable) and is_split(variable):
             continue
         known.add(id(variable))
         named[_unique(f"{PLAIN}/{path}", named)] = variable

@@ -110,13 +110,12 @@ class Session:
         # now, while the layers still hold the losses that they have added
         self._can_be_tested = can_be_tested(self.model)
         self._heed(findings)
+        build_used_optimizers(config, self.strategy, self.model, self._rows)
         with self.strategy.scope():
             # before the program is made: `verify` adds variables, and nothing can after a step is traced
             on_built(self.model)
         self._optimizers = describe_optimizers(self.model)
-        steps = make_steps(config, self.model, self.train.first_rows)
-        build_used_optimizers(config, self.strategy, steps, self._rows)
-        self.program = self.strategy.program(steps)
+        self.program = self.strategy.program(make_steps(config, self.model, self.train.first_rows))
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))
         self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)

@@ -16,13 +16,14 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.protocol import Steps, Strategy
+from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import optimizers_of
 from distlaunch.training.build import has_own_step
+from distlaunch.training.steps.functions import make_steps
 
 
-def build_used_optimizers(config: RunConfig, strategy: Strategy, steps: Steps, rows: Batch) -> None:
+def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Model, rows: Batch) -> None:
     """Build each optimizer that the training step applies.
 
     Args:
@@ -32,7 +33,6 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, steps: Steps, r
         ConfigError: an optimizer has no variables yet, the step cannot be traced to learn which it gets, and the
             strategy cannot build it while it trains.
     """
-    model = steps.model
     unbuilt = [optimizer for optimizer in optimizers_of(model) if not optimizer.built]
     own = config.train.step is None
     if not unbuilt or not has_own_step(config, model) or (config.strategy.is_functional and not own):
@@ -41,7 +41,7 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, steps: Steps, r
     reason: Exception | None = None
     if not on_jax:
         with _recorded(unbuilt) as applied:
-            reason = _traced(model.train_step if own else steps.train, rows)
+            reason = _traced(model.train_step if own else make_steps(config, model).train, rows)
         with strategy.scope():
             for optimizer, variables in applied:
                 if not optimizer.built:
