@@ -543,6 +543,14 @@ class Ratio(keras.Model):
         return {"psnr": -10.0 * ops.log(ops.mean(ops.square(y - self(x, training=False))))}
 
 
+class Spread(keras.Model):
+    """A value beside the metrics that is no mean of those of the parts."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**results, "spread": ops.std(y_pred)}
+
+
 def frozen() -> keras.Model:
     base = net(8, 4)
     base.layers[0].trainable = False
@@ -644,7 +652,8 @@ CASES: dict[str, Case] = {
     "dict batch": Case(lambda: compiled(DictBatch()), inputs_only, validates=False),
     "unseeded draw": Case(own(Unseeded, "mse"), table),
     "own test step": Case(own(OwnTest, "mse"), table),
-    "own ratio": Case(own(Ratio, "mse"), table, says="'psnr'"),
+    "own ratio": Case(own(Ratio, "mse", metrics=["mae"]), table),
+    "own spread": Case(own(Spread, "mse", metrics=["mae"]), table, says="'spread'"),
     "frozen part": Case(frozen, table),
     "shared layer": Case(shared, table),
     "average of weights": Case(ema, table),

@@ -22,9 +22,14 @@ _as_it_is = tf.autograph.experimental.do_not_convert
 """For functions without Python's `if` and `while` of tensors: to convert one takes AutoGraph 10 to 40 ms."""
 
 
-def distributed(source: Source, strategy: Any, replicas: Replicas) -> Any:
-    """A distributed dataset of what `split_rows` makes for the replicas of this process."""
-    parts = split_rows(source, first_replica=replicas.first, num_local=replicas.local, num_replicas=replicas.total)
+def distributed(source: Source, strategy: Any, replicas: Replicas, *, whole: bool = False) -> Any:
+    """Return a distributed dataset of what `split_rows` makes for the replicas of this process.
+
+    Args:
+        whole: each replica gets all rows of each batch.
+    """
+    number, first = (1, 0) if whole else (replicas.total, replicas.first)
+    parts = split_rows(source, first_replica=first, num_local=replicas.local, num_replicas=number)
     # not `experimental_distribute_dataset`, which would split the batches by itself
     return strategy.distribute_datasets_from_function(lambda _: parts)
 
@@ -45,6 +50,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
     @_as_it_is
     def part(element: Any, replica: Any) -> Any:
         element, total = element if source.own else (element, num_rows(element))
+        replica = tf.zeros_like(replica) if num_replicas == 1 else replica
         start, stop = first_row(total, replica, num_replicas), first_row(total, replica + 1, num_replicas)
         # at the end of an epoch (total 0) nothing is needed: the loop leaves before the step
         stand_in = tf.logical_and(start == stop, num_rows(element) > 0)
@@ -65,7 +71,7 @@ def split_rows(source: Source, *, first_replica: int, num_local: int, num_replic
 
         parts = source.elements.flat_map(all_parts)
     # an element is one replica's part of a step
-    of_replica, of_process = 1 / num_replicas, num_local / num_replicas
+    of_replica, of_process = 1 / num_replicas, min(num_local / num_replicas, 1)
     loaded = _loaded(parts, source, of_replica)
     steps = batches_ahead(*_batch(loaded, source, of_process))
     return loaded.prefetch(steps * num_local).with_options(_options(source))

@@ -73,7 +73,7 @@ class ReplicaProgram:
                 branch_together(part)
         is_own = steps.logs == "last" and has_own(self._model, "train_step")
         self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
-        self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up)
+        self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up, is_test=True)
         whole: list[Any] = []
         if replicas.total > 1:
             keras_losses.install()
@@ -87,7 +87,7 @@ class ReplicaProgram:
                     "that one device with jit_compile trains on other masks"
                 )
         self._whole, self._gathers = whole, self._train_kind.adding_up.gathers
-        self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind.adding_up, whole)
+        self._sums = Sums(strategy, steps, replicas, self._ballots, self._train_kind, self._test_kind, whole)
         trackers = {id(variable) for variable in loss_trackers(self._model)} if steps.logs == "mean" else set()
         # what all replicas compute from all rows is the same in a replica without rows
         kept = trackers | {id(variable) for metric in whole for variable in metric.variables}
@@ -110,7 +110,8 @@ class ReplicaProgram:
                 watch_updates(metric, watch.update)
         rows = steps.sample(MAX_ROWS)
         tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
-        if steps.test is not None and (not tried or has_own(self._model, "test_step")):
+        own = any(has_own(self._model, name) for name in ("test_step", "compute_metrics"))
+        if steps.test is not None and (own or not tried):
             tried.append((steps.test, self._test_kind))
         for step, kind in tried:
             _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
@@ -128,10 +129,10 @@ class ReplicaProgram:
         """Whether other processes may come to the end of their data at another step."""
         return source.ends and self._replicas.peers.number > 1
 
-    def _distribute(self, source: Source) -> Any:
+    def _distribute(self, source: Source, *, whole: bool = False) -> Any:
         if self._distributed is None or self._distributed[0] is not source:
             # kept: validations read the same source, and to trace its functions takes 0.03 s and more
-            self._distributed = source, distributed(source, self._strategy, self._replicas)
+            self._distributed = source, distributed(source, self._strategy, self._replicas, whole=whole)
         return self._distributed[1]
 
     # steps
@@ -169,13 +170,17 @@ class ReplicaProgram:
         should_stop: Callable[[], bool],
         hooks: BatchHooks | None = None,
     ) -> Logs | None:
+        # one's own rows are nowhere else
+        whole = self._test_kind.takes_whole_batches and not source.own
         if self._test_call is None:
-            self._make_test_extras(iter(self._distribute(source)))
-            self._test_call = self._make_call(self._test_step, list(self._sums.test_extras.values()), stops=False)
+            self._make_test_extras(iter(self._distribute(source, whole=whole)))
+            self._test_call = self._make_call(
+                self._test_step, list(self._sums.test_extras.values()), stops=False, whole=whole
+            )
         if self._train_call is not None:
             self._statistics.take_first()
         self._reset_metrics()
-        iterator = iter(self._distribute(source))
+        iterator = iter(self._distribute(source, whole=whole))
         remaining, at = max_steps, 0
         if hooks is not None and source.num_batches is not None:
             # a call beyond the last batch is harmless, but its hook must not be called
@@ -236,12 +241,13 @@ class ReplicaProgram:
         return tf.function(replica_step, jit_compile=True) if wanted else replica_step
 
     def _make_call(
-        self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool
+        self, replica_step: Callable[..., tf.Tensor], extras: list[tf.Variable], *, stops: bool, whole: bool = False
     ) -> Callable[..., Any]:
         """
         Args:
             replica_step: returns whether its losses are finite.
             stops: the call ends with the first step of which they are not.
+            whole: each replica computes whole batches.
         """
         strategy, replica_step = self._strategy, self._by_xla(replica_step)
 
@@ -280,7 +286,7 @@ class ReplicaProgram:
                 times = times.write(done - 1, time_row(waited, began, at, rows))
                 if stops and not (finite & sound if alone else sound):
                     break
-            summed = self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras)
+            summed = self._sums.collect(self._ballots.counted(ballot, nonfinite, ended), extras, whole=whole)
             return done, *summed, times.stack()
 
         return call
@@ -303,7 +309,7 @@ class ReplicaProgram:
         returned = self._with_share(self._steps.train, self._train_kind, batch, rows, total, start)
         returned = flat_logs(returned) if isinstance(returned, dict) else {}
         if self._steps.logs == "last":
-            self._sums.keep(returned, self._sums.extras, rows, total)
+            self._sums.keep(returned, rows, total)
         else:
             for name, variable in self._sums.extras.items():
                 variable.assign_add(tf.cast(tf.reduce_mean(returned[name]), variable.dtype))
@@ -314,7 +320,7 @@ class ReplicaProgram:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         returned = self._with_share(self._steps.test, self._test_kind, batch, rows, total, start)
         if self._sums.test_extras:
-            self._sums.keep(flat_logs(returned), self._sums.test_extras, rows, total)
+            self._sums.keep(flat_logs(returned), rows, total, test=True)
         return tf.constant(True)
 
     def _with_share(
@@ -329,7 +335,7 @@ class ReplicaProgram:
         if self._replicas.total == 1:
             return step(batch)
         before = [tf.identity(variable.value) for variable in self._of_rows]
-        with replica_share(ReplicaShare(rows, total, start, kind)):
+        with replica_share(ReplicaShare(rows, total, start, kind, is_whole=kind.takes_whole_batches)):
             returned = step(batch)
         for variable, value in zip(self._of_rows, before, strict=True):
             # a stand-in row (see input.py) must leave no trace; losses of single outputs count replicas, not rows

@@ -57,7 +57,6 @@ class AddingUp:
         added: what layers add with `add_loss`, by the layer's path and the number of the call.
         total: what an overridden `compute_loss` returns.
         metrics: those that are computed from the rows of all replicas, by their place among the model's.
-        logs: values that a step of the user's returns, by name.
         same_rows: sparse gradients of which each replica has the same rows of a table, such as those of positions, by
             the places of the optimizer and of the variable.
     """
@@ -66,7 +65,6 @@ class AddingUp:
     added: dict[tuple[str, int], Adds] = field(default_factory=dict)
     total: Adds = Adds.MEAN
     metrics: set[int] = field(default_factory=set)
-    logs: dict[str, Adds] = field(default_factory=dict)
     same_rows: set[tuple[int, int]] = field(default_factory=set)
 
     @property
@@ -84,11 +82,20 @@ class StepKind:
         weighs_gradients: gradients are those of losses in the convention `mean`, so each replica's count by its rows;
             else Keras's own step weights the loss before it is differentiated.
         adding_up: what is known of the model.
+        is_test: it is an evaluation step.
+        logs: how the values that the step returns add up, by name.
     """
 
     scale: Literal["mean", "part"]
     weighs_gradients: bool = False
     adding_up: AddingUp = field(default_factory=AddingUp)
+    is_test: bool = False
+    logs: dict[str, Adds] = field(default_factory=dict)
+
+    @property
+    def takes_whole_batches(self) -> bool:
+        """Whether each replica evaluates whole batches, since values of the step do not add up."""
+        return self.is_test and Adds.WHOLE in self.logs.values()
 
 
 @dataclass(frozen=True)

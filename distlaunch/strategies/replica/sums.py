@@ -15,7 +15,7 @@ import tensorflow as tf
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.protocol import Logs, State, Steps, Vote
-from distlaunch.strategies.replica.share import AddingUp, Adds
+from distlaunch.strategies.replica.share import Adds, StepKind
 from distlaunch.strategies.variables import (
     flat_logs,
     has_own,
@@ -42,7 +42,7 @@ class Sums:
     """One all-reduce for everything that replicas add up at the end of a graph call.
 
     Args:
-        adding_up: how values of the steps add up.
+        train, test: what is known of how values of the steps add up.
         whole: metrics that each replica computes from all rows, so that one of them has the result.
 
     Attributes:
@@ -56,11 +56,12 @@ class Sums:
         steps: Steps,
         replicas: Replicas,
         ballots: Ballots,
-        adding_up: AddingUp | None = None,
+        train: StepKind,
+        test: StepKind,
         whole: list[Any] | None = None,
     ) -> None:
         self._strategy, self._steps, self._replicas, self._ballots = strategy, steps, replicas, ballots
-        self._adding_up = adding_up or AddingUp()
+        self._train, self._test = train, test
         self._whole = {id(variable) for metric in whole or [] for variable in metric.variables}
         self._model = steps.model
         self._metrics = metric_variables(self._model)
@@ -139,27 +140,35 @@ class Sums:
                 for name in sorted(names)  # a set has another order in each process
             }
 
-    def keep(self, returned: dict[str, Any], extras: dict[str, tf.Variable], rows: tf.Tensor, total: tf.Tensor) -> None:
+    def keep(self, returned: dict[str, Any], rows: tf.Tensor, total: tf.Tensor, *, test: bool = False) -> None:
         """In a replica: keep what the latest step has returned, so that the sum over replicas is the global value."""
+        kind, extras = (self._test, self.test_extras) if test else (self._train, self.extras)
         for name, variable in extras.items():
             # a scalar as a rule; a step may return a value for each example
             value = tf.cast(tf.reduce_mean(returned[name]), variable.dtype)
-            if self._adding_up.logs.get(name) is not Adds.SUM:
+            if kind.takes_whole_batches:
+                value = tf.where(_is_first_replica(), value, tf.zeros_like(value))
+            elif kind.logs.get(name) is not Adds.SUM:
                 value = tf.math.multiply_no_nan(value, tf.cast(rows / total, value.dtype))
             variable.assign(tf.where(rows > 0, value, tf.zeros_like(value)))
 
-    def sum(self, ballot: tf.Tensor, variables: list[Any]) -> tf.Tensor:
-        """The ballots and the variables' values, one float64 vector, summed with one all-reduce."""
+    def sum(self, ballot: tf.Tensor, variables: list[Any], *, whole: bool = False) -> tf.Tensor:
+        """Return the ballots and the variables' values, one float64 vector, summed with one all-reduce.
+
+        Args:
+            whole: each replica has the values of all, so that those of one count.
+        """
+        extras = {id(variable) for variable in self.test_extras.values()}
 
         def local() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
             voter = tf.equal(context.replica_id_in_sync_group, self._replicas.first)
             # one local replica votes for the process, or it would count once for each of its replicas
             parts = [ballot * tf.cast(voter, tf.float64)]
-            is_first = tf.equal(context.replica_id_in_sync_group, 0)
             for variable in variables:
                 value = tf.reshape(tf.cast(_tensor(variable), tf.float64), [-1])
-                parts.append(tf.where(is_first, value, tf.zeros_like(value)) if id(variable) in self._whole else value)
+                is_whole = id(variable) in self._whole or (whole and id(variable) not in extras)
+                parts.append(tf.where(_is_first_replica(), value, tf.zeros_like(value)) if is_whole else value)
             # the number of all-reduces costs, not their size: between two workers an MLP's gradients take 2.6 ms in
             # one, and 4.6 to 5.4 ms in one for each tensor
             vector = tf.concat(parts, 0)
@@ -188,10 +197,10 @@ class Sums:
 
     @tf.autograph.experimental.do_not_convert
     def collect(
-        self, ballot: tf.Tensor, extras: list[tf.Variable]
+        self, ballot: tf.Tensor, extras: list[tf.Variable], *, whole: bool = False
     ) -> tuple[tf.Tensor, dict[str, Any], list[tf.Tensor]]:
         variables = [*self._metrics, *extras]
-        votes, *values = self.split(self.sum(ballot, variables), variables)
+        votes, *values = self.split(self.sum(ballot, variables, whole=whole), variables)
         # results are computed from the sums without assigning them: each replica's own part goes on counting
         mapping = list(zip(self._metrics, values, strict=False))
         with keras.StatelessScope(state_mapping=mapping):
@@ -211,15 +220,13 @@ class Sums:
         values = {name: value.numpy() for name, value in logs.items()}
         if not extras:
             return plain_logs(values)
-        names = self.test_extras if test else self.extras
+        kind, names = (self._test, self.test_extras) if test else (self._train, self.extras)
         scale = max(steps_in_epoch, 1) if self._steps.logs == "mean" and not test else 1
         own = {name: value.numpy() / scale for name, value in zip(names, extras, strict=True)}
         if self._steps.logs == "mean" and not test:
             return plain_logs({**values, **own})
         # as Keras: the step's own logs stand instead of the metrics, of which it may return some
-        results = {
-            name: values[name] for name in own if self._adding_up.logs.get(name) is Adds.RESULT and name in values
-        }
+        results = {name: values[name] for name in own if kind.logs.get(name) is Adds.RESULT and name in values}
         return plain_logs({**own, **results})
 
     def partial_variables(self) -> dict[str, Any]:
@@ -244,6 +251,10 @@ class Sums:
             variable.assign(tf.constant(parts, variable.dtype)[own])
 
         self._strategy.run(tf.function(local, autograph=False))
+
+
+def _is_first_replica() -> tf.Tensor:
+    return tf.equal(tf.distribute.get_replica_context().replica_id_in_sync_group, 0)
 
 
 def _tensor(variable: Any) -> Any:

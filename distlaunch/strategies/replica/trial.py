@@ -516,7 +516,7 @@ def _decide(observed: Observed, kind: StepKind, model: keras.Model, metrics: lis
     for key in observed.keys("log"):
         name = key[1]
         is_result = name in results and observed.is_close(observed.values[key][0], results[name])
-        found.logs[name] = Adds.RESULT if is_result else observed.adds(key) or Adds.MEAN
+        kind.logs[name] = Adds.RESULT if is_result else observed.adds(key) or Adds.MEAN
     return False
 
 
@@ -574,9 +574,11 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
             f"metric '{metrics[index].name}' does not add up over replicas, so it is computed from the rows of all "
             f"({size:,} bytes for each example)"
         )
-    for log, adds in found.logs.items():
+    for log, adds in kind.logs.items():
         if adds is Adds.WHOLE:
-            yield f"{name}: the value '{log}' of a step does not add up over replicas; its mean over them is shown"
+            what = "each of them evaluates whole batches" if kind.is_test else "its mean over them is shown"
+            step = "test_step" if kind.is_test else "train_step"
+            yield f"{name}: the value '{log}' of {step} does not add up over replicas, so {what}"
     for index, metric in enumerate(metrics):
         wrong = index not in found.metrics and any(
             observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index)
