@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -143,6 +144,17 @@ def restore_plain(model: keras.Model, state: State) -> None:
     """Put the values of `plain_state` back. Raises StateMismatchError if one is missing."""
     for name, variable in plain_variables(model).items():
         variable.assign(checked_value(name, variable, state))
+
+
+@contextmanager
+def plain_values_kept(model: keras.Model) -> Iterator[None]:
+    """Give `plain_variables` the values back that they have now: a step that is tried assigns them for real."""
+    before = [(variable, host_value(variable)) for variable in plain_variables(model).values()]
+    try:
+        yield
+    finally:
+        for variable, value in before:
+            variable.assign(value)
 
 
 def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.ndarray]]:

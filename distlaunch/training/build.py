@@ -22,7 +22,7 @@ from distlaunch.strategies.patches.keras_dry_step import make_variables_by
 from distlaunch.strategies.patches.keras_private import compiled_with, compute_loss_takes_training, restart_names
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.sources import Batch
-from distlaunch.strategies.variables import has_own
+from distlaunch.strategies.variables import has_own, plain_values_kept
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text
 from distlaunch.training.precision import check_precision, policy
@@ -272,7 +272,8 @@ def _create_variables(
             predictions = model(x, training=False)
     if config.train.loop == "fit" and has_own(model, "train_step") and not on_jax:
         # only the step knows what of a batch the model takes
-        make_variables_by(model, rows)
+        with plain_values_kept(model):
+            make_variables_by(model, rows)
     # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)

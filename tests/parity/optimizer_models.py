@@ -109,7 +109,7 @@ class Parts(keras.Model):
         body, head = self.body.trainable_variables, self.head.trainable_variables
         with tf.GradientTape() as tape:
             per_row = keras.losses.mean_squared_error(y, self(x, training=True))
-            loss = tf.nn.compute_average_loss(per_row, global_batch_size=BATCH)
+            loss = tf.reduce_mean(per_row)
         gradients = tape.gradient(loss, [*body, *head])
         first, second = self._pair()
         first.apply_gradients(zip(gradients[: len(body)], body, strict=True))

@@ -75,7 +75,8 @@ class Run:
         stop = lambda: stop_after is not None and len(steps) >= stop_after  # noqa: E731
         session = Session(config, RunDir(self._folder), Task("worker", 0), emit, stop)
         session.run_training(check_exports=False)
-        self.weights = [value for name, value in session.program.snapshot().items() if name.startswith("model/")]
+        state = session.program.snapshot()
+        self.weights = [value for name, value in state.items() if name.startswith("model/") and "seed" not in name]
         self.losses = steps
         return session
 

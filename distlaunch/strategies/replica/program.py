@@ -45,6 +45,7 @@ from distlaunch.strategies.variables import (
     metric_variables,
     optimizers_of,
     plain_state,
+    plain_values_kept,
     restore_plain,
     saved_values,
     state_variables,
@@ -114,7 +115,8 @@ class ReplicaProgram:
         if steps.test is not None and (own or not tried):
             tried.append((steps.test, self._test_kind))
         for step, kind in tried:
-            _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
+            with plain_values_kept(self._model):
+                _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
             self.notes.extend(note for note in notes if note not in self.notes)
         self._model.reset_metrics()
         return [metrics[index] for index in sorted(self._train_kind.adding_up.metrics)]
