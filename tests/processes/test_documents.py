@@ -145,6 +145,7 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("meshes.md", "strategy:"),
         ("meshes.md", "mesh: batch 4"),
         ("models_and_data.md", "def step(context, batch):"),
+        ("numbers.md", "compile:"),
         ("parameter_servers.md", "strategy:"),
     ]
     shown = [(one.document, one.first_line) for one in snippets()]

@@ -580,8 +580,7 @@ def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: 
             step = "test_step" if kind.is_test else "train_step"
             yield f"{name}: the value '{log}' of {step} does not add up over replicas, so {what}"
     for index, metric in enumerate(metrics):
-        wrong = index not in found.metrics and any(
-            observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index)
-        )
+        is_decided = index in found.metrics or getattr(metric, "additive", None) is not None
+        wrong = not is_decided and any(observed.adds(key) not in (Adds.SUM, None) for key in _keys_of(observed, index))
         if wrong:
             yield f"metric '{metric.name}' is given values by {name} that do not add up over replicas"
