@@ -27,6 +27,7 @@ from distlaunch.training.actions import CallLength, Every
 from distlaunch.training.callbacks.keras_callbacks import (
     EPOCH_HOOKS,
     continue_log,
+    missing_monitor,
     own_epoch_hooks,
     run_alone,
     save_intervals,
@@ -72,6 +73,7 @@ class TrainingLoop:
         )
         self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
+        self._has_checked_monitors = False
         self._gathering_hooks: set[str] = set()
         """Those in which a callback may predict, so that processes put their parts of the weights together."""
         self._calls_end: list[Every] = []
@@ -248,13 +250,29 @@ class TrainingLoop:
             # the steps are done: whoever goes on from here validates first
             self._progress = replace(self._progress, pending_logs=scalars(logs))
             return None
+        train_logs = logs
         logs = {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
+        if not self._has_checked_monitors and (validation_logs or not self._validation.has_data):
+            self._check_monitors(logs, train_logs)
         reported = scalars(logs)  # of now: a callback may change the logs
         self._nonfinite.metrics(reported, epoch)
         self._hook("epoch_end", epoch, logs)
         best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
         self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)
         return logs
+
+    def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
+        """Refuse a callback that watches a value which is not there: Keras's would never do anything."""
+        self._has_checked_monitors = True
+        problem = missing_monitor(self._config.train.callbacks, self._callbacks, logs)
+        if problem is None:
+            return
+        # only a callback of the user's that runs on the chief alone is unknown to the other tasks, which must save too
+        if ":" not in self._config.train.callbacks[int(problem.key[2])].name:
+            self._progress = replace(self._progress, pending_logs=scalars(train_logs))
+            self._save_checkpoint(wait=True)
+            problem = problem._replace(message=f"{problem.message}; correct it and resume, the epoch's steps are saved")
+        raise ConfigError(problem)
 
     def _train_steps(self) -> Logs | None:
         logs: Logs = {}

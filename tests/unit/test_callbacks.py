@@ -13,7 +13,13 @@ from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.config.references import keras_names  # noqa: E402
 from distlaunch.config.run import Callback  # noqa: E402
-from distlaunch.training.callbacks.keras_callbacks import build_callbacks, continue_log, plain_state, restore_state  # noqa: E402
+from distlaunch.training.callbacks.keras_callbacks import (  # noqa: E402
+    build_callbacks,
+    continue_log,
+    missing_monitor,
+    plain_state,
+    restore_state,
+)
 
 MINE = """
 import keras
@@ -138,3 +144,37 @@ def test_a_csv_log_goes_on_without_what_is_trained_again(tmp_path: Path, epoch: 
         *(older + "".join(rows[:epoch])).splitlines(),
         f"{epoch},0.5,0.6",
     ]
+
+
+LOGS = {"loss": 1.0, "val_loss": 1.0, "val_psnr": 20.0}
+MONITORS = {
+    "the default is there": ({"name": "EarlyStopping", "args": {}}, None),
+    "it is there": ({"name": "ReduceLROnPlateau", "args": {"monitor": "val_psnr"}}, None),
+    "it is not": ({"name": "EarlyStopping", "args": {"monitor": "val_acc"}}, "'val_acc', which no epoch reports"),
+    "not needed": ({"name": "ModelCheckpoint", "args": {"filepath": "a.keras", "monitor": "val_acc"}}, None),
+    "needed": (
+        {"name": "ModelCheckpoint", "args": {"filepath": "a.keras", "monitor": "val_acc", "save_best_only": True}},
+        "ModelCheckpoint watches 'val_acc'",
+    ),
+    "another callback": ({"name": "TerminateOnNaN", "args": {}}, None),
+    "the user's": ({"name": f"{__name__}:patient", "args": {}}, "'val_accuracy', which no epoch reports"),
+}
+
+
+def patient() -> keras.callbacks.Callback:
+    return keras.callbacks.EarlyStopping(monitor="val_accuracy")
+
+
+@pytest.mark.parametrize("name", MONITORS)
+def test_a_callback_that_watches_what_no_epoch_reports_is_named(name: str, tmp_path: Path) -> None:
+    raw, expected = MONITORS[name]
+    configs = [Callback(name="TerminateOnNaN", args={}), Callback(**raw)]
+    callbacks = build_callbacks(configs, is_chief=True, run=RunDir(tmp_path))
+    problem = missing_monitor(configs, callbacks, LOGS)
+    if expected is None:
+        assert problem is None
+        return
+    assert problem is not None
+    assert problem.key[:3] == ("train", "callbacks", 1)
+    assert expected in problem.message
+    assert problem.message.endswith("there are loss, val_loss, val_psnr")

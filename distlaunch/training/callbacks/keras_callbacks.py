@@ -19,6 +19,7 @@ from distlaunch.data.function_references import load_function
 from distlaunch.training.callbacks.paths import arguments_in
 
 _WRITERS = ("CSVLogger", "ModelCheckpoint", "RemoteMonitor", "TensorBoard")  # one task is enough, more would clash
+_MONITORS = ("EarlyStopping", "ReduceLROnPlateau", "ModelCheckpoint")
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
@@ -93,6 +94,44 @@ def _build(config: CallbackConfig, index: int, run: RunDir) -> keras.callbacks.C
     # distinguishes what the config says from what training has changed: a resumed run may have another config
     callback._distlaunch_made_with = _plain(callback)
     return callback
+
+
+def missing_monitor(
+    configs: list[CallbackConfig], callbacks: list[keras.callbacks.Callback], logs: Any
+) -> Problem | None:
+    """Return what is wrong with a callback that watches a value which an epoch does not report, or None.
+
+    Keras's callbacks are judged by the config, so that all tasks come to the same result, whichever has them.
+
+    Args:
+        callbacks: those of this task.
+        logs: the values of an epoch in which everything was computed, by name.
+    """
+    for index, config in enumerate(configs):
+        if ":" in config.name:
+            mine = (callback for callback in callbacks if getattr(callback, "_distlaunch_place", None) == index)
+            watched = next(mine, None)
+            name = getattr(watched, "monitor", None) if watched is not None and _uses_monitor(watched) else None
+        else:
+            name = _monitored(canonical("callbacks", config.name) or config.name, config.args)
+        if isinstance(name, str) and name not in logs:
+            key = ("train", "callbacks", index, *(("args", "monitor") if "monitor" in config.args else ("name",)))
+            message = f"{config.name} watches '{name}', which no epoch reports; there are {', '.join(sorted(logs))}"
+            return Problem(key, message)
+    return None
+
+
+def _monitored(name: str, args: Mapping[str, Any]) -> str | None:
+    if name == "ModelCheckpoint" and not args.get("save_best_only", False):
+        return None
+    return args.get("monitor", "val_loss") if name in _MONITORS else None
+
+
+def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
+    """Whether it is one of Keras's callbacks that do nothing without the value that they watch."""
+    if not isinstance(callback, tuple(getattr(keras.callbacks, name) for name in _MONITORS)):
+        return False
+    return getattr(callback, "save_best_only", True)
 
 
 def place_of(callback: keras.callbacks.Callback, default: int) -> int:
