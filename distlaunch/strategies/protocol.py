@@ -119,6 +119,10 @@ class Program(Protocol):
 
     def reset_metrics(self) -> None: ...
 
+    def second_look(self) -> list[str]:
+        """Return what a second look at the model, after its first epoch, shows to be wrong about its metrics."""
+        ...
+
     def agree(self, vote: Vote) -> Vote:
         """The sum of all tasks' votes; every task must call it."""
         ...

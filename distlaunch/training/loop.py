@@ -73,7 +73,7 @@ class TrainingLoop:
         )
         self._validation = Validation(config, program, validation, callbacks, around.should_stop, self._hook)
         self._next_steps = 0
-        self._has_checked_monitors = False
+        self._has_checked_monitors = self._has_looked_twice = False
         self._gathering_hooks: set[str] = set()
         """Those in which a callback may predict, so that processes put their parts of the weights together."""
         self._calls_end: list[Every] = []
@@ -357,6 +357,10 @@ class TrainingLoop:
         self._around.on_meeting()
         if self._train.running is not None:  # before anything of this epoch is saved
             self._train.running.compare(self._progress.step - self._first_step, self._first_step)
+        if not self._has_looked_twice:
+            self._has_looked_twice = True
+            for warning in self._program.second_look():
+                self._around.emit(Notice(level="warning", message=warning))
         # a callback may have stopped training in one process alone
         vote = self._program.agree(Vote(finish=bool(self._model.stop_training), save=best))
         history = {name: list(values) for name, values in self._progress.history.items()}

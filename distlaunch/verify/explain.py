@@ -67,20 +67,31 @@ def dense_embeddings(layers: Sequence[str]) -> str:
     )
 
 
+_REMEDY = (
+    "use context.average(...), the sum over the rows / the global batch, for means, and context.regularization() for "
+    "the model's own losses"
+)
+
+
 def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
     causes = []
     if judgement.metrics and not (judgement.losses_differ or judgement.gradients_differ or judgement.weights_differ):
         return [_wrong_metric(judgement, replicas, trial, reference)]
-    if facts.own_step and (what := _scaled(replicas, trial, reference)):
+    is_keras_step = facts.own_step.endswith(".train_step")
+    if is_keras_step and (what := _scaled(replicas, reference, trial)):
+        causes.append(
+            f"{facts.own_step}: the first step's {what.replace('large', 'small')}: its loss is a sum over rows, and "
+            "replicas average gradients; divide the loss by the rows of the batch"
+        )
+    elif facts.own_step and not is_keras_step and (what := _scaled(replicas, trial, reference)):
         causes.append(
             f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
-            f"are summed; {_remedy(facts.own_step)}"
+            f"are summed; {_REMEDY}"
         )
-    elif facts.own_step and _adds_own_losses(replicas, trial, reference, facts):
+    elif facts.own_step and not is_keras_step and _adds_own_losses(replicas, trial, reference, facts):
         causes.append(
             f"{facts.own_step}: the first step's loss is too large by {replicas - 1} times the model's own losses "
-            "(regularisation): each replica adds them whole, and they are summed; "
-            f"{_remedy(facts.own_step)}"
+            f"(regularisation): each replica adds them whole, and they are summed; {_REMEDY}"
         )
     if facts.mixes_rows:
         causes.append(
@@ -90,17 +101,8 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
     return causes
 
 
-def _remedy(step: str) -> str:
-    if step.endswith(".train_step"):
-        return "take the loss from self.compute_loss(...), or divide a mean by the number of replicas"
-    return (
-        "use context.average(...), the sum over the rows / the global batch, for means, and context.regularization() "
-        "for the model's own losses"
-    )
-
-
 def _scaled(replicas: int, trial: Series, reference: Series) -> str:
-    """What is too large by the number of replicas in the first step, where the weights are still equal."""
+    """Say what is too large by the number of replicas in the first step, where the weights are still equal."""
     found = []
     # of the first step alone: later ones begin from other weights
     pairs = zip(trial.gradients[0], reference.gradients[0], strict=False) if trial.gradients else ()

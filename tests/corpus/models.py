@@ -298,6 +298,22 @@ class Shown(Largest):
         return self.value
 
 
+class Late(keras.metrics.Metric):
+    """Adds up while predictions are far from the labels, and is a maximum later."""
+
+    def __init__(self) -> None:
+        super().__init__(name="late")
+        self.value = self.add_variable((), "zeros", name="value")
+
+    def update_state(self, y, prediction, sample_weight=None):
+        error = ops.abs(y - prediction)
+        summed = self.value + ops.sum(error)
+        self.value.assign(ops.where(ops.mean(error) > 1.0, summed, ops.maximum(self.value, ops.max(error))))
+
+    def result(self):
+        return self.value + 0.0
+
+
 class Ends(keras.metrics.Metric):
     """Several results at once."""
 
@@ -636,6 +652,7 @@ CASES: dict[str, Case] = {
     "largest": Case(lambda: compiled(net(), metrics=[Largest(), "mae"]), table),
     "largest, as a variable": Case(lambda: compiled(net(), metrics=[Shown()]), table, validates=False),
     "smallest": Case(lambda: compiled(net(), metrics=[Smallest()]), table),
+    "late": Case(lambda: compiled(net(), metrics=[Late()]), table, says="after all"),
     "moving": Case(lambda: compiled(net(), metrics=[Moving()]), table),
     "several results": Case(lambda: compiled(net(), metrics=[Ends()]), table),
     "metric functions": Case(lambda: compiled(net(), metrics=[root_error, mean_error]), table),

@@ -172,4 +172,7 @@ def test_a_mean_over_the_local_batch_is_known_by_its_factor() -> None:
     facts = ModelFacts(own_step="mine.py:step")
     assert "2 times too large" in explained(series([1.0] * STEPS), facts)
     assert "2 times" not in explained(series([0.3] * STEPS), facts)
+    # of a model's own step replicas average the gradients, so that a sum is what is known by its factor
+    assert "2 times too small" in explained(series([-0.5] * STEPS), ModelFacts(own_step="Own.train_step"))
+    assert "2 times" not in explained(series([1.0] * STEPS), ModelFacts(own_step="Own.train_step"))
     assert "2 times" not in explained(series([1.0] * STEPS), ModelFacts()), "Keras's own step forgets nothing"

@@ -174,6 +174,9 @@ class DTensorProgram:
         for variable in self._sums.values():
             variable.assign(np.float32(0))
 
+    def second_look(self) -> list[str]:
+        return []
+
     def agree(self, vote: Vote) -> Vote:
         return self._peers.agree(vote)
 

@@ -303,6 +303,9 @@ class CoordinatorProgram:
     def reset_metrics(self) -> None:
         self._steps_in_epoch, self._log_sums, self._totals = 0, {}, self._fresh_totals()
 
+    def second_look(self) -> list[str]:
+        return []
+
     def agree(self, vote: Vote) -> Vote:
         return vote
 

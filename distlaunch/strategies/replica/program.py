@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,7 @@ class ReplicaProgram:
         is_own = steps.logs == "last" and has_own(self._model, "train_step")
         self._train_kind = StepKind("mean" if steps.logs == "last" else "part", weighs_gradients=is_own)
         self._test_kind = StepKind("mean", adding_up=self._train_kind.adding_up, is_test=True)
+        self._doubtful: list[Any] = []
         whole: list[Any] = []
         if replicas.total > 1:
             keras_losses.install()
@@ -119,6 +122,10 @@ class ReplicaProgram:
                 _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
             self.notes.extend(note for note in notes if note not in self.notes)
         self._model.reset_metrics()
+        found = self._train_kind.adding_up.metrics
+        others = (metric for index, metric in enumerate(metrics) if index not in found)
+        unsure = [one for one in others if not is_known_to_add_up(one) and getattr(one, "additive", None) is None]
+        self._doubtful = metrics if unsure else []
         return [metrics[index] for index in sorted(self._train_kind.adding_up.metrics)]
 
     # data
@@ -233,6 +240,24 @@ class ReplicaProgram:
         if self._whole:
             # across replicas TensorFlow would divide a first value that is not 0 by their number
             self._strategy.run(tf.function(lambda: [metric.reset_state() for metric in self._whole], autograph=False))
+
+    def second_look(self) -> list[str]:
+        steps, metrics = self._steps, self._doubtful
+        if not metrics or steps.sample is None:
+            return []
+        # predictions are others now, on which a metric that has added up may not
+        kind = self._train_kind if steps.logs == "last" else self._test_kind
+        found = set(kind.adding_up.metrics)
+        kind = replace(kind, adding_up=deepcopy(kind.adding_up), logs={})
+        step = steps.train if kind.is_test is False else steps.test
+        assert step is not None, "it was tried before"
+        late, _ = find_adding_up(self._strategy, self._model, step, kind, metrics, steps.sample(MAX_ROWS))
+        names = [metrics[index].name for index in sorted(late.metrics - found)]
+        return [
+            f"metric '{name}' does not add up over replicas after all, so its values are wrong; give it "
+            "additive: false in compile.metrics"
+            for name in names
+        ]
 
     def agree(self, vote: Vote) -> Vote:
         return self._sums.agree(vote)
