@@ -6,13 +6,17 @@ The test command runs a fixed few, one kind of fault each; `pytest -m slow tests
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from distlaunch.strategies.variables import has_own
 from tests.corpus.compare import Trained, by_distlaunch, by_fit, deviations
 from tests.corpus.models import CASES
+from tests.parity.workers import run_workers
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 
@@ -57,6 +61,38 @@ def test_on_replicas(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_everywhere(name: str, strategy: str, tmp_path: Path) -> None:
     check(name, STRATEGIES[strategy], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "number", "backend"),
+    [
+        ({"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 2}}, 2, "tensorflow"),
+        ({"strategy": {"kind": "jax", "mesh": {"batch": 2}}}, 1, "jax"),
+    ],
+    ids=["two_processes", "jax"],
+)
+def test_in_processes(job: dict[str, Any], number: int, backend: str, tmp_path: Path) -> None:
+    """All models that can, one after the other."""
+    kind = job["strategy"]["kind"]
+    names = [name for name, case in CASES.items() if kind not in case.skips]
+    if backend == "jax":
+        # there a step takes the state and returns it, which these do not
+        steps = ("train_step", "test_step")
+        names = [name for name in names if not any(has_own(CASES[name].model(), step) for step in steps)]
+    results, environment = tmp_path / "results.json", {"STRATEGY": json.dumps(job)}
+    run_workers(tmp_path, "tests.corpus.worker", [str(results), *names], number, 1800, backend, **environment)
+    wrong = {}
+    for name, record in json.loads(results.read_text()).items():
+        epochs = record["epochs"]
+        history = {key: [epoch[key] for epoch in epochs] for key in epochs[0]}
+        trained = Trained(history, [np.asarray(weight) for weight in record["weights"]])
+        found = {
+            key: value for key, value in deviations(trained, reference(name)).items() if value > CASES[name].tolerance
+        }
+        if bool(found) != bool(CASES[name].says and number > 1):
+            wrong[name] = found
+    assert not wrong
 
 
 def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,8 @@ def test_replicas_draw_their_rows_of_what_one_device_draws(rows: int) -> None:
     @tf.function(autograph=False)
     def call(iterator: Any) -> Any:
         def step(batch: tf.Tensor, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
-            with replica_share.replica_share(rows, total, start):
+            kind = replica_share.StepKind("mean")
+            with replica_share.replica_share(replica_share.ReplicaShare(rows, total, start, kind)):
                 return layer(batch), rows
 
         return strategy.run(step, args=next(iterator))
