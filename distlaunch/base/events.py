@@ -107,7 +107,7 @@ class TrainingStarted(Event):
     optimizer: str = ""
     """Its class and learning rate, such as `SGD, learning rate 0.01`; several are joined by ` + `."""
     loss: str = ""
-    """That the model is compiled with; empty: none."""
+    """Name of the compiled loss; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

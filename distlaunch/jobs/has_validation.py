@@ -1,4 +1,4 @@
-"""Whether a run has validation data, before processes are started to read them."""
+"""Finds out if a run has validation data, before processes are started to read them."""
 
 from __future__ import annotations
 

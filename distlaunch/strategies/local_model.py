@@ -1,4 +1,4 @@
-"""Lets a model predict and evaluate in one process alone, as a callback expects, whatever strategy trains it.
+"""Prediction and evaluation of a model in one process alone, as a callback expects, whatever strategy trains it.
 
 Keras's `predict` and `evaluate` would compute with the strategy that the model was made under: in all processes, of
 which the others are elsewhere. Metrics are counted in variables of their own, so that those of training stay.

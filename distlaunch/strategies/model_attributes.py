@@ -60,7 +60,7 @@ def _within(path: str, value: Any) -> Iterator[Found]:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether the attributes of an object may hold parts of the model."""
+    """Return True if the attributes of an object may hold parts of the model."""
     if isinstance(value, (keras.Layer, keras.optimizers.Optimizer, tf.Module, types.SimpleNamespace)):
         return True
     if isinstance(value, (type, types.ModuleType, types.FunctionType, types.MethodType)):

@@ -133,7 +133,7 @@ class Program(Protocol):
 
     @property
     def is_split(self) -> bool:
-        """Whether processes hold different parts of weights, so that `alone` is possible within `gathered` only."""
+        """Return True if processes hold different parts of weights, and need `gathered` for `alone`."""
         ...
 
     def gathered(self) -> AbstractContextManager[None]:

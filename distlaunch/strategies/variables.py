@@ -177,12 +177,12 @@ def saved_values(model: keras.Model, state: State) -> Iterator[tuple[Any, np.nda
 
 
 def is_slot(name: str) -> bool:
-    """Whether a name of `state_variables` is that of an optimizer's variable."""
+    """Return True if a name of `state_variables` is that of an optimizer's variable."""
     return name.startswith(SLOTS)
 
 
 def is_seed(name: str) -> bool:
-    """Whether a name of `state_variables` is that of the state of a generator of random numbers."""
+    """Return True if a name of `state_variables` is that of the state of a generator of random numbers."""
     return name.rpartition("/")[2].startswith("seed_generator_state")
 
 

@@ -75,14 +75,14 @@ class TrainingLoop:
         self._next_steps = 0
         self._has_checked_monitors = self._has_looked_twice = False
         self._gathering_hooks: set[str] = set()
-        """Those in which a callback may predict, so that processes put their parts of the weights together."""
+        """Hooks in which a callback may predict, so that processes put their parts of the weights together."""
         self._calls_end: list[Every] = []
         """Steps at which callbacks of Keras's save, so that a graph call has to end there."""
         self._nonfinite = NonFinite(config.train.on_nonfinite, around.emit if around.is_chief else lambda event: None)
         self._saver = Saver(config, model, callbacks, around, self._nonfinite)
         self._timer = StepTimer(around.emit, train, config.data, clock=around.clock)
         self._optimizers = describe_optimizers(model)
-        """As they were built: nothing is restored yet, and no callback was called."""
+        """Settings as they were built: nothing is restored yet, and no callback was called."""
         self._rate_watch = RateWatch([], self._warn)
 
     def run(self, start: Progress, take_state: Callable[[], State] | None = None) -> LoopEnd:

@@ -19,7 +19,7 @@ SEED = 7
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a training: values of each epoch, final weights by position, and what the run said."""
+    """The outcome of a training: values of each epoch, final weights by position, and what the run said."""
 
     history: dict[str, list[float]]
     weights: list[np.ndarray]

@@ -1,4 +1,4 @@
-"""One process of a job that trains models of the corpus: `python -m tests.corpus.worker RESULTS.json NAME...`.
+"""A process of a job that trains models of the corpus: `python -m tests.corpus.worker RESULTS.json NAME...`.
 
 TF_CONFIG says which process it is, STRATEGY which strategy, as the sections of a config.
 """

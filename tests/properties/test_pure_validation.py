@@ -69,7 +69,7 @@ def session_of(raw: dict[str, Any], folder: Path, emit: Callable[[Event], None] 
 
 
 def seen(session: Session, folder: Path) -> dict[str, Any]:
-    """What evaluating and predicting both splits gives."""
+    """Return the results of evaluating and predicting both splits."""
     found: dict[str, Any] = {}
     for split in ("train", "validation"):
         found[split] = session.evaluate_checkpoint(split, None)
@@ -124,7 +124,7 @@ def assert_unchanged(session: Session, trained: State) -> None:
 
 
 def check_keras(trained: keras.Model, raw: dict[str, Any], found: dict[str, Any]) -> None:
-    """What Keras makes of the arrays, with the trained weights."""
+    """Return Keras's results on the arrays, with the trained weights."""
     x = X / 2 if raw["data"]["map"] else X
     trained.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     expected = trained.evaluate(x, Y, verbose=0, return_dict=True)

@@ -148,7 +148,7 @@ def same(x: Any, y: Any) -> Any:
 
 
 def check(train: Any, model: Any, validation: Any = None, *, rows: bool = True, **keys: Any) -> None:
-    """As a session does it: before it reads rows, and with the model."""
+    """Check as a session does: before it reads rows, and with the model."""
     config = Data(function="mine.py:data", args={}, global_batch=8, **keys)
     splits = {"train": make_split(train, config, seed=0, training=True)}
     if validation is not None:

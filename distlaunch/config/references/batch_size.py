@@ -1,4 +1,4 @@
-"""Whether `data.global_batch` may be left out: only where a data function may return a `keras.utils.PyDataset`."""
+"""Decides if `data.global_batch` may be left out: only where a data function may return a `keras.utils.PyDataset`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to each example by itself: reading, decoding, `data.map`, `data.augment`; in tf.data's threads."""
+"""Steps for each example by itself: reading, decoding, `data.map`, `data.augment`; in tf.data's threads."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)

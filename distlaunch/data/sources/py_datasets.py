@@ -32,11 +32,11 @@ from distlaunch.strategies.replica.input import num_rows, slice_rows
 
 _KEY = ("data", "function")
 _BEGIN, _END, _ITEM, _FIRST = range(4)
-"""What draws random numbers of its own, in each pass."""
+"""Names of generators that draw in each pass."""
 
 
 class PyDatasets:
-    """One split.
+    """A split.
 
     Args:
         limit: take no more examples, in whole batches.

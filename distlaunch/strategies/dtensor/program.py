@@ -198,7 +198,7 @@ class DTensorProgram:
         return dtensor.relayout(loss_probe(logs), dtensor.Layout.replicated(self._mesh, rank=0))
 
     def _test(self, batch: Batch) -> dict[str, tf.Tensor]:
-        """One step; returns what it reports in place of the model's metrics."""
+        """Run one step and return the values that it reports in place of the model's metrics."""
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
         trainable, others, _, metrics = self._groups
         state = (_read(trainable), _read(others), _read(metrics))

@@ -26,7 +26,7 @@ PATCH = Patch(
 _STRATEGY = "_distribute_strategy"
 _TRACED = ("predict_function", "test_function")
 Functions = dict[tuple[int, str], Any]
-"""What a model and the models within it have traced, by their identity and the attribute's name."""
+"""Traced functions of a model and the models within it, by their identity and the attribute's name."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Lets draws without a seed, from Keras's global generator, work within the steps of replicas."""
+"""Makes draws without a seed, from Keras's global generator, work within the steps of replicas."""
 
 from __future__ import annotations
 

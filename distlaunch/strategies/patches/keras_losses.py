@@ -1,4 +1,4 @@
-"""Lets the losses of several replicas add up to exactly that of one device; see `strategies.replica.share`.
+"""Makes the losses of several replicas add up to exactly that of one device; see `strategies.replica.share`.
 
 Also replaced are the moments of synchronized BatchNorm, in which a replica without rows would count its stand-in.
 tests/parity compares every case with one device, so a change in Keras shows.
@@ -121,7 +121,7 @@ def _tracked_total(value: Any, at: ReplicaShare) -> Any:
 
 
 def _wrap_losses(compile_loss: Any) -> None:
-    """Lets each compiled loss follow what is known of it; does nothing where that has been done."""
+    """Wrap each compiled loss, so that it follows what is known of it; do nothing where that has been done."""
     if not compile_loss.built or any(isinstance(entry.loss, CompiledLoss) for entry in compile_loss._flat_losses):
         return
     entries = enumerate(compile_loss._flat_losses)
@@ -129,7 +129,7 @@ def _wrap_losses(compile_loss: Any) -> None:
 
 
 class CompiledLoss:
-    """One loss of a compiled model, which adds up over replicas.
+    """A loss of a compiled model, which adds up over replicas.
 
     Args:
         loss: a `keras.losses.Loss`.
@@ -239,7 +239,7 @@ def _replace_total() -> None:
     def compute_total(
         self: Any, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """As Keras's, in the step that Keras wrote; a step of the user's calls `compute_loss`."""
+        """Compute the loss of the step that Keras wrote; a step of the user's calls `compute_loss`."""
         at = current()
         if at is None or not at.keeps_scale:
             return compute(self, x, y, y_pred, sample_weight, training)

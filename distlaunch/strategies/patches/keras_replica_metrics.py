@@ -1,4 +1,4 @@
-"""Lets the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
+"""Makes the metrics of several replicas add up to those of one device; see `strategies.replica.share`."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 # (what pyright infers of TensorFlow's functions is often wrong)
@@ -29,7 +29,7 @@ PATCH = Patch(
 
 @functools.cache
 def install() -> None:
-    """Lets a mean weight a value of a batch by the replica's share of the rows; does nothing the second time."""
+    """Have a mean weight a value of a batch by the replica's share of the rows; do nothing the second time."""
     PATCH.check()
     update = keras.metrics.Mean.update_state
 

@@ -45,7 +45,7 @@ class Adds(Enum):
     WHOLE = "whole"
     """Neither: the value has to be computed from the rows of all replicas."""
     RESULT = "result"
-    """Of a log: it is the result of the metric of that name, whose state adds up."""
+    """A log that is the result of the metric of that name, whose state adds up."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class AddingUp:
 
     @property
     def gathers(self) -> bool:
-        """Whether anything is computed from the rows of all replicas."""
+        """True if anything is computed from the rows of all replicas."""
         return bool(self.metrics) or Adds.WHOLE in (self.total, *self.losses.values())
 
 
@@ -94,13 +94,13 @@ class StepKind:
 
     @property
     def takes_whole_batches(self) -> bool:
-        """Whether each replica evaluates whole batches, since values of the step do not add up."""
+        """True if each replica evaluates whole batches, since values of the step do not add up."""
         return self.is_test and Adds.WHOLE in self.logs.values()
 
 
 @dataclass(frozen=True)
 class ReplicaShare:
-    """What a replica knows of itself within a step.
+    """The rows of the global batch that a replica has, and how its step treats losses.
 
     Attributes:
         rows: scalar float32, examples of this replica; 0 for a replica that has none (its row is a stand-in).
@@ -127,7 +127,7 @@ class ReplicaShare:
 
     @property
     def keeps_scale(self) -> bool:
-        """Whether losses follow the convention `mean`."""
+        """True if losses follow the convention `mean`."""
         return self.kind.scale == "mean" and not self.is_whole
 
     def scaled(self, value: Any) -> Any:

@@ -117,7 +117,7 @@ class Sums:
         self._test_extras_made = True
 
     def _returns_more(self, step: str) -> bool:
-        """Whether a step may return something else than the model's metrics."""
+        """Return True if a step may return something else than the model's metrics."""
         return has_own(self._model, step) or has_own(self._model, "compute_metrics")
 
     def _extras_of(

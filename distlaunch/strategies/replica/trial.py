@@ -96,7 +96,7 @@ class Trial:
             self._note(("log", name), tf.reduce_mean(tf.cast(value, tf.float32)))
 
     def note_metric(self, index: int, place: int, value: Any) -> None:
-        """One variable of a metric, less its value at the beginning."""
+        """Record a variable of a metric, less its value at the beginning."""
         self._note(("metric", str(index), str(place)), value)
 
     def note_result(self, name: str, value: Any) -> None:
@@ -295,7 +295,7 @@ def needs_trial(model: keras.Model, metrics: list[Any]) -> bool:
 
 
 def _is_known(loss: Any) -> bool:
-    """Whether a loss is one of Keras's that compare row by row; others may compare rows with each other."""
+    """Return True for a loss of Keras's that compares row by row; others may compare rows with each other."""
     if loss is None or isinstance(loss, str):
         loss = loss and keras.losses.get(loss)
     if loss is None:
@@ -312,7 +312,7 @@ _OF_ALL_ROWS = ("dice", "tversky", "circle")
 
 
 def _may_add_losses(layer: Any) -> bool:
-    """Whether a layer of the user's mentions `add_loss` in its code."""
+    """Return True if a layer of the user's mentions `add_loss` in its code."""
     classes = [cls for cls in type(layer).__mro__ if not cls.__module__.startswith(("keras.", "builtins"))]
     functions = (value for cls in classes for value in vars(cls).values())
     codes = (getattr(function, "__code__", None) for function in functions)
@@ -547,7 +547,7 @@ def _refused_layer(path: str) -> str:
 
 
 def _sentences(observed: Observed, kind: StepKind, model: keras.Model, metrics: list[Any]) -> Iterator[str]:
-    """What the user should know."""
+    """Yield a sentence for each value that is not that of one device, or that costs more."""
     name, found = type(model).__name__, kind.adding_up
     for key, (of_mean, of_sum) in observed.gradients.items():
         # Keras's own step weights the loss, so the gradients are parts already

@@ -33,7 +33,7 @@ into its file for a header when training begins."""
 
 
 _RESTORED = ("_ema_weights_in_model", "_batches_seen_since_last_saving", "_last_batch_seen")
-"""Of Keras's own: whether SwapEMAWeights has the averages in the model now; what ModelCheckpoint has counted."""
+"""Private state of Keras's callbacks: SwapEMAWeights swaps, ModelCheckpoint counts steps."""
 
 
 def build_callbacks(configs: list[CallbackConfig], *, is_chief: bool, run: RunDir) -> list[keras.callbacks.Callback]:
@@ -128,7 +128,7 @@ def _monitored(name: str, args: Mapping[str, Any]) -> str | None:
 
 
 def _uses_monitor(callback: keras.callbacks.Callback) -> bool:
-    """Whether it is one of Keras's callbacks that do nothing without the value that they watch."""
+    """Return True for one of Keras's callbacks that do nothing without the value that they watch."""
     if not isinstance(callback, tuple(getattr(keras.callbacks, name) for name in _MONITORS)):
         return False
     return getattr(callback, "save_best_only", True)

@@ -1,4 +1,4 @@
-"""What becomes of the optimizers' values in a checkpoint when a run resumes with other settings.
+"""Values of the optimizers in a checkpoint when a run resumes with other settings.
 
 A checkpoint records how each optimizer was built at the start of its attempt, before any callback. What is built
 otherwise now was changed by the user, and the new value counts; else the stored value goes on, which a callback may
@@ -63,7 +63,7 @@ class BuiltOptimizer:
 
     @property
     def wraps(self) -> bool:
-        """Whether the learning rate is that of other optimizers."""
+        """True if the learning rate is that of other optimizers."""
         return bool({"LossScaleOptimizer", "MultiOptimizer"} & set(self.classes))
 
     def prefix(self) -> str:
@@ -77,7 +77,7 @@ def describe_optimizers(model: keras.Model) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What a resumed run begins with.
+    """The state that a resumed run begins with.
 
     Attributes:
         state: the checkpoint's, with the values that the optimizers are to have.
@@ -136,7 +136,7 @@ def carry_over(
 
 
 class _Report:
-    """One optimizer: its values, and what is to be said of them."""
+    """An optimizer's values, and what is to be said of them."""
 
     def __init__(
         self, part: Any, built: BuiltOptimizer, before: BuiltOptimizer | None, source: str, state: State

@@ -162,7 +162,7 @@ class Restorer:
 
 
 def _shows_final_weights(progress: Progress, step: int | BestName | None) -> bool:
-    """Whether the checkpoint is used with the weights that its optimizer makes at the end of training.
+    """True if the checkpoint is used with the weights that its optimizer makes at the end of training.
 
     The best epoch, and any step before the end, have what validation judged.
     """
