@@ -95,6 +95,7 @@ def test_in_processes(job: dict[str, Any], number: int, backend: str, tmp_path: 
     assert not wrong
 
 
+@pytest.mark.slow  # scripts/mutants.py plants the same
 def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the trial a scalar that is no mean counts as one."""
     from distlaunch.strategies.replica import program

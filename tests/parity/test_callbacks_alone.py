@@ -55,7 +55,7 @@ def judging(kind: str, folder: Path) -> Any:
     }
 
 
-@pytest.mark.parametrize("kind", chosen("mirrored", "dtensor"))
+@pytest.mark.parametrize("kind", chosen("mirrored"))
 def test_a_callback_computes_alone(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")

@@ -150,7 +150,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", chosen("one_device", "jax"))
+@pytest.mark.parametrize("kind", chosen("one_device"))
 def test_new_settings_count_and_others_go_on(kind: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")

@@ -38,7 +38,6 @@ JOBS = {
 }
 REMOVED = ("model.args.rate=0.0", "data.augment=null", "data.class_weight=null", "data.shuffle=false",
            "data.remainder=keep")  # fmt: skip
-ONE_IN_CI = ("jax", "unknown")
 
 
 def options(*overrides: str) -> list[str]:
@@ -46,7 +45,7 @@ def options(*overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "tier"), [
-    pytest.param(kind, tier, marks=[pytest.mark.slow] * ((kind, tier) != ONE_IN_CI))
+    pytest.param(kind, tier, marks=pytest.mark.slow)
     for kind in JOBS for tier in ("items", "unknown", "batches")
 ])  # fmt: skip
 def test_in_jobs(kind: str, tier: str, tmp_path: Path) -> None:

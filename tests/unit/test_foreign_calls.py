@@ -5,19 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
-import pytest
+CASES = (
+    ("Sine()(i)", "None", "layer 'sine' (Sine) (given.py:9) computes with TensorFlow"),
+    ("Round()(i)", "None", "layer 'round' (Round) (given.py:13) computes with NumPy"),
+    ("i", "squares", "loss 'squares' (LossFunctionWrapper) (given.py:16) computes with TensorFlow"),
+)
+"""A model and its loss, and how the run names what cannot be traced."""
 
-CASES = {
-    "layer": ("Sine()(i)", "None", "layer 'sine' (Sine) (given.py:9) computes with TensorFlow"),
-    "numpy": ("Round()(i)", "None", "layer 'round' (Round) (given.py:13) computes with NumPy"),
-    "loss": ("i", "squares", "loss 'squares' (LossFunctionWrapper) (given.py:16) computes with TensorFlow"),
-}
 
-
-@pytest.mark.parametrize("name", CASES)
-def test_it_is_named(name: str, tmp_path) -> None:
-    expression, loss, expected = CASES[name]
+def test_they_are_named(tmp_path: Path) -> None:
     (tmp_path / "given.py").write_text(
         textwrap.dedent(
             """\
@@ -41,19 +39,21 @@ def test_it_is_named(name: str, tmp_path) -> None:
         )
     )
     script = f"""
-import jax, keras, sys
+import sys
+import jax
 sys.path.insert(0, {str(tmp_path)!r})
 from given import *
 from distlaunch.base.errors import ConfigError
 from distlaunch.strategies.jax.foreign_calls import foreign_calls_named
-try:
-    with foreign_calls_named():
-        i = layers.Input((3,))
-        model = keras.Model(i, {expression})
-        model.compile("sgd", {loss})
-        model.stateless_compute_loss and jax.jit(lambda x: model.compute_loss(x, x, x))(np.ones((2, 3), "float32"))
-except ConfigError as error:
-    print(error.problems[0].key, error.problems[0].message)
+for make, loss in {[(expression, loss) for expression, loss, _ in CASES]!r}:
+    try:
+        with foreign_calls_named():
+            i = layers.Input((3,))
+            model = keras.Model(i, eval(make))
+            model.compile("sgd", eval(loss))
+            jax.jit(lambda x: model.compute_loss(x, x, x))(np.ones((2, 3), "float32"))
+    except ConfigError as error:
+        print(error.problems[0].dotted, error.problems[0].message)
 """
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -64,5 +64,7 @@ except ConfigError as error:
         env={"KERAS_BACKEND": "jax", "PATH": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
         check=False,
     )
-    assert expected in result.stdout, result.stdout + result.stderr
-    assert "('model', 'function')" in result.stdout
+    told = result.stdout.splitlines()
+    assert len(told) == len(CASES), result.stdout + result.stderr
+    for line, (_, _, expected) in zip(told, CASES, strict=True):
+        assert line.startswith(f"model.function {expected}")
