@@ -676,5 +676,6 @@ CASES: dict[str, Case] = {
     "average of weights": Case(ema, table),
     "embedding, rmsprop": Case(lambda: embedding(keras.optimizers.RMSprop(0.01)), tokens_sum),
     "positions, rmsprop": Case(lambda: positions(keras.optimizers.RMSprop(0.01)), tokens_sum),
+    "one row in a batch": Case(lambda: compiled(net(), scalar_root), table, batch=1, epochs=1),
     "embedding, adagrad": Case(lambda: embedding(keras.optimizers.Adagrad(0.1)), tokens_sum),
 }  # fmt: skip

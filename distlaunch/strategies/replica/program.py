@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.errors import ConfigError
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
@@ -30,11 +31,18 @@ from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
-from distlaunch.strategies.replica.input import distributed
+from distlaunch.strategies.replica.input import distributed, num_rows
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.statistics import Statistics
 from distlaunch.strategies.replica.sums import Replicas, Sums
-from distlaunch.strategies.replica.trial import MAX_ROWS, Watch, find_adding_up, needs_trial
+from distlaunch.strategies.replica.trial import (
+    MAX_ROWS,
+    Watch,
+    find_adding_up,
+    needs_trial,
+    take_text,
+    to_text,
+)
 from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
@@ -47,7 +55,6 @@ from distlaunch.strategies.variables import (
     metric_variables,
     optimizers_of,
     plain_state,
-    plain_values_kept,
     restore_plain,
     saved_values,
     state_variables,
@@ -112,21 +119,41 @@ class ReplicaProgram:
         for metric in metrics:
             if not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False:
                 watch_updates(metric, watch.update)
-        rows = steps.sample(MAX_ROWS)
-        tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
-        own = any(has_own(self._model, name) for name in ("test_step", "compute_metrics"))
-        if steps.test is not None and (own or not tried):
-            tried.append((steps.test, self._test_kind))
-        for step, kind in tried:
-            with plain_values_kept(self._model):
-                _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
-            self.notes.extend(note for note in notes if note not in self.notes)
+        self._try_steps(metrics)
+        kinds = [self._train_kind, self._test_kind]
+        # processes may read other rows, or round otherwise, and all must exchange the same
+        take_text(kinds, self._replicas.peers.from_chief(to_text(kinds)))
         self._model.reset_metrics()
         found = self._train_kind.adding_up.metrics
         others = (metric for index, metric in enumerate(metrics) if index not in found)
         unsure = [one for one in others if not is_known_to_add_up(one) and getattr(one, "additive", None) is None]
         self._doubtful = metrics if unsure else []
         return [metrics[index] for index in sorted(self._train_kind.adding_up.metrics)]
+
+    def _try_steps(self, metrics: list[Any]) -> None:
+        """Try the steps on rows of the first batch, and keep what is to be said of them."""
+        steps = self._steps
+        assert steps.sample is not None, "asked before"
+        tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
+        own = any(has_own(self._model, name) for name in ("test_step", "compute_metrics"))
+        if steps.test is not None and (own or not tried):
+            tried.append((steps.test, self._test_kind))
+        try:
+            rows = steps.sample(MAX_ROWS)
+            if int(num_rows(rows)) < 2:
+                return  # a batch of one row is that of one replica, and the others count nothing
+            for step, kind in tried:
+                _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
+                self.notes.extend(note for note in notes if note not in self.notes)
+        except ConfigError:
+            raise
+        # the step is the user's, and may raise anything on a part of a batch, which replicas may never have
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.notes.append(
+                f"how the values of a step add up over replicas could not be tried ({reason}); its losses count as "
+                "means over rows, and metrics as sums"
+            )
 
     # data
 

@@ -344,12 +344,26 @@ def find_adding_up(
             return found, list(_sentences(observed, kind, model, metrics))
 
 
+def _any_number_of(rows: Any) -> tuple[list[Any], list[Any]]:
+    """Return the leaves of a batch, and their specifications for any number of rows."""
+    leaves = [
+        leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
+        for leaf in tf.nest.flatten(rows)
+    ]
+    return leaves, [_any_rows(leaf) for leaf in leaves]
+
+
+def _any_rows(leaf: Any) -> Any:
+    shape = [None, *leaf.shape[1:]]
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
+
+
 def _observe(
     strategy: Any, model: keras.Model, step: Callable[[Any], Any], kind: StepKind, metrics: list[Any], rows: Any
 ) -> Observed:
-    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(rows)]
-    signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
-
+    leaves, signature = _any_number_of(rows)
     bytes_per_row: dict[int, int] = {}
 
     def in_replica(batch: Any) -> dict[str, Any]:
@@ -431,6 +445,32 @@ def _whole_batch_statistics(model: keras.Model) -> Iterator[None]:
             layer.synchronized = value
 
 
+def to_text(kinds: list[StepKind]) -> bytes:
+    """Return what was found of some steps, for other processes, which must come to the same."""
+    found = kinds[0].adding_up
+    plain = {
+        "losses": [[place, adds.value] for place, adds in found.losses.items()],
+        "added": [[*place, adds.value] for place, adds in found.added.items()],
+        "total": found.total.value,
+        "metrics": sorted(found.metrics),
+        "same_rows": sorted(found.same_rows),
+        "logs": [{name: adds.value for name, adds in kind.logs.items()} for kind in kinds],
+    }
+    return json.dumps(plain).encode()
+
+
+def take_text(kinds: list[StepKind], text: bytes) -> None:
+    """Adopt what `to_text` has written of the same steps, which share one `adding_up`."""
+    plain, found = json.loads(text), kinds[0].adding_up
+    found.losses = {place: Adds(adds) for place, adds in plain["losses"]}
+    found.added = {(path, number): Adds(adds) for path, number, adds in plain["added"]}
+    found.total, found.metrics = Adds(plain["total"]), set(plain["metrics"])
+    found.same_rows = {(place, index) for place, index in plain["same_rows"]}
+    for kind, logs in zip(kinds, plain["logs"], strict=True):
+        kind.logs.clear()
+        kind.logs.update({name: Adds(adds) for name, adds in logs.items()})
+
+
 def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics: list[Any], rows: Any) -> list[Any]:
     """Return the metrics whose state after two batches is not the sum of those after each, as workers compute them.
 
@@ -439,8 +479,7 @@ def metrics_with_memory(model: keras.Model, step: Callable[[Any], Any], metrics:
         metrics: those that are to be tried.
         rows: some of the first batch, in the structure of a batch.
     """
-    leaves = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(rows)]
-    signature = [tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) for leaf in leaves]
+    leaves, signature = _any_number_of(rows)
     variables = [variable for metric in metrics for variable in metric.variables]
 
     @tf.function(input_signature=signature, autograph=False)
