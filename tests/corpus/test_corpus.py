@@ -103,3 +103,16 @@ def test_a_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(program, "needs_trial", lambda model, metrics: False)
     with pytest.raises(AssertionError):
         check("scalar root", STRATEGIES["mirrored 2"], tmp_path)
+
+
+def test_a_trial_that_fails_is_said_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distlaunch.strategies.replica import program
+
+    def fails(*_: Any) -> None:
+        raise ValueError("needs 16 rows")
+
+    monkeypatch.setattr(program, "find_adding_up", fails)
+    trained = by_distlaunch("scalar mean", STRATEGIES["mirrored 2"], tmp_path)
+    assert any("could not be tried (needs 16 rows)" in said for said in trained.said)
+    # a mean over rows is right all the same
+    assert max(deviations(trained, reference("scalar mean")).values()) < 1e-5
