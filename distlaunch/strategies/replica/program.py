@@ -106,7 +106,7 @@ class ReplicaProgram:
         self._statistics = Statistics(strategy, self._model)
         self._iterator: Any = None
         self._ends = self._own = False
-        self._distributed: tuple[Source, Any] | None = None
+        self._distributed: tuple[Source, bool, Any] | None = None
         self._train_call: Callable[..., Any] | None = None
         self._test_call: Callable[..., Any] | None = None
 
@@ -119,7 +119,7 @@ class ReplicaProgram:
         for metric in metrics:
             if not is_known_to_add_up(metric) or getattr(metric, "additive", None) is False:
                 watch_updates(metric, watch.update)
-        self._try_steps(metrics)
+        was_tried = self._try_steps(metrics)
         kinds = [self._train_kind, self._test_kind]
         # processes may read other rows, or round otherwise, and all must exchange the same
         take_text(kinds, self._replicas.peers.from_chief(to_text(kinds)))
@@ -127,11 +127,11 @@ class ReplicaProgram:
         found = self._train_kind.adding_up.metrics
         others = (metric for index, metric in enumerate(metrics) if index not in found)
         unsure = [one for one in others if not is_known_to_add_up(one) and getattr(one, "additive", None) is None]
-        self._doubtful = metrics if unsure else []
-        return [metrics[index] for index in sorted(self._train_kind.adding_up.metrics)]
+        self._doubtful = metrics if unsure and was_tried else []
+        return [metrics[index] for index in sorted(found)]
 
-    def _try_steps(self, metrics: list[Any]) -> None:
-        """Try the steps on rows of the first batch, and keep what is to be said of them."""
+    def _try_steps(self, metrics: list[Any]) -> bool:
+        """Try the steps on rows of the first batch, and keep what is to be said of them; return True if that worked."""
         steps = self._steps
         assert steps.sample is not None, "asked before"
         tried = [(steps.train, self._train_kind)] if steps.logs == "last" else []
@@ -141,10 +141,11 @@ class ReplicaProgram:
         try:
             rows = steps.sample(MAX_ROWS)
             if int(num_rows(rows)) < 2:
-                return  # a batch of one row is that of one replica, and the others count nothing
+                return False  # a batch of one row is that of one replica, and the others count nothing
             for step, kind in tried:
                 _, notes = find_adding_up(self._strategy, self._model, step, kind, metrics, rows)
                 self.notes.extend(note for note in notes if note not in self.notes)
+            return True
         except ConfigError:
             raise
         # the step is the user's, and may raise anything on a part of a batch, which replicas may never have
@@ -154,6 +155,7 @@ class ReplicaProgram:
                 f"how the values of a step add up over replicas could not be tried ({reason}); its losses count as "
                 "means over rows, and metrics as sums"
             )
+            return False
 
     # data
 
@@ -166,10 +168,12 @@ class ReplicaProgram:
         return source.ends and self._replicas.peers.number > 1
 
     def _distribute(self, source: Source, *, whole: bool = False) -> Any:
-        if self._distributed is None or self._distributed[0] is not source:
+        kept = self._distributed
+        if kept is None or kept[0] is not source or kept[1] != whole:
             # kept: validations read the same source, and to trace its functions takes 0.03 s and more
-            self._distributed = source, distributed(source, self._strategy, self._replicas, whole=whole)
-        return self._distributed[1]
+            kept = source, whole, distributed(source, self._strategy, self._replicas, whole=whole)
+            self._distributed = kept
+        return kept[2]
 
     # steps
 
