@@ -17,6 +17,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.replica.input import any_rows
 from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import optimizers_of
 from distlaunch.training.build import has_own_step
@@ -57,18 +58,13 @@ def build_used_optimizers(config: RunConfig, strategy: Strategy, model: keras.Mo
 
 def _traced(step: Callable[[Batch], Any], rows: Batch) -> Exception | None:
     """Trace a step, and return the error with which that ends early."""
-    specs = tf.nest.map_structure(_any_rows, rows)
+    specs = tf.nest.map_structure(any_rows, rows)
     try:
         tf.function(step, autograph=False).get_concrete_function(specs)
     # whatever the user's step raises: it may need a strategy, or more rows
     except Exception as error:
         return error
     return None
-
-
-def _any_rows(tensor: Any) -> Any:
-    spec = tf.type_spec_from_value(tensor)
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if isinstance(spec, tf.TensorSpec) else spec
 
 
 @contextmanager

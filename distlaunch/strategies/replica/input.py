@@ -157,6 +157,14 @@ def num_rows(element: Any) -> tf.Tensor:
     return tf.shape(first, out_type=tf.int64)[0]
 
 
+def any_rows(leaf: Any) -> Any:
+    """Return the specification of a leaf of a batch with any number of rows."""
+    shape = [None, *leaf.shape[1:]]
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
+
+
 def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
     """Rows `start` to `stop` of every leaf."""
 

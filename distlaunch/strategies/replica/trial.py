@@ -23,7 +23,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
-from distlaunch.strategies.replica.input import num_rows, slice_rows
+from distlaunch.strategies.replica.input import any_rows, num_rows, slice_rows
 from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, StepKind, current, replica_share
 from distlaunch.strategies.variables import flat_logs, has_own, metric_results, optimizers_of
 
@@ -350,14 +350,7 @@ def _any_number_of(rows: Any) -> tuple[list[Any], list[Any]]:
         leaf if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(leaf)
         for leaf in tf.nest.flatten(rows)
     ]
-    return leaves, [_any_rows(leaf) for leaf in leaves]
-
-
-def _any_rows(leaf: Any) -> Any:
-    shape = [None, *leaf.shape[1:]]
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
-    return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
+    return leaves, [any_rows(leaf) for leaf in leaves]
 
 
 def _observe(
