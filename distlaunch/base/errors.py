@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_FUNCTION = re.compile(r"^\{\{function_node \S+\}\} ")
+_OPERATION = re.compile(r" \[Op:\w+\].*$")
 
 
 class ExitCode(enum.IntEnum):
@@ -51,6 +56,17 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.source, self.dotted, self.message) if part)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's message that says something; the name of its type if there is none."""
+    for line in str(error).splitlines():
+        plain = _COLOURS.sub("", line).strip().strip("'")
+        # what Keras and TensorFlow put around the words of an operation
+        plain = _OPERATION.sub("", _FUNCTION.sub("", plain)).strip()
+        if plain and not plain.startswith("Exception encountered when calling"):
+            return plain.removesuffix(".")
+    return type(error).__name__
 
 
 class DistlaunchError(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.base.file_locks import lock
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.function_references import call, load_function
@@ -99,7 +99,7 @@ def _cannot_be_kept(function: str) -> Iterator[None]:
         message = f"the layer that {function} returned holds text that this locale cannot write: {error}"
         raise ConfigError(Problem((*_KEY, "function"), f"{message}; set LC_ALL=C.UTF-8 or PYTHONUTF8=1")) from error
     except (ValueError, TypeError, NotImplementedError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         message = f"the layer that {function} returned cannot be saved and loaded: {reason}"
         hint = "give its class a get_config, and @keras.saving.register_keras_serializable()"
         raise ConfigError(Problem((*_KEY, "function"), f"{message}; {hint}")) from error

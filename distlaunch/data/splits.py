@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.context import StreamContext, WorkerContext
 from distlaunch.data.examples.random_access import gives_items
@@ -154,7 +154,7 @@ def _read_tfds(config: DataConfig) -> Splits:
         # AssertionError: what tfds raises where a dataset is not prepared
         except (tfds.core.DatasetNotFoundError, AssertionError, FileNotFoundError, ValueError) as error:
             hint = "" if source.download else " (tfds.download is false: the dataset must be prepared already)"
-            raise ConfigError(Problem(("data", "tfds"), f"{str(error).strip().splitlines()[0]}{hint}")) from None
+            raise ConfigError(Problem(("data", "tfds"), f"{reason_of(error)}{hint}")) from None
 
     validation = None if source.validation is None else load(source.validation)
     return Splits(load(source.train), validation, f"tensorflow-datasets {source.name}")

@@ -13,14 +13,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Compile, Component, MetricComponent, Named, NamedMetric, OptimizerComponent, RunConfig
 from distlaunch.data.function_references import Key, call, load_function
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_dry_step import make_variables_by
-from distlaunch.strategies.patches.keras_private import compiled_with, compute_loss_takes_training, restart_names
+from distlaunch.strategies.patches.keras_dry_step import assignments_undone, make_variables_by
+from distlaunch.strategies.patches.keras_private import (
+    compiled_with,
+    compute_loss_takes_training,
+    is_functional,
+    restart_names,
+)
 from distlaunch.strategies.protocol import Strategy
+from distlaunch.strategies.replica.input import num_rows
 from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import has_own, plain_values_kept
 from distlaunch.training.checks.labels import LabelRule, label_rules
@@ -30,27 +36,31 @@ from distlaunch.training.precision import check_precision, policy
 _GET = {"optimizers": keras.optimizers.get, "losses": keras.losses.get, "metrics": keras.metrics.get}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Findings:
     """What building a model has found out about it.
 
     Attributes:
         warnings: what may be wrong.
         rules: which labels its losses take.
+        rows: examples that it can be called with.
     """
 
     warnings: list[str] = field(default_factory=list)
     rules: list[LabelRule] = field(default_factory=list)
+    rows: Batch | None = None
 
 
 def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Findings | None = None,
-                check: Callable[[keras.Model], None] = lambda model: None) -> keras.Model:  # fmt: skip
+                check: Callable[[keras.Model], None] = lambda model: None,
+                more_rows: Callable[[int], Batch] | None = None) -> keras.Model:  # fmt: skip
     """Calls the model's function under the strategy, compiles, and creates every variable.
 
     Args:
         rows: a few examples, to learn shapes from.
         findings: gets what is found out.
         check: called with the model before it is given any rows.
+        more_rows: return up to so many examples, for a model that cannot be called with `rows`.
 
     Raises:
         ConfigError: the function returns no Keras model, or what `compile` names does not exist.
@@ -66,7 +76,7 @@ def build_model(config: RunConfig, strategy: Strategy, rows: Batch, findings: Fi
         elif not model.compiled and config.train.step is None:
             message = "missing: the model's function returns a model that is not compiled, so the config must say how"
             raise ConfigError(Problem(("compile",), message))
-        _create_variables(model, rows, strategy, config, findings or Findings())
+        _create_variables(model, _Probe(config, rows, more_rows), strategy, config, findings or Findings())
     return model
 
 
@@ -126,7 +136,7 @@ def _compile(model: keras.Model, config: Compile) -> None:
         else:
             model.compile(**{"optimizer": "rmsprop", "jit_compile": False, **named})
     except (ValueError, TypeError) as error:
-        raise ConfigError(Problem(("compile",), str(error).splitlines()[0])) from error
+        raise ConfigError(Problem(("compile",), reason_of(error))) from error
 
 
 def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> Any:
@@ -150,7 +160,7 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
     try:
         made = type(own).from_config({**known, **args})
     except (ValueError, TypeError) as error:
-        message = f"{type(own).__name__}: {str(error).strip().splitlines()[0]}"
+        message = f"{type(own).__name__}: {reason_of(error)}"
         raise ConfigError(Problem(key, message)) from error
     if wrapper is own:
         return made
@@ -224,7 +234,7 @@ def _component(value: Named, group: str, key: Key) -> Any:
         made = getattr(getattr(keras, group), name or component.name, None)
         return made(**args) if made is not None else _GET[group](component.name)
     except (ValueError, TypeError) as error:
-        raise ConfigError(Problem(key, f"{component.name}: {str(error).strip().splitlines()[0]}")) from error
+        raise ConfigError(Problem(key, f"{component.name}: {reason_of(error)}")) from error
 
 
 def _schedule(value: Any) -> Any:
@@ -253,38 +263,93 @@ def _with_args(function: Any, args: dict[str, Any]) -> Any:
     return functools.wraps(function)(functools.partial(function, **args)) if args else function
 
 
-def _create_variables(
-    model: keras.Model, rows: Batch, strategy: Strategy, config: RunConfig, findings: Findings
-) -> None:
-    """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
-    on_jax = not config.strategy.runs_tensorflow
-    if on_jax:
+def fixed_batch(model: keras.Model) -> int | None:
+    """Return the number of rows that the inputs of a model declare; None if that is left open."""
+    sizes = [tensor.shape[0] for tensor in (model.inputs or () if is_functional(model) else ())]
+    return next((size for size in sizes if size is not None), None)
+
+
+class _Probe:
+    """The examples that a model is called with before it is trained: a few, or as many as it needs.
+
+    Attributes:
+        rows: the examples.
+    """
+
+    def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
+        self._batch, self._more_rows = config.data.batch, more_rows
+        self._on_jax = not config.strategy.runs_tensorflow
+        self.rows = self._on_host(rows)
+
+    def call(self, model: keras.Model, *, declared: int | None = None) -> Any:
+        """The model's predictions, not in training: nothing is drawn, and no statistics move."""
+        if declared is not None and self._more_rows is not None:
+            self._take(declared)
+        try:
+            return self._predicted(model)
+        # whatever the user's layers raise of as few rows, such as a top_k over the batch
+        except Exception:
+            if declared is not None or not self.take_batch():
+                raise
+            return self._predicted(model)
+
+    def take_batch(self) -> bool:
+        """Take as many rows as a global batch has; return True if these are others than before."""
+        more, self._more_rows = self._more_rows, None
+        if more is None:
+            return False
+        self.rows = self._on_host(more(self._batch))
+        return True
+
+    def _take(self, number: int) -> None:
+        assert self._more_rows is not None, "asked before"
+        self.rows, self._more_rows = self._on_host(self._more_rows(number)), None
+
+    def _predicted(self, model: keras.Model) -> Any:
+        with assignments_undone(), plain_values_kept(model):
+            return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
+
+    def _on_host(self, rows: Batch) -> Batch:
+        if not self._on_jax:
+            return rows
         from distlaunch.strategies.jax.feed import on_host
 
-        rows = on_host(rows)
+        return on_host(rows)
+
+
+def _create_variables(
+    model: keras.Model, probe: _Probe, strategy: Strategy, config: RunConfig, findings: Findings
+) -> None:
+    """A variable created while the first step is traced fails under tf.distribute, so all are created here."""
     own_step = has_own_step(config, model)
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(rows)
     predictions = None
     if not model.built or model.compiled:
         # a model that is trained by a step of the user's may have no forward pass, or one of other inputs (a GAN)
         with contextlib.suppress(Exception) if own_step else contextlib.nullcontext():
-            # not in training: nothing is drawn, and no statistics move
-            predictions = model(x, training=False)
-    if config.train.loop == "fit" and has_own(model, "train_step") and not on_jax:
+            predictions = probe.call(model, declared=fixed_batch(model))
+    if config.train.loop == "fit" and has_own(model, "train_step") and config.strategy.runs_tensorflow:
         # only the step knows what of a batch the model takes
         with plain_values_kept(model):
-            make_variables_by(model, rows)
+            make_variables_by(model, probe.rows)
     # before the optimizer is built, which makes its variables beside those that this puts into the layers
     strategy.adopt(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    if model.compiled and predictions is not None and y is not None:
+    if model.compiled and predictions is not None and keras.utils.unpack_x_y_sample_weight(probe.rows)[1] is not None:
         key = ("compile", "loss") if config.compile is not None else ("model", "function")
         if not own_step:
+            y = keras.utils.unpack_x_y_sample_weight(probe.rows)[1]
             check_loss(model, y, predictions, key, findings.warnings.append)
             findings.rules.extend(label_rules(model, y, predictions))
-        _build_losses(model, rows, predictions, key, own_step=own_step)
+        try:
+            _build_losses(model, probe.rows, predictions, key, own_step=own_step)
+        except ConfigError:
+            # perhaps it compares more rows with each other than these are
+            if not probe.take_batch():
+                raise
+            _build_losses(model, probe.rows, probe.call(model), key, own_step=own_step)
+    findings.rows = probe.rows
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:
@@ -298,17 +363,17 @@ def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *
         if name == "loss" and not can_be_tested(model):
             continue
         try:
-            compute()
+            with assignments_undone(), plain_values_kept(model):
+                compute()
         except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
             if not own_step:
                 place = ("compile", name) if key[0] == "compile" else key
-                message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {_first_line(error)}"
+                reason = _without_rows(reason_of(error), int(num_rows(rows)))
+                message = f"the {name} cannot be computed from {shapes}: {type(error).__name__}: {reason}"
                 raise ConfigError(Problem(place, message)) from error
     model.reset_metrics()  # these rows must not count
 
 
-def _first_line(error: Exception) -> str:
-    """The reason, in which a number of rows that only a probe has is no number."""
-    text = str(error).strip().strip("'").splitlines()[0] if str(error).strip() else ""
-    # `SAMPLE_ROWS` of `session.py`: (2, 10) becomes (rows, 10)
-    return re.sub(r"([(\[])2, ", r"\1rows, ", re.sub(r"\(2,\)", "(rows,)", text))
+def _without_rows(reason: str, number: int) -> str:
+    """A reason in which a number of rows that only a probe has is no number: (2, 10) becomes (rows, 10)."""
+    return re.sub(rf"([(\[]){number}, ", r"\1rows, ", reason.replace(f"({number},)", "(rows,)"))

@@ -40,7 +40,7 @@ from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
 from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
 from distlaunch.strategies.sources import Share
-from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module
+from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.interval import Failures, past_failures
@@ -48,6 +48,7 @@ from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.checkpoints.optimizer_changes import describe_optimizers, loss_text, optimizers_text
 from distlaunch.training.checkpoints.restorer import Restorer
 from distlaunch.training.checkpoints.writers import PartsWriter
+from distlaunch.training.checks.fixed_batch import check_fixed_batch
 from distlaunch.training.checks.labels import label_errors_explained, with_rules
 from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
@@ -102,11 +103,16 @@ class Session:
             self._config = config = with_global_batch(config, self.train)
             self._report_shares()
         self._check_not_batched(None)
-        self._rows = self.train.first_rows(SAMPLE_ROWS)
+        rows = self.train.first_rows(SAMPLE_ROWS)
         for warning in random_warnings(config.data, self.train) if self.strategy.is_chief else ():
             emit(Notice(level="warning", message=warning))
         findings = Findings()
-        self.model = build_model(config, self.strategy, self._rows, findings, self._check_not_batched)
+        self.model = build_model(config, self.strategy, rows, findings, self._check_not_batched, self.train.first_rows)
+        self._rows = rows if findings.rows is None else findings.rows
+        splits = [self.train] if self.validation is None else [self.train, self.validation]
+        replicas = self.strategy.num_replicas if config.strategy.has_replicas else 1
+        sizes = [split.num_examples for split in splits]
+        check_fixed_batch(config, self.model, replicas, sizes, self.train.first_rows, findings.warnings.append)
         # now, while the layers still hold the losses that they have added
         self._can_be_tested = can_be_tested(self.model)
         self._heed(findings)
@@ -224,7 +230,7 @@ class Session:
         self.program.agree(Vote())
 
     def _write_exports(self, state: State, formats: Sequence[ExportFormat], step: int, *, checked: bool) -> None:
-        raw = self.train.first_rows(CHECKED_ROWS, raw=True)
+        raw = self.train.first_rows(fixed_batch(self.model) or CHECKED_ROWS, raw=True)
         rows = raw if self._preprocessing is None else self._preprocessing(raw)
         x = keras.utils.unpack_x_y_sample_weight(raw)[0]
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.strategies.replica.input import any_rows
@@ -87,6 +87,6 @@ def _recorded(optimizers: list[Any]) -> Iterator[list[tuple[Any, list[Any]]]]:
 def _not_built(optimizer: keras.optimizers.Optimizer, reason: Exception | None) -> ConfigError:
     message = f"the model's optimizer '{optimizer.name}' has no variables yet"
     if reason is not None:
-        first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        first = reason_of(reason)
         message += f", and its step cannot be tried to learn which it trains ({first})"
     return ConfigError(Problem(("model", "function"), f"{message}; call its build(variables) in the model's function"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, reason_of
 
 Arrays = dict[str, np.ndarray]
 Found = tuple[Arrays, str]
@@ -133,6 +133,6 @@ def _download(name: str) -> Found | None:
     try:
         (x_train, y_train), (x_test, y_test) = getattr(keras.datasets, name).load_data()
     except Exception as error:  # whatever the network does is one problem to the user
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise ConfigError(Problem(("data", "args", "source"), f"{name} cannot be downloaded: {reason}")) from None
     return {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}, "a download to Keras's cache"

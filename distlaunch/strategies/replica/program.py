@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.base.errors import ConfigError
+from distlaunch.base.errors import ConfigError, reason_of
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
@@ -150,7 +150,7 @@ class ReplicaProgram:
             raise
         # the step is the user's, and may raise anything on a part of a batch, which replicas may never have
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = reason_of(error)
             self.notes.append(
                 f"how the values of a step add up over replicas could not be tried ({reason}); its losses count as "
                 "means over rows, and metrics as sums"

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.base.errors import DistlaunchError
+from distlaunch.base.errors import DistlaunchError, reason_of
 from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
@@ -152,7 +152,7 @@ def _sample(model: Any, trained: Trained, with_preprocessing: tuple[str, ...]) -
     except Exception as error:
         if not has_own(model, "train_step"):
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         return Sample(rows, None, TOLERANCE), [_not_compared(f"it has a train_step, and no forward pass ({reason})")]
     kinds = {layer.compute_dtype for layer in layers_of(model) if getattr(layer, "compute_dtype", None)}
     tolerance = _TOLERANCE_OF_HALVES if kinds & {"float16", "bfloat16"} else TOLERANCE

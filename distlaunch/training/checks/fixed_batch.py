@@ -1,0 +1,85 @@
+"""Finds models that take one number of rows only, before a batch of another size ends the training."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+
+from distlaunch.base.errors import ConfigError, Problem, reason_of
+from distlaunch.config.run import RunConfig
+from distlaunch.strategies.patches.keras_dry_step import assignments_undone
+from distlaunch.strategies.patches.keras_private import layers_of
+from distlaunch.strategies.replica.input import first_row
+from distlaunch.strategies.sources import Batch
+from distlaunch.training.build import fixed_batch
+
+
+def check_fixed_batch(
+    config: RunConfig,
+    model: keras.Model,
+    replicas: int,
+    examples: Iterable[int | None],
+    first_rows: Callable[[int], Batch],
+    warn: Callable[[str], None],
+) -> None:
+    """Try a model whose inputs declare a number of rows with every other number that a replica will get.
+
+    Args:
+        replicas: that share a global batch.
+        examples: of each split; None if unknown.
+        first_rows: return so many examples.
+        warn: gets what may be wrong.
+
+    Raises:
+        ConfigError: the model does not take them, or keeps the state of rows that several replicas share.
+    """
+    declared = fixed_batch(model)
+    if declared is None:
+        return
+    stateful = next((layer for layer in layers_of(model) if getattr(layer, "stateful", False)), None)
+    if stateful is not None:
+        message = f"layer '{stateful.name}' (stateful=True) begins each batch with the state that it had after the last"
+        if replicas > 1:
+            why = f"each of {replicas} replicas would keep its own, and a checkpoint holds one"
+            raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
+        if config.strategy.kind == "parameter_server":
+            why = "workers, each of which gets other batches, would share one"
+            raise ConfigError(Problem(("strategy", "kind"), f"{message}; {why}; use kind: one_device"))
+        if not config.strategy.runs_tensorflow:
+            warn(f"{message}, but Keras drops that on JAX, and begins each with zeros; use kind: one_device")
+    batch = config.data.batch
+    lasts = {number % batch for number in examples if number} - {0}
+    for rows in sorted(_rows_of_replicas(batch, replicas) - {declared}, reverse=True):
+        if reason := _refusal(model, first_rows(rows)):
+            what = f"each of {replicas} replicas gets {rows} of them" if replicas > 1 else f"it would get {rows}"
+            message = f"the model takes {declared} rows at once, as its inputs declare, and {what} ({reason})"
+            hint = f"write global_batch: {declared * replicas}, or leave the number of rows out of its inputs"
+            raise ConfigError(Problem(("data", "global_batch"), f"{message}; {hint}"))
+    for last in sorted(lasts):
+        for rows in sorted(_rows_of_replicas(last, replicas) - {declared}, reverse=True):
+            if reason := _refusal(model, first_rows(rows)):
+                message = f"the model takes {declared} rows at once, as its inputs declare"
+                rest = f"the last batch of a pass has {last} ({reason})"
+                hint = f"give splits whose number of examples is a multiple of {batch}"
+                hint += ", or leave the number of rows out of its inputs"
+                raise ConfigError(Problem(("data", "global_batch"), f"{message}, and {rest}; {hint}"))
+
+
+def _rows_of_replicas(batch: int, replicas: int) -> set[int]:
+    """Return the numbers of rows that replicas get of a batch; one without rows gets a row as a stand-in."""
+    firsts = [first_row(batch, replica, replicas) for replica in range(replicas + 1)]
+    return {max(after - first, 1) for first, after in itertools.pairwise(firsts)}
+
+
+def _refusal(model: Any, rows: Batch) -> str:
+    """Return the reason for which a model cannot be called with these rows; empty if it can."""
+    with assignments_undone():
+        try:
+            model(keras.utils.unpack_x_y_sample_weight(rows)[0], training=False)
+        # whatever its layers raise
+        except Exception as error:
+            return reason_of(error)
+    return ""
