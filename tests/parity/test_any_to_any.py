@@ -42,6 +42,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 HERE = ("one_device", "mirrored", *(name for name in PLACES if name.startswith("dtensor ")))
 """Run in this process; the others need one of their own, or two."""
+SHORT = ("jax 2x2x2", "servers, split", "mirrored")
 CHAIN = ("one_device", "dtensor 4x2", "servers, split", "two workers", "jax 2x2x2", "mirrored")
 ALL_STEPS, STOP = 52, 1000
 
@@ -104,11 +105,12 @@ def alone(tmp_path_factory, virtual_devices) -> tuple[Steps, dict[str, np.ndarra
     return steps, final_state(run)
 
 
-def test_a_chain_through_every_kind(tmp_path: Path, alone) -> None:
-    """Every strategy, one run directory: each goes on within an epoch where the one before was stopped."""
+@pytest.mark.parametrize("chain", [SHORT, pytest.param(CHAIN, marks=pytest.mark.slow)], ids=["short", "whole"])
+def test_a_chain_of_strategies(tmp_path: Path, alone, chain: tuple[str, ...]) -> None:
+    """One run directory: each goes on within an epoch where the one before was stopped."""
     run, steps = tmp_path / "run", []
-    for number, place in enumerate(CHAIN):
-        stop_after = 5 if number < len(CHAIN) - 1 else STOP
+    for number, place in enumerate(chain):
+        stop_after = 5 if number < len(chain) - 1 else STOP
         (more,) = go_on(place, [run], stop_after, tmp_path / str(number))
         assert 0 < len(more) <= (6 if stop_after == 5 else ALL_STEPS)
         steps += more

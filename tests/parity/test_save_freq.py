@@ -31,7 +31,12 @@ def _weights(folder: Path) -> dict[str, list[np.ndarray]]:
 
 @pytest.mark.parametrize(
     ("strategy", "steps_per_call", "every", "stop_after"),
-    [("one_device", 64, 3, None), ("mirrored", 64, 5, None), ("one_device", "auto", 5, 7), ("one_device", 4, 4, 6)],
+    [
+        pytest.param("one_device", 64, 3, None, marks=pytest.mark.slow),
+        ("mirrored", 64, 5, None),
+        ("one_device", "auto", 5, 7),
+        pytest.param("one_device", 4, 4, 6, marks=pytest.mark.slow),
+    ],
 )
 def test_files_are_those_of_fit(
     tmp_path: Path, strategy: str, steps_per_call: Any, every: int, stop_after: Any

@@ -177,9 +177,9 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "where", "prompts"),
     [
-        ("rows", "map", 2),
+        pytest.param("rows", "map", 2, marks=pytest.mark.slow),
         pytest.param("pipeline", "map", 1, marks=pytest.mark.slow),
-        pytest.param("asking", "data", 1, marks=pytest.mark.slow),
+        ("asking", "data", 1),
         pytest.param("generated", "generator", 1, marks=pytest.mark.slow),
     ],
 )
@@ -202,6 +202,7 @@ def test_q_where_data_are_made_ends_the_run_as_interrupted(
     assert [event.status for event in events if isinstance(event, RunEnded)] == ["interrupted"]
 
 
+@pytest.mark.slow  # in CI the prompts of a custom step and of a model's
 def test_a_step_for_jax(project: Path) -> None:
     """It stays on JAX, with a mesh of one device."""
     options = (

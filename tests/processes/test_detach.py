@@ -226,7 +226,7 @@ def test_logs(shell: Shell) -> None:
     assert "--attempt: got 3; runs/job has 0" in shell("logs", "runs/job", "--attempt", "3")[2]
 
 
-@pytest.mark.parametrize("follow", [(), ("-f",)], ids=["now", "followed"])
+@pytest.mark.parametrize("follow", [pytest.param((), marks=pytest.mark.slow), ("-f",)], ids=["now", "followed"])
 def test_the_last_lines_of_logs_and_events(follow: tuple[str, ...], shell: Shell) -> None:
     shell("train", "job.yaml", "-q", "--set", "train.epochs=3")
     whole = shell("logs", "runs/job")[1].splitlines()

@@ -61,7 +61,7 @@ STRATEGIES = {
     "jax": "{kind: jax, mesh: {batch: 2}}",
 }
 # of these, test_sentiment.py, test_exit_hooks.py and the smoke tests export too
-ELSEWHERE = ("one_device", "mirrored", "dtensor", "servers")
+ELSEWHERE = ("one_device", "dtensor", "servers", "jax")
 SIGNATURE = "serve(item: float32[?,3], user: int32[?]) -> (kind: float32[?,2], rating: float32[?,1])"
 
 LOAD = """

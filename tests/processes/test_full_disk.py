@@ -122,6 +122,7 @@ def on_a_small_disk(folder: Path, *, last: int, workers: int = 1) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow  # in CI one that stays full
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_disk_that_is_full_for_a_while_fails_checkpoints_only(workers: int, tmp_path: Path) -> None:
     said = on_a_small_disk(tmp_path, last=28, workers=workers)

@@ -158,7 +158,10 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str,
 
 
 CASES = [
-    *((kind, ()) for kind in STRATEGIES),
+    *(
+        pytest.param(kind, (), marks=pytest.mark.slow if kind in ("multi_worker_mirrored", "dtensor") else ())
+        for kind in STRATEGIES
+    ),
     # test_sharing.py has streams, which are pipelines, in CI
     *(pytest.param(kind, PIPELINE, marks=pytest.mark.slow) for kind in ("multi_worker_mirrored", "jax")),
 ]
@@ -257,8 +260,10 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("parameter_server", "items in processes"), ("jax", "map"),
-    ("parameter_server", "map"), ("dtensor", "drawn"), ("parameter_server", "drawn"), ("jax", "drawn later"),
+    ("multi_worker_mirrored", "items"), ("jax", "map"), ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    ("jax", "drawn later"),
+    pytest.param("parameter_server", "items in processes", marks=pytest.mark.slow),
+    pytest.param("parameter_server", "map", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(kind: str, what: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment, words, expected, told = WRONG[what]

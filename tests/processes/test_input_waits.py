@@ -59,6 +59,7 @@ OTHERS = [
     ("{kind: dtensor, mesh: {batch: 1}}", "{}"),
     ("{kind: parameter_server}", "{workers: 1, ps: 1}"),
 ]
+ALL = [ONE, *(pytest.param(job, marks=pytest.mark.slow) for job in OTHERS)]
 
 
 def trained(folder: Path, job: tuple[str, str], function: str) -> tuple[str, list[StepsTimed]]:
@@ -73,7 +74,7 @@ def trained(folder: Path, job: tuple[str, str], function: str) -> tuple[str, lis
     return output, list(timed.values())
 
 
-@pytest.mark.parametrize("job", [ONE, *OTHERS], ids=lambda job: job[0].partition(",")[0].strip("{}"))
+@pytest.mark.parametrize("job", ALL, ids=lambda job: job[0].partition(",")[0].strip("{}"))
 def test_a_map_that_waits_is_what_training_waits_for(job: tuple[str, str], tmp_path: Path) -> None:
     output, timed = trained(tmp_path, job, "wait")
     slowest = max(timed, key=lambda each: each.input_s / each.seconds)

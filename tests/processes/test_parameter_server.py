@@ -146,6 +146,7 @@ def test_one_worker_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> N
             np.testing.assert_array_equal(written[f"{group}_{index}"], value)
 
 
+@pytest.mark.slow  # in CI test_parameter_server.py of the parity tests has both
 def test_both_hostings_give_the_same_report(tmp_path: Path) -> None:
     """One worker, so that the numbers are the same too."""
     reports = {}

@@ -249,7 +249,7 @@ def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str
     assert [event.failed_task for event in runner.events(TaskFailed)] == ["worker:1"]
 
 
-@pytest.mark.parametrize("restarts", ["0", "1"])
+@pytest.mark.parametrize("restarts", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_a_script_that_has_raised_and_does_not_end_is_named(runner: Runner, restarts: str) -> None:
     """As JAX, whose exit waits for the other processes."""
     text = "import atexit\nif TASK == 'worker:1' and not ATTEMPT:\n    atexit.register(hang)\n"

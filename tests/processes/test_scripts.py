@@ -137,6 +137,7 @@ def test_what_the_cluster_script_does_not_understand(machine: Machine, words: li
     assert "usage: hand_started_cluster.sh INDEX HOST:PORT" in err
 
 
+@pytest.mark.slow  # in CI the same job with a config that fails
 def test_the_ci_job(machine: Machine) -> None:
     """One config; below, with `distlaunch` replaced, there are several."""
     code, out, err = machine(SCRIPTS / "ci_smoke.sh", CONFIGS / "mnist_mlp.yaml", ARTIFACTS="logs")
@@ -170,6 +171,7 @@ def test_the_ci_job_fails_with_one_config_and_tries_all(machine: Machine) -> Non
     assert (machine.directory / "ci-smoke/good-2/train.log").read_text() == "train other/good.yaml\n"
 
 
+@pytest.mark.slow  # in CI a mesh in a notebook, below
 def test_the_notebook(machine: Machine) -> None:
     code, out, err = machine(sys.executable, SCRIPTS / "notebook_run.py")
     assert code == 0, err

@@ -133,7 +133,8 @@ def assert_equal(mine: list[dict[str, float]], theirs: list[dict[str, float]]) -
 ONE_IN_CI = [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "multi_worker_mirrored")) for kind in TWO]
 
 
-@pytest.mark.parametrize("kind", ONE_IN_CI)
+@pytest.mark.slow  # in CI the function shares its data out, below, and test_input.py reads streams
+@pytest.mark.parametrize("kind", TWO)
 def test_streams_of_two_workers(kind: str, project: Path, one_device: list[dict[str, float]]) -> None:
     """Streams of different lengths, dropout, augmentation: the numbers of one device, and each example is read once."""
     code, out, err = run("train", "mine.yaml", *overrides(TWO[kind]), cwd=project)

@@ -219,6 +219,7 @@ def test_too_few_slots_start_nothing(tmp_path: Path, environ: dict[str, str]) ->
     assert not (tmp_path / "runs" / "tiny").exists()
 
 
+@pytest.mark.slow  # in CI a job that goes on with fewer workers
 def test_a_span_begins_with_as_many_workers_as_there_is_room_for(tmp_path: Path, environ: dict[str, str]) -> None:
     config = str(_config(tmp_path, hosts=["only"]))
     done = _run(environ, "train", config, "--set", "cluster.workers={min: 1, max: 3}")

@@ -229,7 +229,7 @@ def each_checkpoint_is_told_once_and_epochs_count_from_0(events: list[Event]) ->
 # other tests run the rest, or a config beside them that differs in one line or in the format of its files
 # (tests/unit/test_files_tfrecord.py, test_files_text.py, test_files_images.py)
 ELSEWHERE = (
-    "sentiment", "sentiment_spatial_parallel", "linear_regression",
+    "sentiment", "sentiment_spatial_parallel", "sentiment_model_parallel", "linear_regression",
     "transformer_dtensor", "transformer_jax", "convnet", "convnet_jax", "recommender",
     "fashion_mnist_custom_loop", "fashion_mnist_one_device", "fashion_mnist_servers", "mnist_mlp", "mnist_mlp_jax",
     "fashion_mnist", "files_images", "files_records", "files_table", "linear_regression_servers", "mnist_mlp_dtensor",

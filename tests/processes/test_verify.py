@@ -182,9 +182,8 @@ CUSTOM = "train.loop=custom"
 
 
 # without mixed precision, test_verify_models.py has a model that is equal
-@pytest.mark.parametrize(
-    ("model", "precision"), [("mlp", "mixed_float16"), pytest.param("residual", "null", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # in CI test_verify_models.py and the parity tests
+@pytest.mark.parametrize(("model", "precision"), [("mlp", "mixed_float16"), ("residual", "null")])
 def test_equal_on_mirrored_and_dtensor(model: str, precision: str, project: Path) -> None:
     """Mixed precision is compared as float32."""
     code, rows = verify(project, f"model.function=mine.py:{model}", f"precision={precision}", kinds="mirrored,dtensor")
@@ -193,6 +192,7 @@ def test_equal_on_mirrored_and_dtensor(model: str, precision: str, project: Path
     assert all(0 < row["weights"] < 1e-5 and row["gradients"] < 1e-5 and row["loss"] < 1e-5 for row in rows.values())
 
 
+@pytest.mark.slow  # in CI a mean over the local batch
 def test_batch_norm_of_replicas_is_caught_and_named(project: Path) -> None:
     code, rows = verify(project, "model.function=mine.py:residual", "model.args.synchronized=false")
     assert code == 1

@@ -60,8 +60,8 @@ validation: null
     "words",
     [
         ("strategy={kind: mirrored, replicas: 2}",),
-        ("strategy={kind: jax, mesh: {batch: 2}}",),
-        ("strategy={kind: parameter_server}", "cluster={workers: 1, ps: 1}"),
+        pytest.param(("strategy={kind: jax, mesh: {batch: 2}}",), marks=pytest.mark.slow),
+        pytest.param(("strategy={kind: parameter_server}", "cluster={workers: 1, ps: 1}"), marks=pytest.mark.slow),
     ],
     ids=["mirrored", "jax", "parameter_server"],
 )

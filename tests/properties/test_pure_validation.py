@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.base.events import EpochEnded, Event
@@ -146,11 +146,8 @@ EVERYTHING: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("virtual_devices")
-@settings(max_examples=1)
-@given(runs())
-@example(EVERYTHING)
-def test_in_one_process(raw: dict[str, Any]) -> None:
-    check(raw)
+def test_in_one_process() -> None:
+    check(EVERYTHING)
 
 
 @pytest.mark.slow

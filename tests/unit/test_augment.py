@@ -87,7 +87,10 @@ def read(source: Any, batches: int | None = None) -> list[tuple[float, ...]]:
     return rows
 
 
-@pytest.mark.parametrize("tier", TIERS)
+DEAR = ("pipeline of unknown length", "streams")
+
+
+@pytest.mark.parametrize("tier", [pytest.param(tier, marks=[pytest.mark.slow] * (tier in DEAR)) for tier in TIERS])
 def test_only_training_is_augmented(tier: str) -> None:
     """After `map`, by the same draw for the same epoch and example, also where a resumed run begins."""
     split = make_split(TIERS[tier](), config(class_weight={0: 2.0}), seed=3, training=True)
@@ -164,7 +167,7 @@ def test_an_augmentation_may_do_without_a_seed() -> None:
     assert read(split.training_source(0, 0, ends_visible=False), 1) == [(x + 1, -x) for x in range(4)]
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_training_is_that_of_fit_on_augmented_data(replicas: int) -> None:
     """Losses, validation and weights; Keras gets what `augment` makes of each epoch's examples."""
     x = np.random.default_rng(1).normal(size=(ROWS, 5)).astype("float32")
