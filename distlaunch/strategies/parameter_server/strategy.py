@@ -31,6 +31,7 @@ from distlaunch.strategies.parameter_server.partition import (
     whole_path,
 )
 from distlaunch.strategies.parameter_server.program import CoordinatorProgram
+from distlaunch.strategies.patches import tensorflow_tables
 from distlaunch.strategies.patches.keras_branches import BRANCHES
 from distlaunch.strategies.patches.keras_slots import make_slots_in
 from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights
@@ -54,6 +55,7 @@ class ParameterServer(StrategyDefaults):
         resolver = _resolver(cluster)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver)
         schedule_traced_graphs(self._strategy)
+        tensorflow_tables.install()
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         servers = resolver.cluster_spec()
         self._num_workers: int = servers.num_tasks("worker")
