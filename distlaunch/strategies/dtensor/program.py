@@ -23,6 +23,7 @@ from tensorflow.experimental import dtensor
 
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import kind_of
+from distlaunch.strategies.dtensor.captures import MeshFunction
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
 from distlaunch.strategies.dtensor.variable import MeshVariable
@@ -95,8 +96,8 @@ class DTensorProgram:
         self._steps_in_epoch = 0
         self._batches: Iterator[Batch | None] | None = None
         self._ends = False
-        self._train_call = tf.function(self._train, autograph=False, reduce_retracing=False)
-        self._test_call = tf.function(self._test, autograph=False, reduce_retracing=False)
+        self._train_call = MeshFunction(self._train, mesh)
+        self._test_call = MeshFunction(self._test, mesh)
 
     # steps
 
@@ -154,7 +155,7 @@ class DTensorProgram:
         return self._test_logs(own)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        call, batches = tf.function(self._predict, autograph=False, reduce_retracing=False), []
+        call, batches = MeshFunction(self._predict, self._mesh), []
         for batch in self._feed.batches(source):
             if self._is_over(batch is None, source, len(batches)):
                 break
