@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,8 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
     data = tuple(data) if isinstance(data, (tuple, list)) else data
     given = tf.nest.flatten(data)
     arrays = [np.asarray(leaf) for leaf in given]
-    if any(array.ndim == 0 for array in arrays):
-        message = "got single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
-        raise ConfigError(Problem(_KEY, message))
+    if (single := next((leaf for leaf, array in zip(given, arrays, strict=True) if array.ndim == 0), _KEY)) is not _KEY:
+        raise ConfigError(Problem(_KEY, f"got {_single(single)}"))
     if len({len(array) for array in arrays}) != 1:
         shapes = [array.shape for array in arrays]
         raise ConfigError(Problem(_KEY, f"the arrays differ in length: their shapes are {shapes}"))
@@ -36,6 +36,17 @@ def as_tensors(data: Any, limit: int | None) -> tuple[Any, int]:
     with tf.device("CPU:0"):
         tensors = [_tensor(leaf, array, number) for leaf, array in zip(given, arrays, strict=True)]
     return tf.nest.pack_sequence_as(data, tensors), number
+
+
+def _single(leaf: Any) -> str:
+    """What a value without rows is, and what to write instead."""
+    if isinstance(leaf, Iterator):
+        name = "a Python generator" if isinstance(leaf, Generator) else f"an iterator ({type(leaf).__name__})"
+        hint = "tf.data.Dataset.from_generator(function, output_signature=...), or a class with __len__ and __getitem__"
+        return f"{name}, which can be read only once, and not from where a resumed run goes on; give {hint}"
+    if isinstance(leaf, (int, float, complex, str, bytes, bool, np.generic)):
+        return "single values, as Python lists have; expected arrays with an example in each row: np.array(...)"
+    return f"{type(leaf).__name__}; expected arrays with rows, a tf.data.Dataset, or examples by number"
 
 
 def _tensor(leaf: Any, array: np.ndarray, number: int) -> tf.Tensor:

@@ -93,10 +93,27 @@ def data_errors_raised() -> Iterator[None]:
             named = [failure for failure in _first if str(failure) in error.message]
             failure = next(iter(named or _first), None)
             _first.clear()
-        failure = failure or _found()
+        failure = failure or _found() or _of_pipeline(error.message)
         if failure is None:
             raise
         raise failure from failure.__cause__
+
+
+def _of_pipeline(message: str) -> Exception | None:
+    """The DataError for what tf.data says about a pipeline that cannot make batches, or write the file of `cache`."""
+    if found := re.search(r"cache lockfile already exists \('(.+)_\d+\.lockfile'\)", message):
+        cause = "another task or run writes it, or one that was killed has left its lockfile"
+        hint = "keep it in memory with .cache(), or give each task a file of its own, whose name ends with "
+        hint += "distlaunch.task().index; where nothing writes it any more, delete the lockfile"
+        return DataError(f"data: the pipeline caches in the file '{found[1]}', but {cause}; {hint}")
+    shapes = r"Cannot batch tensors with different shapes in component (\d+)\. First element had shape (\[.*?\]) and "
+    if found := re.search(shapes + r"element (\d+) had shape (\[.*?\])", message):
+        what = f"value {found[1]} of an example has shape {found[2]}, and that of another in the batch {found[4]}"
+        hint = "pad them to batches in the pipeline with .padded_batch(...), and write `batched: true`"
+        return DataError(f"data: {what}; {hint}")
+    if found := re.search(r"(\S+)_\d+\.lockfile; No such file or directory", message):
+        return DataError(f"data: the pipeline caches in the file '{found[1]}', whose folder does not exist; make it")
+    return None
 
 
 def explained(what: str, error: Exception) -> Exception:

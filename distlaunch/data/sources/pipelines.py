@@ -168,8 +168,18 @@ class Pipeline:
         places = (tf.zeros_like(number), number - 1)
         if self._map is None:
             return [slice_rows(rows, at, at + 1) for at in places], number
-        spec = self._dataset.element_spec
+        spec = self._example_spec
         return [tf.data.experimental.from_variant(rows[0][at], spec).get_single_element() for at in places], number
+
+    @property
+    def _example_spec(self) -> Any:
+        """Of one example as a function gets it: a row of a ragged tensor is a plain tensor of any length."""
+
+        def plain(leaf: Any) -> Any:
+            is_row = isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank == 0
+            return tf.TensorSpec(leaf.shape, leaf.dtype) if is_row else leaf
+
+        return tf.nest.map_structure(plain, self._dataset.element_spec)
 
     def _as_rows(self, examples: tf.data.Dataset, number_of_pass: tf.Tensor) -> tf.data.Dataset:
         """Each example as the row of a row source: for a map, itself behind one tensor, its pass and its number."""
@@ -190,7 +200,7 @@ class Pipeline:
         Args:
             find: the first of them that fails, in any stream.
         """
-        spec = self._dataset.element_spec
+        spec = self._example_spec
         if self._map is None:
             return rows
         rows = rows[0], noted(rows[1], find)
@@ -222,6 +232,9 @@ class Pipeline:
             return self._dataset.take(1).map(packed(lambda batch: slice_rows(batch, 0, number)))
         if not self.head:
             return self._dataset.take(0)
+        if any(isinstance(leaf, tf.RaggedTensorSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
+            # one example may be a plain tensor, and two of them tensors of different lengths
+            return self._as_rows(self._dataset.take(number), _ZERO).batch(number)
         first, *others = (tf.data.Dataset.from_tensors(example) for example in self.head[:number])
         for other in others:
             first = first.concatenate(other)
