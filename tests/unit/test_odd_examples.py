@@ -52,7 +52,7 @@ def test_ragged_examples_make_the_batches_of_tf_data() -> None:
 
 
 def test_a_map_gets_plain_rows_of_ragged_examples_and_may_pad_them() -> None:
-    x, y = split(ragged(), map=f"{__name__}:padded").first_rows(8)
+    x, _ = split(ragged(), map=f"{__name__}:padded").first_rows(8)
     assert x.shape == (8, 9)
     assert x.numpy().sum(1).tolist() == [length * (length - 1) // 2 for length in LENGTHS]
     with pytest.raises(DataError, match="value 0 of an example has shape"), data_errors_raised():
