@@ -17,6 +17,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import count
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
+from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
@@ -70,6 +71,7 @@ class LocalAllocation:
         inherited = {name: value for name, value in self.environ.items() if name not in REMOVED_ENV}
         # the user's own OMP_NUM_THREADS and the like win
         env = {**pool_sizes(self.num_computing), **inherited, **task.env}
+        env |= direct_paths(env)
         files = task.files
         logs = files.stdout_log, files.stderr_log
         return TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)

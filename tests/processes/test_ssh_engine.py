@@ -97,6 +97,20 @@ pathlib.Path(os.environ["DISTLAUNCH_RUN_DIR"], task).touch()
 """
 
 
+def test_proxies_of_a_host_do_not_stand_between_tasks(tmp_path: Path, environ: dict[str, str]) -> None:
+    """Profiles of clusters set them: the agent's environment has them, and the controller's has not."""
+    program = tmp_path / "bin" / "ssh"
+    program.write_text(program.read_text().replace("#!/bin/sh", "#!/bin/sh\nexport https_proxy=http://proxy:1"))
+    (tmp_path / "job.py").write_text("import os; print('direct:', os.environ['no_grpc_proxy'])")
+    words = ("--workers", "2", "--runs-dir", str(tmp_path / "runs"), str(tmp_path / "job.py"))
+    done = _run(environ, "run", "--hosts", "first, second", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cluster = json.loads(RunDir(tmp_path / "runs" / "job").plan.read_text())["cluster"]["worker"]
+    hosts = ["localhost", "127.0.0.1", "::1", *(address.rpartition(":")[0].strip("[]") for address in cluster)]
+    direct = ",".join(dict.fromkeys(hosts))
+    assert done.stdout.count(f"direct: {direct}\n") == 2, done.stdout
+
+
 def test_a_script_runs_on_hosts_and_again_after_a_failure(tmp_path: Path, environ: dict[str, str]) -> None:
     script = tmp_path / "job.py"
     script.write_text(_SCRIPT)

@@ -19,6 +19,7 @@ from distlaunch.agent.threads import pool_sizes
 from distlaunch.base.errors import UsageError
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25
 _TAIL_S = 10.0
@@ -74,6 +75,7 @@ class HostAttempt:
         if not isinstance(argv, list) or not isinstance(env, dict) or not argv:
             raise FrameError(f"start: {name}: expected a command and an environment")
         environ = {**self._environ, **{str(key): str(value) for key, value in env.items()}}
+        environ |= direct_paths(environ)
         spec = TaskSpec(name, tuple(map(str, argv)), environ, files.stdout_log, files.stderr_log, files.heartbeat,
                         _preload(preload), self._cores.of(name, environ))  # fmt: skip
         self._started.add(name)

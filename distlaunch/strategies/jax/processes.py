@@ -53,6 +53,8 @@ def connect(start_timeout_s: float) -> Peers:
     # its handler for SIGTERM would stand in the way of ours
     jax.config.update("jax_enable_preemption_service", False)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # the launcher lets no proxy stand between tasks: see `cluster.proxies`
+    jax.config.update("jax_check_proxy_envs", False)
     host, _, port = addresses[0].rpartition(":")
     try:
         jax.distributed.initialize(

@@ -17,6 +17,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.ports import pick_ports
+from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.parameter_server import ParameterServer as ParameterServerConfig
@@ -164,6 +165,7 @@ def _in_process_cluster(cluster: Cluster) -> Any:
     """Servers for all workers and ps in this process."""
     key = (cluster.num_workers, cluster.ps)
     if key not in _in_process:
+        os.environ.update(direct_paths(os.environ))  # in a notebook no launcher has done so
         held = pick_ports(sum(key))
         numbers = held.numbers
         held.release()  # TensorFlow binds the ports itself
