@@ -16,7 +16,7 @@ from pathlib import Path
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.warm_starts import WarmStarts
-from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
+from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE, UNBUFFERED
 from distlaunch.plan.preload import READ_LATE
 from tests.conftest import is_cold
 
@@ -80,7 +80,7 @@ def run_modules(
         for index, own in enumerate(late):
             assert set(own) <= set(_LATE), own
             logs = folder / f"{index}.out", folder / f"{index}.err", folder / "heartbeat"
-            argv, what = (sys.executable, "-m", module, *arguments), None if is_cold() else preload(backend)
+            argv, what = (sys.executable, *SAFE_MODULE, module, *arguments), None if is_cold() else preload(backend)
             tasks.append(host.start(TaskSpec(str(index), argv, environment(**own), *logs, what)))
         until = time.monotonic() + deadline_s
         while any(task.poll() is None for task in tasks):

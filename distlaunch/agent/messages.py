@@ -56,7 +56,7 @@ class TaskSpec(NamedTuple):
     """What a host must know to start a task.
 
     Attributes:
-        argv: the command; only an interpreter, `-m`, a module and its arguments can make use of a preload.
+        argv: the command; only an interpreter, `-P -m`, a module and its arguments can make use of a preload.
         env: the whole environment.
         heartbeat: the file that the task writes its signs of life to.
         preload: None: the task gets a fresh process.

@@ -1,4 +1,4 @@
-"""`python -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports for tasks, and forks them.
+"""`python -P -m distlaunch.agent.warm_process FD MODULE [ARGUMENT ...] PADDING`: imports for tasks, and forks them.
 
 Standard library only, one thread, and no signal handlers: whatever is here, every task inherits. MODULE's
 `main(arguments)` imports; it returns why the process must not be forked after that, or an empty text. On the socket FD
@@ -147,8 +147,6 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"], **{request["lifeline"]: str(lifeline)})
     os.chdir(request["cwd"])
-    if not sys.flags.safe_path:  # else no folder of the user's is there
-        sys.path[0] = request["cwd"]
     import tempfile  # here: agents, which import this module for its constants, do without
 
     # found anew: it follows TMPDIR, which may be another one in the task
@@ -157,8 +155,8 @@ def _become(request: dict[str, Any], fds: list[int]) -> None:
     _show_as(argv)
     sys.orig_argv[:] = argv
     # `runpy` puts the module's file in the first place
-    sys.argv = argv[2:]
-    runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
+    sys.argv = argv[3:]
+    runpy.run_module(argv[3], run_name="__main__", alter_sys=True)
 
 
 def _opened_anew(stream: Any) -> io.TextIOWrapper:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_process import LENGTH, PADDING
-from distlaunch.base.protocol import LIFELINE_FD
+from distlaunch.base.protocol import LIFELINE_FD, SAFE_MODULE
 
 _FORK_S = 15.0  # for an answer; a fork takes hundredths of a second
 _END_S = 2.0  # for the process to end at its end of file
@@ -54,7 +54,7 @@ class WarmProcess:
         words = [str(theirs.fileno()), preload.module, *preload.arguments, PADDING]
         with theirs:
             process = subprocess.Popen(
-                [interpreter, "-m", "distlaunch.agent.warm_process", *words],
+                [interpreter, *SAFE_MODULE, "distlaunch.agent.warm_process", *words],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -179,8 +179,8 @@ class WarmStarts:
 
     def process_for(self, spec: TaskSpec) -> WarmProcess | None:
         """What a task can be forked from, perhaps still importing; None: it is to be started as a fresh process."""
-        # only what runs as a module is known to begin with these imports
-        if spec.preload is None or spec.argv[1:2] != ("-m",) or sys.platform != "linux":
+        # only what runs as a module of ours is known to begin with these imports
+        if spec.preload is None or tuple(spec.argv[1:3]) != SAFE_MODULE or sys.platform != "linux":
             return None
         kind = _Kind.of(spec.argv[0], spec.preload, spec.env)
         process = self._processes.get(kind)

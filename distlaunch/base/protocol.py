@@ -8,8 +8,12 @@ LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""
 
-SCRIPT_ENTRY = "from distlaunch.tasks.script import main; main()"
-"""Code that runs a script as a task. Not `python -m`, whose `runpy` takes 3 ms to import."""
+SAFE_MODULE = ("-P", "-m")
+"""How Python runs a module of ours: no folder of the user's is on the path, whose `random.py` would be Python's."""
+
+SCRIPT_ENTRY = "import sys; sys.flags.safe_path or sys.path.pop(0); from distlaunch.tasks.script import main; main()"
+"""Code that runs a script as a task. Not `python -m`, whose `runpy` takes 3 ms to import; not `-P`, which the script
+would see. Python itself puts the current directory first for `-c`."""
 
 ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH_TASK"
 """What `distlaunch run` gives scripts: how often the job was started before, the run's directory, `worker:1`."""

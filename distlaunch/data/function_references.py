@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.user_modules import add_package_of, hidden_by, import_users
 
 Key = tuple[str | int, ...]
 
@@ -26,6 +26,8 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
     module_name, _, name = reference.rpartition(":")
     module = _load_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
     function = getattr(module, name, None)
+    if not callable(function) and (hidden := hidden_by(module_name)) is not None:
+        raise ConfigError(Problem(key, hidden_module(module_name, name, *hidden)))
     if not callable(function):
         raise ConfigError(Problem(key, f"got '{reference}', but {module_name} has no function '{name}'"))
     return function
@@ -47,6 +49,14 @@ def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
     return function(*given, **args)
 
 
+def hidden_module(module: str, name: str, file: Path, loaded: str) -> str:
+    """Return the message about a module of the user's whose name a library has taken."""
+    return (
+        f"got '{module}:{name}', but {module} is {loaded}, which is loaded already; "
+        f"rename {file}, or write '{file}:{name}'"
+    )
+
+
 def imported_files() -> dict[str, str]:
     """The names under which files of the user's have been imported, and the files: objects from them say the names."""
     named = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
@@ -55,7 +65,7 @@ def imported_files() -> dict[str, str]:
 
 def _import(name: str, key: Key) -> Any:
     try:
-        return importlib.import_module(name)
+        return import_users(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise ConfigError(Problem(key, f"no module named '{error.name}'; it is looked for in sys.path")) from None
@@ -74,6 +84,6 @@ def _load_file(path: Path, key: Key) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))  # the file may import its neighbours
+    add_package_of(path)
     spec.loader.exec_module(module)
     return module

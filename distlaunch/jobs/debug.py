@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from distlaunch.base.errors import UsageError
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.plan.train import REMOVED_ENV
 
 
@@ -22,4 +23,4 @@ def become_debugger(target: str, overrides: Sequence[str], name: str | None, env
     words += ["--name", name] if name is not None else []
     kept = {key: value for key, value in environ.items() if key not in REMOVED_ENV}
     # the same process: it keeps the terminal's foreground group, and so its input and Ctrl-C
-    os.execve(sys.executable, [sys.executable, "-m", "distlaunch.tasks.debug", *words, "--", target], kept)
+    os.execve(sys.executable, [sys.executable, *SAFE_MODULE, "distlaunch.tasks.debug", *words, "--", target], kept)

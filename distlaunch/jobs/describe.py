@@ -11,6 +11,7 @@ from typing import Any
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.helper_process import ANSWER, run_helper
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.cluster.devices import VISIBLE, find_gpus
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
@@ -52,7 +53,7 @@ def _run_description(what: str, config: RunConfig, locate: Locate, failure: str)
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
         gpus = str(len(find_gpus(os.environ)))
-        argv = [sys.executable, "-m", "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
+        argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
         kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
         try:
             answer = run_helper(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)

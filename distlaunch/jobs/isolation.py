@@ -8,6 +8,7 @@ import sys
 
 from distlaunch.agent.remote.host_facts import is_loopback
 from distlaunch.base.errors import UsageError
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.engines.base import Engine
 from distlaunch.engines.local import LOCAL
 
@@ -27,7 +28,9 @@ def isolate(engine: Engine) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     # another program: the kernel gives a namespace of users only to a process without other threads
-    os.execv(sys.executable, [sys.executable, "-m", "distlaunch.agent.isolate", sys.executable, *sys.orig_argv[1:]])
+    os.execv(
+        sys.executable, [sys.executable, *SAFE_MODULE, "distlaunch.agent.isolate", sys.executable, *sys.orig_argv[1:]]
+    )
 
 
 def _has_network() -> bool:

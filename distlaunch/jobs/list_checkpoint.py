@@ -8,6 +8,7 @@ from typing import Any
 
 from distlaunch.base.errors import CheckpointError, UsageError
 from distlaunch.base.helper_process import ANSWER, run_helper
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.runs.paths import shown
@@ -45,7 +46,7 @@ def list_checkpoint(run: RunDir, checkpoint: int | BestName | None, environ: Map
     if checkpoint is not None:
         check_kept(run, checkpoint)
     which = "newest" if checkpoint is None else str(checkpoint)
-    argv = [sys.executable, "-m", "distlaunch.tasks.list_checkpoint", str(run.checkpoints), which, ANSWER]
+    argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.list_checkpoint", str(run.checkpoints), which, ANSWER]
     answer = run_helper(argv, {name: value for name, value in environ.items() if name not in REMOVED_ENV})
     if answer.value is None:
         raise CheckpointError(f"the process that reads the checkpoint {answer.how_it_ended}{answer.last_lines(5)}")

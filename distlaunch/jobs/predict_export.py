@@ -13,6 +13,7 @@ from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import DistlaunchError, UsageError
 from distlaunch.base.events import Predicted
 from distlaunch.base.helper_process import ANSWER, Answer, run_helper
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.run_dir import RunDir, checkpoint_name
 from distlaunch.plan.train import REMOVED_ENV
 
@@ -111,7 +112,7 @@ def _check_input(path: Path) -> None:
 
 def _run(arguments: list[str], export: Path, environ: Mapping[str, str]) -> dict[str, list[int]]:
     kept = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
-    argv = [sys.executable, "-m", "distlaunch.tasks.predict_export", *arguments, "--answer", ANSWER]
+    argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.predict_export", *arguments, "--answer", ANSWER]
     # predictions may go to standard output
     answer = run_helper(argv, kept, shows_output=True)
     if answer.value is None:

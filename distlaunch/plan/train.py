@@ -12,7 +12,7 @@ from typing import Any, Literal
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.protocol import RUN_MODES, UNBUFFERED
+from distlaunch.base.protocol import RUN_MODES, SAFE_MODULE, UNBUFFERED
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
@@ -129,7 +129,7 @@ def worker_argv(
 ) -> tuple[str, ...]:
     """The command that runs one task; `python` as of `Place`."""
     arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
-    return (python or sys.executable, "-m", "distlaunch.tasks.worker", *arguments)
+    return (python or sys.executable, *SAFE_MODULE, "distlaunch.tasks.worker", *arguments)
 
 
 def processes(config: RunConfig) -> dict[str, int]:

@@ -129,12 +129,14 @@ def _user_module(parcel: Mapping[str, Any]) -> Any:
     """The module of the model's function; with it the user's paths come in."""
     # now and not earlier: until here nothing of the user's could hide a library
     sys.path[:] = [*parcel["sys_path"], *(entry for entry in sys.path if entry not in parcel["sys_path"])]
+    user_modules = _load("_user_modules", Path(__file__).parents[1] / "base" / "user_modules.py")
+    for folder in parcel["folders"]:
+        user_modules.add_folder(folder)
     source = parcel["function"].rpartition(":")[0]
     if not source.endswith(".py"):
-        return importlib.import_module(source)
+        return user_modules.import_users(source)
     path = Path(source)
-    if path.stem not in sys.modules:
-        sys.path.insert(0, str(path.parent))
+    user_modules.add_package_of(path)
     return _load(path.stem, path)
 
 

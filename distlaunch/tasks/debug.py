@@ -21,6 +21,7 @@ from typing import Any
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
@@ -70,6 +71,7 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
         print(f"warning: {warning}", flush=True)
     config = for_debugging(config)
     choose_backend(config.strategy.backend)
+    add_folder(os.getcwd())
     _run_eagerly(tensorflow=config.strategy.runs_tensorflow)
     run = RunDir.claim(config.runs_dir, f"{name}-debug")
     print(f"debugging {run.path}: one device, without graphs and without export", flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 
 from distlaunch.base.errors import ConfigError, ExitCode
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
@@ -43,6 +45,7 @@ def _describe(
     try:
         config = load_resolved(path)
         choose_backend(config.strategy.backend)
+        add_folder(os.getcwd())
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             return ExitCode.DONE, describe(config, RunDir(folder))
     except ConfigError as error:

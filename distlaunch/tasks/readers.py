@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from distlaunch.base.user_lines import user_line
+from distlaunch.base.user_modules import add_folder
 from distlaunch.data.examples.python_values import as_arrays
 from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
 from distlaunch.tasks.no_terminal import refuse_input
@@ -61,6 +62,8 @@ def main() -> None:
 
 def _taken(setup: Setup) -> Any:
     sys.path[:] = setup.path
+    for folder in setup.folders:
+        add_folder(folder)
     sys.meta_path.append(_Files(setup.files))
     try:
         return pickle.loads(setup.items)

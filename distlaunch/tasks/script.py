@@ -27,6 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
+_PATH = list(sys.path)
+"""Without the folder of the script."""
 _Program = tuple[types.CodeType, types.ModuleType]
 
 
@@ -100,9 +102,9 @@ def _escaped(code: int) -> str:
 
 def _load_script(path: str) -> _Program:
     """As `python PATH`."""
-    # with -P or PYTHONSAFEPATH Python puts no folder first
+    # with PYTHONSAFEPATH Python puts no folder first
     if not sys.flags.safe_path:
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     absolute = os.path.abspath(path)
     with io.open_code(absolute) as file:
         code = compile(file.read(), absolute, "exec", dont_inherit=True)
@@ -115,7 +117,7 @@ def _load_module(name: str) -> _Program:
     import importlib.util
 
     if not sys.flags.safe_path:
-        sys.path[0] = os.getcwd()
+        sys.path.insert(0, os.getcwd())
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = importlib.util.find_spec(f"{name}.__main__")
@@ -138,6 +140,8 @@ def _main_module(path: str | None, loader: object, spec: ModuleSpec | None) -> t
 
 def _end_with(error: BaseException, folder: str) -> None:
     """Tells the launcher and the log of an exception, and ends as Python does after one."""
+    # the script's folder may hold files with the names of modules that are imported here
+    theirs, sys.path[:] = list(sys.path), _PATH
     from pathlib import Path
 
     from distlaunch.base.run_files.task_dir import TaskDir
@@ -145,6 +149,7 @@ def _end_with(error: BaseException, folder: str) -> None:
 
     error.__traceback__ = _without_own_frames(error.__traceback__)
     write_exception(TaskDir(Path(folder)), error)
+    sys.path[:] = theirs
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         import signal

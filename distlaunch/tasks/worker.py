@@ -27,6 +27,7 @@ from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
 from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
+from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
@@ -143,6 +144,8 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
 
     end_process.skip_earlier_hooks()
     keep_in_memory()
+    # after the frameworks: an optional package that they look for must not be a file of the user's
+    add_folder(os.getcwd())
 
 
 def _emitter(writer: EventWriter) -> Callable[[Event], None]:

@@ -16,6 +16,7 @@ import yaml
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Lifeline
 from distlaunch.agent.warm_starts import WarmProcess
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.config.strategies import MODELS
 from tests.processes.warm_launcher import Forked
 
@@ -69,8 +70,9 @@ class ForkedHelpers:
 
 def _backend(command: Sequence[str]) -> str | None:
     """What a helper imports; None: it must be fresh."""
-    _, option, module, *words = command
-    if option != "-m" or module not in (DESCRIBE, PREDICT):
+    _, *options, module = command[:4]
+    words = command[4:]
+    if tuple(options) != SAFE_MODULE or module not in (DESCRIBE, PREDICT):
         return None
     if module == PREDICT:
         return "tensorflow"

@@ -20,6 +20,7 @@ from distlaunch.agent.host import HostTask, HostTasks
 from distlaunch.agent.messages import Exit, Order, Preload, TaskSpec
 from distlaunch.agent.warm_process import LENGTH, PADDING
 from distlaunch.agent.warm_starts import WarmStarts
+from distlaunch.base.protocol import SAFE_MODULE
 
 PRELOAD = """
 import os, pathlib, random, threading
@@ -91,7 +92,7 @@ class Lines(list[tuple[str, str]]):
 
 def spec(folder: Path, module: str, *arguments: str, name: str = "worker:0", **env: str) -> TaskSpec:
     given = {**os.environ, "PYTHONPATH": REPOSITORY, "CODE": "0", **env}
-    argv = (sys.executable, "-m", module, name)
+    argv = (sys.executable, *SAFE_MODULE, module, name)
     logs = folder / f"{name}.out", folder / f"{name}.err"
     late = ("CODE", "OWN", "TMPDIR")
     return TaskSpec(name, argv, given, *logs, folder / "heartbeat", Preload("preload", arguments, late))
@@ -291,7 +292,7 @@ def test_a_task_that_nobody_knows_of_ends_at_its_gate(folder: Path) -> None:
     ours, theirs = socket.socketpair()
     words = [str(theirs.fileno()), "preload", PADDING]
     env = {**os.environ, "PYTHONPATH": REPOSITORY}
-    argv = [sys.executable, "-m", "distlaunch.agent.warm_process", *words]
+    argv = [sys.executable, *SAFE_MODULE, "distlaunch.agent.warm_process", *words]
     process = subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),))
     theirs.close()
     with ours, open(os.devnull, "r+b") as nothing:

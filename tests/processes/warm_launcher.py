@@ -15,6 +15,7 @@ from pathlib import Path
 from distlaunch.agent.messages import Preload, TaskSpec
 from distlaunch.agent.process import Child, Lifeline
 from distlaunch.agent.warm_starts import WarmStarts
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.tasks import preload
 
 _RUNS = "tests.processes.forked_launcher"
@@ -47,7 +48,7 @@ class Launchers:
     def start(self, what: Preload, words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Forked | None:
         """The command with these words; None: it must be started fresh."""
         nowhere = Path(os.devnull)
-        argv = (sys.executable, "-m", _RUNS, " ".join(what.arguments), *words)
+        argv = (sys.executable, *SAFE_MODULE, _RUNS, " ".join(what.arguments), *words)
         spec = TaskSpec("", argv, env, *[nowhere] * 3, what)
         process = self._pool.process_for(spec)
         if process is None or not process.is_ready(60) or process.unfit:

@@ -6,14 +6,18 @@ Nothing is imported, so nothing of the user's runs. What cannot be known without
 from __future__ import annotations
 
 import ast
+import os
+import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
+from distlaunch.base.user_modules import package_root
 from distlaunch.config.read.words import did_you_mean, listed, show
 from distlaunch.config.references.batch_size import batch_size_problems
-from distlaunch.config.references.modules import ModuleMissingError, find_source
+from distlaunch.config.references.modules import ModuleMissingError, find_source, taken_name
 from distlaunch.config.references.signatures import (
     SEED,
     Function,
@@ -64,6 +68,9 @@ def _check(site: Site, known: dict[Path, ModuleNames], called: Calls) -> Iterato
             return
         if path not in known:
             known[path] = read_module(path)
+        if module.endswith(".py") and (relative := known[path].relative) is not None:
+            yield Problem(site.key, _relative_import(path, relative, name))
+            return
     except (ModuleMissingError, SourceError) as error:
         yield Problem(site.key, str(error))
         return
@@ -81,10 +88,27 @@ def _file(path: Path) -> Path:
     )
 
 
+def _relative_import(path: Path, node: ast.ImportFrom, name: str) -> str:
+    """Say how to name a file that only works as a module of its package."""
+    root = package_root(path) or path.parent.parent
+    module = ".".join(path.relative_to(root).with_suffix("").parts)
+    line = f"`from {'.' * node.level}{node.module or ''} import ...`"
+    # a shorter path than the absolute one, where the folder is below this
+    start = shlex.quote(os.path.relpath(root) if root.is_relative_to(Path.cwd()) else str(root))
+    where = "" if root == Path.cwd() or str(root) in sys.path else f", and start with PYTHONPATH={start}"
+    return (
+        f"{path.name}, line {node.lineno}: {line} works only in a module of a package, not in a file; "
+        f"write '{module}:{name}'{where}"
+    )
+
+
 def _check_name(site: Site, name: str, module: str, names: ModuleNames, called: Calls) -> Iterator[Problem]:
     where = Path(module).name if module.endswith(".py") else module
     if name not in names.bound:
-        if not names.is_open:
+        if local := taken_name(module):
+            owner = f"{module} is a module of Python or of a package"
+            yield Problem(site.key, f"{owner}; rename your file {local}, or write './{local}:{name}'")
+        elif not names.is_open:
             functions = names.public()
             hint = did_you_mean(name, functions) or (
                 f"; it has {listed(functions, 6)}" if functions else "; it defines nothing"

@@ -49,9 +49,29 @@ def find_source(module: str) -> Path | None:
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
 
 
+_ALWAYS_LOADED = {*sys.stdlib_module_names, "distlaunch", "keras", "numpy", "tensorflow"}
+"""Names that a module of the user's cannot have: tasks have imported these before anything of the user's."""
+
+
+def taken_name(module: str) -> str:
+    """Return the user's file in this folder whose name belongs to a module that is always loaded; else empty."""
+    top = module.partition(".")[0]
+    spec = PathFinder.find_spec(top, [os.getcwd()]) if top in _ALWAYS_LOADED else None
+    if spec is None or not spec.origin or spec.origin == _library(top):
+        return ""
+    return os.path.relpath(spec.origin)
+
+
+def _library(name: str) -> str | None:
+    """Where Python finds a module that is not in this folder."""
+    elsewhere = [entry for entry in sys.path if os.path.abspath(entry or ".") != os.getcwd()]
+    spec = PathFinder.find_spec(name, elsewhere)
+    return None if spec is None else spec.origin
+
+
 def _top(name: str) -> ModuleSpec | None:
-    # this folder first: tasks have it first in their path, too
-    spec = PathFinder.find_spec(name, [os.getcwd()])
+    # this folder first, as tasks do
+    spec = PathFinder.find_spec(name, [os.getcwd()]) if not taken_name(name) else None
     if spec is not None and spec.origin is not None:
         return spec
     for finder in sys.meta_path:  # finds built-in modules and editable installs too; imports nothing

@@ -23,10 +23,12 @@ class ModuleNames:
         bound: name -> the definition, or whatever binds it.
         is_open: more names may come to exist when it runs (star imports, `globals()`, a module's `__getattr__`);
             or it is too large to parse.
+        relative: the first `from .name import ...` that runs when the module is imported.
     """
 
     bound: dict[str, ast.AST] = field(default_factory=dict)
     is_open: bool = False
+    relative: ast.ImportFrom | None = None
 
     def public(self) -> list[str]:
         """Functions and classes to choose from."""
@@ -60,6 +62,8 @@ def read_module(path: Path) -> ModuleNames:
     names = ModuleNames()
     for node in _top_level(tree.body):
         _bind(node, names)
+    # those at the top are certain to run; in a `try` another import may follow
+    names.relative = next((node for node in tree.body if isinstance(node, ast.ImportFrom) and node.level), None)
     names.is_open = names.is_open or "__getattr__" in names.bound
     return names
 

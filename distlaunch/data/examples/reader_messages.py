@@ -20,12 +20,14 @@ class Setup:
 
     Attributes:
         path: `sys.path`.
+        folders: those of the user's, as of `base.user_modules`.
         files: names under which files of the user's were imported -> the files.
         items: the user's object, pickled: what it needs must be importable first.
         seed: of the run.
     """
 
     path: list[str]
+    folders: list[str]
     files: dict[str, str]
     items: bytes
     seed: int

@@ -18,6 +18,8 @@ from typing import Any
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import Notice
+from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.base.user_modules import added_folders
 from distlaunch.data.examples.pending_events import add_event
 from distlaunch.data.examples.reader_messages import Failed, Fork, ReadRequest, Setup, Status, receive, send
 from distlaunch.data.function_references import imported_files
@@ -55,10 +57,10 @@ class ReaderPool:
     """
 
     def __init__(self, items: Any, number: int, seed: int) -> None:
-        setup = Setup(list(sys.path), imported_files(), _pickled(items), seed)
+        setup = Setup(list(sys.path), added_folders(), imported_files(), _pickled(items), seed)
         self._control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "distlaunch.tasks.readers", str(theirs.fileno())]
+            command = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.readers", str(theirs.fileno())]
             env = {**os.environ, **_ONE_CORE_EACH}
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env, pass_fds=[theirs.fileno()])
         # at once: it imports while the model is being built

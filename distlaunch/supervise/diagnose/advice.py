@@ -94,6 +94,8 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
         named = re.match(r"(\S[^:]*\.py):(\d+): ", error.summary)
         return Advice(f"fix {Path(named[1]).name}:{named[2]}" if named else "fix that")
     lines = error.traceback.splitlines()
+    if taken := _taken_name(error, own_folders(lines)):
+        return Advice(f"rename {taken}: it has the name of another module, which is loaded already")
     if package := _missing_package(error, own_folders(lines)):
         return Advice(f"install it (`pip install {package}`, for the Python that runs distlaunch on that host)")
     place = last_own_place(lines)
@@ -101,6 +103,24 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
     # nothing may be wrong but that a file was not copied to one of several hosts
     file = re.fullmatch(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(.*/.+)'", error.summary.strip())
     return Advice(f"copy {file[1]} to that host if it is missing only there, else {fix}" if file and hosts else fix)
+
+
+_OF_MODULE = re.compile(
+    r"ImportError: cannot import name '\w+' from '(?P<partly>\w+)'(?: \((?P<file>.*)\))?"
+    r"|ModuleNotFoundError: No module named '(?P<parent>\w+)\.[\w.]+'; '\w+' is not a package"
+    r"|AttributeError: module '(?P<module>\w+)' has no attribute '\w+'"
+)
+
+
+def _taken_name(error: TaskError, folders: Collection[Path]) -> str:
+    """Return the user's file that is not imported because a library's module has its name; else an empty text."""
+    if (match := _OF_MODULE.match(error.summary.strip())) is None:
+        return ""
+    name = match["partly"] or match["parent"] or match["module"]
+    if match["file"] is None and name not in {*sys.stdlib_module_names, *_INSTALLED}:
+        return ""  # it may be the user's file that was imported
+    files = [file for folder in folders for file in (folder / f"{name}.py", folder / name / "__init__.py")]
+    return next((str(file) for file in files if str(file) != match["file"] and file.is_file()), "")
 
 
 def _missing_package(error: TaskError, folders: Collection[Path]) -> str:

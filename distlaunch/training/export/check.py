@@ -14,6 +14,7 @@ from typing import Any
 from distlaunch import serving
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.helper_process import ANSWER, run_helper
+from distlaunch.base.user_modules import added_folders
 
 _SCRIPT = Path(serving.__file__).with_name("clean_check.py")
 _LAST_LINES = 20
@@ -97,6 +98,7 @@ def _run(files: Mapping[str, Path], to_convert: Path | None, sample: Sample, cod
         "args": dict(code.args),
         # the user's module is found as it is here; an empty entry is the working directory
         "sys_path": [entry or os.getcwd() for entry in sys.path],
+        "folders": added_folders(),
     }
     # pickle: rows may be arrays of texts, which are Python objects
     parcel.write_bytes(pickle.dumps(content))

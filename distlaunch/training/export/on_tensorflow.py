@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.helper_process import run_helper
+from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
@@ -43,7 +44,7 @@ def export_on_tensorflow(
     before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
     parcel = folder / "model.pickle"
     parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
-    command = [sys.executable, "-m", "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
+    command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
     answer = run_helper(command, environment)
     parcel.unlink()

@@ -1,0 +1,123 @@
+"""Finds modules in the user's folders without letting them take the place of libraries' own.
+
+A folder of the user's may hold `random.py` or `keras.py`, which nobody imports. At the front of `sys.path`, where
+Python puts the folder of a script, it would break the libraries that import these names. Processes of distlaunch
+therefore start with `python -P` and add the user's folders here: at the end of the path for everybody, but before all
+other entries for imports that the user's own files make.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_IMPORTERS = ("<frozen importlib", os.path.dirname(importlib.abc.__file__ or "importlib") + os.sep)
+"""How the files begin that are between an import statement and a finder."""
+
+
+class _UserFinder(importlib.abc.MetaPathFinder):
+    """Looks in the user's folders first, for imports of the user's files."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.asked_for: str | None = None
+        """A module that the config names, which no file of the user's imports."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or not (fullname == self.asked_for or self._is_users(_importing_file())):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, self.folders)
+        # a folder without `__init__.py` counts only where no library has the name
+        return None if spec is None or spec.origin is None else spec
+
+    def _is_users(self, file: str) -> bool:
+        if "-packages/" in file or file.startswith(_OURS + os.sep):
+            return False
+        return any(file.startswith(os.path.join(folder, "")) for folder in self.folders)
+
+
+_FINDER = _UserFinder()
+
+
+def _importing_file() -> str:
+    """The file whose import statement is being executed."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORTERS):
+        frame = frame.f_back
+    return "" if frame is None else os.path.abspath(frame.f_code.co_filename)
+
+
+def add_folder(folder: str | Path) -> None:
+    """Let modules be imported from a folder of the user's, where no library has the same name."""
+    folder = os.path.abspath(folder)
+    if _FINDER not in sys.meta_path:
+        # behind the finders of built-in and frozen modules, before that of `sys.path`
+        place = sys.meta_path.index(importlib.machinery.PathFinder) if importlib.machinery.PathFinder in sys.meta_path \
+            else len(sys.meta_path)  # fmt: skip
+        sys.meta_path.insert(place, _FINDER)
+    if folder not in _FINDER.folders:
+        _FINDER.folders.append(folder)
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def added_folders() -> list[str]:
+    """Return the folders added so far, for another process."""
+    return list(_FINDER.folders)
+
+
+def import_users(name: str) -> ModuleType:
+    """Import a module that the config names, from the user's folders if it is there."""
+    before, _FINDER.asked_for = _FINDER.asked_for, name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    finally:
+        _FINDER.asked_for = before
+
+
+def add_package_of(file: Path) -> None:
+    """Let a file import its neighbours, and the package that it belongs to by its own name."""
+    add_folder(file.parent)
+    root = package_root(file)
+    if root is not None:
+        add_folder(root)
+
+
+def package_root(file: Path) -> Path | None:
+    """Return the folder that holds the package of a file; None where the file is in no package."""
+    folder = file.parent
+    if not (folder / "__init__.py").is_file():
+        return None
+    while (folder / "__init__.py").is_file() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def hidden_by(name: str, folders: Sequence[str | Path] = ()) -> tuple[Path, str] | None:
+    """Return the user's file that a loaded module of the same name hides, and where that module is; else None.
+
+    Args:
+        folders: where to look; default: the folders added so far.
+    """
+    top = name.partition(".")[0]
+    loaded = sys.modules.get(top)
+    if loaded is None:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(top, [str(folder) for folder in folders or _FINDER.folders])
+    origin = getattr(loaded, "__file__", None)
+    if spec is None or spec.origin is None or (origin is not None and _same(origin, spec.origin)):
+        return None
+    return Path(spec.origin), origin or "Python itself"
+
+
+def _same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
