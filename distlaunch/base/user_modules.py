@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
@@ -54,6 +54,30 @@ def _importing_file() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORTERS):
         frame = frame.f_back
     return "" if frame is None else os.path.abspath(frame.f_code.co_filename)
+
+
+_AFTER: list[Callable[[], None]] = []
+
+
+def begin_program(program: str) -> None:
+    """Make this process, a task, look like one that runs a program of the user's in the current directory.
+
+    Args:
+        program: the file or module; it becomes the whole of `sys.argv`, which the user's code may parse.
+    """
+    sys.argv = [program]
+    add_folder(os.getcwd())
+
+
+def after_user_code(call: Callable[[], None]) -> None:
+    """Call this whenever a module or function of the user's has run while the job was being set up."""
+    _AFTER.append(call)
+
+
+def user_code_has_run() -> None:
+    """Undo what it may have changed in this process that the job depends on."""
+    for call in _AFTER:
+        call()
 
 
 def add_folder(folder: str | Path) -> None:

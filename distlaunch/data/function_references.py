@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.base.user_modules import add_package_of, hidden_by, import_users
+from distlaunch.base.user_modules import add_package_of, hidden_by, import_users, user_code_has_run
 
 Key = tuple[str | int, ...]
 
@@ -25,6 +25,7 @@ def load_function(reference: str, key: Key) -> Callable[..., Any]:
     """
     module_name, _, name = reference.rpartition(":")
     module = _load_file(Path(module_name), key) if module_name.endswith(".py") else _import(module_name, key)
+    _restore(f"importing {module_name}", key)
     function = getattr(module, name, None)
     if not callable(function) and (hidden := hidden_by(module_name)) is not None:
         raise ConfigError(Problem(key, hidden_module(module_name, name, *hidden)))
@@ -46,7 +47,22 @@ def call(reference: str, args: Mapping[str, Any], key: Key, *given: Any) -> Any:
     except TypeError as error:
         problem = f"{reference}: {error}; its signature is {inspect.signature(function)}"
         raise ConfigError(Problem((*key, "args"), problem)) from None
-    return function(*given, **args)
+    result = function(*given, **args)
+    _restore(f"calling {reference}", (*key, "function"))
+    return result
+
+
+def _restore(what: str, key: Key) -> None:
+    """Undo what the user's code has changed in this process, as far as a job depends on it.
+
+    Raises ConfigError: it has changed what cannot be undone.
+    """
+    user_code_has_run()
+    tf = sys.modules.get("tensorflow")
+    if tf is not None and not tf.executing_eagerly() and not tf.inside_function():
+        calls = "`disable_eager_execution()`, `disable_v2_behavior()` or the like"
+        message = f"{what} has switched off eager execution of TensorFlow, which Keras 3 needs; remove {calls}"
+        raise ConfigError(Problem(key, message))
 
 
 def hidden_module(module: str, name: str, file: Path, loaded: str) -> str:

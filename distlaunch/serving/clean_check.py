@@ -133,6 +133,7 @@ def _user_module(parcel: Mapping[str, Any]) -> Any:
     for folder in parcel["folders"]:
         user_modules.add_folder(folder)
     source = parcel["function"].rpartition(":")[0]
+    sys.argv = [source]
     if not source.endswith(".py"):
         return user_modules.import_users(source)
     path = Path(source)

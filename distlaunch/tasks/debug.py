@@ -21,12 +21,13 @@ from typing import Any
 from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.user_modules import add_folder
+from distlaunch.base.user_modules import begin_program
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import LoadedConfig, load_config
 from distlaunch.config.references.argument_paths import with_argument_paths
+from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.notebook import train_here
 from distlaunch.tasks.no_terminal import asks_in_terminal
@@ -71,7 +72,7 @@ def _debug(loaded: LoadedConfig, name: str) -> ExitCode:
         print(f"warning: {warning}", flush=True)
     config = for_debugging(config)
     choose_backend(config.strategy.backend)
-    add_folder(os.getcwd())
+    begin_program(program_of(config))
     _run_eagerly(tensorflow=config.strategy.runs_tensorflow)
     run = RunDir.claim(config.runs_dir, f"{name}-debug")
     print(f"debugging {run.path}: one device, without graphs and without export", flush=True)

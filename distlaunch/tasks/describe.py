@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
 import tempfile
 import traceback
@@ -20,10 +19,11 @@ from typing import Any
 
 from distlaunch.base.errors import ConfigError, ExitCode
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.user_modules import add_folder
+from distlaunch.base.user_modules import begin_program
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
+from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.tasks.no_terminal import refuse_input
 from distlaunch.tasks.process_end import end_process
@@ -45,7 +45,7 @@ def _describe(
     try:
         config = load_resolved(path)
         choose_backend(config.strategy.backend)
-        add_folder(os.getcwd())
+        begin_program(program_of(config))
         with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
             return ExitCode.DONE, describe(config, RunDir(folder))
     except ConfigError as error:

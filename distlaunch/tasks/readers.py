@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _taken(setup: Setup) -> Any:
-    sys.path[:] = setup.path
+    sys.path[:], sys.argv = setup.path, list(setup.argv)
     for folder in setup.folders:
         add_folder(folder)
     sys.meta_path.append(_Files(setup.files))

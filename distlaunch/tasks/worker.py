@@ -27,11 +27,12 @@ from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
 from distlaunch.base.signals import DUMP_SIGNAL, STOP_SIGNALS
-from distlaunch.base.user_modules import add_folder
+from distlaunch.base.user_modules import after_user_code, begin_program
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.read.load import load_resolved
+from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.tasks.blas_threads import heed_num_threads
 from distlaunch.tasks.lifeline import hold_lifeline
@@ -52,22 +53,43 @@ class StopFlag:
     def __init__(self, on_check: Callable[[], None]) -> None:
         self.event = threading.Event()
         self._on_check = on_check
+        self._handler: Callable[[int, Any], object] = _end_at_once
 
     def __call__(self) -> bool:
         self._on_check()
+        self.hold()
         return self.event.is_set()
 
     def install(self) -> None:
         """Takes the stop signals over, after TensorFlow has installed a handler of its own: the later one counts."""
+        self._handler = lambda *_: self.event.set()
         for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: self.event.set())
+            signal.signal(number, self._handler)
+
+    def hold(self) -> None:
+        """Take the stop signals back from code of the user's that has handled, ignored or blocked them."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # only the main thread may
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) is not self._handler:
+                signal.signal(number, self._handler)
+        if any(number in STOP_SIGNALS for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        # with it, the exit codes of helper processes are lost
+        if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _end_at_once(number: int, frame: Any) -> None:
+    """Handle a stop signal as long as there is nothing to save."""
+    end_process(ExitCode.PREEMPTED)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the task and ends the process at once: TensorFlow's own shutdown can wait for peers that are gone."""
     arguments = _parse(argv)
     for number in STOP_SIGNALS:  # until there is something to save
-        signal.signal(number, lambda *_: end_process(ExitCode.PREEMPTED))
+        signal.signal(number, _end_at_once)
     hold_lifeline()
     refuse_input()
     heed_num_threads()
@@ -121,7 +143,9 @@ def _run(arguments: argparse.Namespace) -> int:
         config = load_resolved(run.attempt_config(arguments.attempt))
         _prepare_process(config, task)
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
-        return _play(_Part(arguments, config, run, task, emit, StopFlag(heartbeat.turn), heartbeat))
+        stop = StopFlag(heartbeat.turn)
+        after_user_code(stop.hold)
+        return _play(_Part(arguments, config, run, task, emit, stop, heartbeat))
     except ConfigError as error:
         write_problems(files, error.problems)  # the launcher shows them, once
         return ExitCode.USAGE
@@ -145,7 +169,7 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
     end_process.skip_earlier_hooks()
     keep_in_memory()
     # after the frameworks: an optional package that they look for must not be a file of the user's
-    add_folder(os.getcwd())
+    begin_program(program_of(config))
 
 
 def _emitter(writer: EventWriter) -> Callable[[Event], None]:

@@ -91,7 +91,7 @@ class Lines(list[tuple[str, str]]):
 
 
 def spec(folder: Path, module: str, *arguments: str, name: str = "worker:0", **env: str) -> TaskSpec:
-    given = {**os.environ, "PYTHONPATH": REPOSITORY, "CODE": "0", **env}
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join((REPOSITORY, str(folder))), "CODE": "0", **env}
     argv = (sys.executable, *SAFE_MODULE, module, name)
     logs = folder / f"{name}.out", folder / f"{name}.err"
     late = ("CODE", "OWN", "TMPDIR")
@@ -291,7 +291,7 @@ def test_a_task_that_nobody_knows_of_ends_at_its_gate(folder: Path) -> None:
     """Its launcher was killed, say, before it had its number: it does nothing that counts, and does not stay."""
     ours, theirs = socket.socketpair()
     words = [str(theirs.fileno()), "preload", PADDING]
-    env = {**os.environ, "PYTHONPATH": REPOSITORY}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((REPOSITORY, str(folder)))}
     argv = [sys.executable, *SAFE_MODULE, "distlaunch.agent.warm_process", *words]
     process = subprocess.Popen(argv, env=env, pass_fds=(theirs.fileno(),))
     theirs.close()

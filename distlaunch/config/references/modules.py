@@ -8,10 +8,22 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from distlaunch.config.read.words import did_you_mean
+from distlaunch.config.run import RunConfig
 
 
 class ModuleMissingError(Exception):
     """There is no such module; the message says what was looked for."""
+
+
+def program_of(config: RunConfig) -> str:
+    """Return the file of the model's function, which the user's code sees as its program; the module if it has none."""
+    name = config.model.function.rpartition(":")[0]
+    if name.endswith(".py"):
+        return name
+    try:
+        return str(find_source(name) or name)
+    except ModuleMissingError:  # reported where it is imported
+        return name
 
 
 def find_source(module: str) -> Path | None:

@@ -19,7 +19,7 @@ class Setup:
     """What a process needs before it can read.
 
     Attributes:
-        path: `sys.path`.
+        path, argv: of `sys`.
         folders: those of the user's, as of `base.user_modules`.
         files: names under which files of the user's were imported -> the files.
         items: the user's object, pickled: what it needs must be importable first.
@@ -27,6 +27,7 @@ class Setup:
     """
 
     path: list[str]
+    argv: list[str]
     folders: list[str]
     files: dict[str, str]
     items: bytes

@@ -57,7 +57,7 @@ class ReaderPool:
     """
 
     def __init__(self, items: Any, number: int, seed: int) -> None:
-        setup = Setup(list(sys.path), added_folders(), imported_files(), _pickled(items), seed)
+        setup = Setup(list(sys.path), list(sys.argv), added_folders(), imported_files(), _pickled(items), seed)
         self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.readers", str(theirs.fileno())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
     with contextlib.suppress(RuntimeError):  # JAX runs already: its devices stay as they are
         each = -(-cpus // num_processes)
         jax.config.update("jax_num_cpu_devices", max(each, jax.config.jax_num_cpu_devices))
-    devices = jax.devices()
+    devices = _devices()
     step = math.lcm(product, num_processes)
     wanted = (cpus if devices[0].platform == "cpu" else len(devices) // step * step) if filled else product
     each = wanted // num_processes
@@ -93,6 +94,20 @@ def make_mesh(config: JaxConfig, num_processes: int = 1) -> Mesh:
         raise ConfigError(Problem(("strategy", "mesh"), f"needs {wanted or product} devices, but {have}"))
     sizes = [wanted // product if size == -1 else size for size in config.mesh.values()]
     return Mesh(np.array(chosen).reshape(sizes), tuple(config.mesh))
+
+
+def _devices() -> list[Any]:
+    """Return JAX's devices in all processes. Raises UsageError if those that the environment asks for are not there."""
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:
+        chosen = next((name for name in ("JAX_PLATFORMS", "JAX_PLATFORM_NAME") if os.environ.get(name)), None)
+        if chosen is None:
+            raise
+        why = f" ({str(error).splitlines()[0]})" if str(error) else ""
+        raise UsageError(
+            f"{chosen}={os.environ[chosen]}: JAX cannot use such a device here{why}; unset it, or write {chosen}=cpu"
+        ) from None
 
 
 def _host() -> Any:

@@ -18,7 +18,9 @@ import tensorflow as tf
 from distlaunch.base.errors import DistlaunchError
 from distlaunch.base.helper_process import run_helper
 from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.base.user_modules import begin_program
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
 from distlaunch.data.preprocessing import Preprocessing
@@ -62,6 +64,7 @@ def main() -> None:
     # written by the process that waits for this one
     plain, state, rows, wanted = pickle.loads(parcel.read_bytes())
     config = RunConfig.model_validate(plain)
+    begin_program(program_of(config))
     model = rebuild(config, state, rows)
     section = config.data.preprocessing
     for name, before in wanted.items():
