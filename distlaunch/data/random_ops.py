@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.data.split import Split
+from distlaunch.data.splits import Splits
+from distlaunch.strategies.patches.tensorflow_shuffle import shuffles_of
 from distlaunch.strategies.replica.input import pack
 
 RANDOM_OPS = frozenset(
@@ -46,6 +48,18 @@ def random_warnings(config: DataConfig, train: Split) -> list[str]:
         hint = "take the argument `seed` and use `tf.random.stateless_...` with it, so that a resumed run, and one with"
         found.append(f"{what}; {hint} other workers, sees the same examples")
     return found
+
+
+def overlap_warnings(splits: Splits) -> list[str]:
+    """Return what is to be said about splits that are parts of one pipeline which orders the examples anew."""
+    train, validation = splits.train, splits.validation
+    if not isinstance(train, tf.data.Dataset) or not isinstance(validation, tf.data.Dataset):
+        return []
+    if not shuffles_of(train).share(shuffles_of(validation)):
+        return []
+    what = "training and validation data are parts of one `.shuffle()`, which orders the examples anew in each pass"
+    hint = "write `.shuffle(..., reshuffle_each_iteration=False)`"
+    return [f"data: {what}, so validation sees examples of training; {hint}"]
 
 
 def _drawn(split: Split) -> str:

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.strategies.patches.tensorflow_shuffle import count_iterations
 
 _SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of one
 
@@ -21,6 +22,7 @@ def seed_process(config: RunConfig) -> None:
     """Begins a run in this process: the same names of layers and the same random numbers in each of its processes."""
     keras.utils.clear_session()  # names of layers are numbered on in a process that has built a model before
     keras.utils.set_random_seed(config.seed)
+    count_iterations()
     if config.determinism:
         tf.config.experimental.enable_op_determinism()
         if not config.strategy.runs_tensorflow:  # but JAX, which has not started yet

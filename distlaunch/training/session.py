@@ -31,7 +31,7 @@ from distlaunch.config.run import ExportFormat, RunConfig
 from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.data.random_ops import random_warnings
+from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
@@ -257,6 +257,8 @@ class Session:
         config = self._config
         context = first_worker(config)
         splits, train, validation = open_splits(config, self._run, self._share(), context)
+        for warning in overlap_warnings(splits) if self.strategy.is_chief else ():
+            self._emit(Notice(level="warning", message=warning))
         config = with_global_batch(config, train)
         if config.cluster.hosting == "in_process":
             offer_splits(config, splits, train, validation, context)

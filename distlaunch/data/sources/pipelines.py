@@ -34,6 +34,7 @@ from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Batching, Split
 from distlaunch.strategies.graph_clock import now
 from distlaunch.strategies.patches.tensorflow_private import batching_of
+from distlaunch.strategies.patches.tensorflow_shuffle import shuffles_of
 from distlaunch.strategies.replica.input import num_rows, slice_rows
 from distlaunch.strategies.sources import Batch
 
@@ -60,6 +61,7 @@ class Pipeline:
         if limit is not None:
             dataset = dataset.take(math.ceil(limit / config.batch) if config.batched else limit)
         self._dataset, self._config, self._seed, self._drop = dataset, config, seed, drop
+        self._shuffles = shuffles_of(dataset)
         self._map = None if config.batched else example_map
         self._stream = stream
 
@@ -121,7 +123,8 @@ class Pipeline:
     # order
 
     def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-        rows = self._dataset
+        # the order of the user's own shuffles is that of the pass, whatever was read before
+        rows = self._shuffles.in_pass(self._dataset, number_of_pass)
         if not self._config.batched:
             rows = self._shuffled(self._as_rows(rows, number_of_pass), number_of_pass).batch(self._config.batch)
         if self._drop:
@@ -158,7 +161,7 @@ class Pipeline:
     def head(self) -> list[Any]:
         """The first few examples."""
         with tf.device("CPU:0"):
-            return list(self._dataset.take(_HEAD))
+            return list(self._shuffles.in_pass(self._dataset, _ZERO).take(_HEAD))
 
     # rows
 
@@ -222,14 +225,17 @@ class Pipeline:
         """See `read_failures.Find`; looks at the keys of this stream."""
         number, stream = self._stream.num_streams, self._stream.stream
         wanted = {int(key[1]) // number: tf.constant(key) for key in keys if key[1] % number == stream}
-        read = zip(range(max(wanted, default=-1) + 1), self._dataset, strict=False)
+        number_of_pass = next((key[0] for key in keys if key[1] % number == stream), _ZERO)
+        examples = self._shuffles.in_pass(self._dataset, number_of_pass)
+        read = zip(range(max(wanted, default=-1) + 1), examples, strict=False)
         where = "the pipeline" if number == 1 else f"stream {stream}"
-        examples = ((f"example {at} of {where}", (one, wanted[at])) for at, one in read if at in wanted)
-        return first_failure(examples, lambda given: self._one(*given))
+        named = ((f"example {at} of {where}", (one, wanted[at])) for at, one in read if at in wanted)
+        return first_failure(named, lambda given: self._one(*given))
 
     def _sample(self, number: int) -> tf.data.Dataset:
         if self._config.batched:
-            return self._dataset.take(1).map(packed(lambda batch: slice_rows(batch, 0, number)))
+            first = self._shuffles.in_pass(self._dataset, _ZERO).take(1)
+            return first.map(packed(lambda batch: slice_rows(batch, 0, number)))
         if not self.head:
             return self._dataset.take(0)
         if any(isinstance(leaf, tf.RaggedTensorSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+from distlaunch.strategies.patches.tensorflow_shuffle import shuffled_by
 
 _CONTEXT = "tensorflow.python.eager.context"
 _CURRENT_CONTEXT = Symbol(f"{_CONTEXT}.context", "()")
@@ -109,6 +110,8 @@ def batching_of(dataset: tf.data.Dataset) -> Literal["last", "mapped"] | None:
     """
     _INPUTS.get()
     batches, maps, keep = (tuple(symbol.get() for symbol in kinds) for kinds in (_BATCHES, _MAPS, _KEEP_ELEMENTS))
+    if (before := shuffled_by(dataset)) is not None:
+        return batching_of(before)
     if isinstance(dataset, batches):
         return "last"
     if not isinstance(dataset, (*maps, *keep)):

@@ -1,0 +1,166 @@
+"""Lets a pipeline that shuffles by itself begin any pass in the order that the pass has in an uninterrupted run."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from distlaunch.strategies.patches.symbols import Patch, Symbol
+
+_SHUFFLE = Symbol(
+    "tensorflow.data.Dataset.shuffle", "(self, buffer_size, seed=None, reshuffle_each_iteration=True, name=None)"
+)
+_SEEDS = Symbol("tensorflow.python.data.util.random_seed.get_seed", "(seed)")
+_VARIANT = Symbol("tensorflow.data.Dataset._variant_tensor")
+_INPUTS = Symbol("tensorflow.data.Dataset._inputs", "(self)")
+_REPEAT = Symbol("tensorflow.python.data.ops.repeat_op._RepeatDataset")
+_CACHE = Symbol("tensorflow.python.data.ops.cache_op.CacheDataset")
+
+PATCH = Patch(
+    symbols=(_SHUFFLE, _SEEDS, _VARIANT, _INPUTS, _REPEAT, _CACHE),
+    why="A dataset that shuffles anew in each iteration draws the order from a state that nobody can set. So a resumed "
+    "run reads other orders than an uninterrupted one, and no two readers of a dataset see the same.",
+    until="The state of `Dataset.shuffle` can be set.",
+)
+
+_PHILOX = 1
+_MARK = "_distlaunch_shuffle"
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """The orders of one call of `.shuffle()`.
+
+    Attributes:
+        iterations: iterations that have begun, an int64 variable. Iteration k has the order that TensorFlow gives the
+            k-th of a process.
+        before: the dataset that is shuffled.
+        settled: iterations that had begun when the data function returned; filled in once.
+    """
+
+    iterations: tf.Variable
+    before: tf.data.Dataset
+    settled: list[int]
+
+
+@dataclass(frozen=True)
+class Shuffles:
+    """The calls of `.shuffle()` in a pipeline that shuffle anew in each iteration.
+
+    Attributes:
+        found: each with the number of iterations that one pass of the pipeline takes.
+    """
+
+    found: tuple[tuple[Shuffle, int], ...]
+
+    def share(self, other: Shuffles) -> bool:
+        """Return whether one call is in both pipelines."""
+        return any(mine is theirs for mine, _ in self.found for theirs, _ in other.found)
+
+    def begin(self, number_of_pass: Any) -> None:
+        """Let the next iteration be the first one of a pass; also in a graph."""
+        for shuffle, in_pass in self.found:
+            done = tf.cast(number_of_pass, tf.int64) * in_pass
+            shuffle.iterations.assign(tf.constant(shuffle.settled[0], tf.int64) + done)
+
+    def in_pass(self, dataset: tf.data.Dataset, number_of_pass: Any) -> tf.data.Dataset:
+        """Return the examples of one pass of the pipeline that these are of."""
+        if not self.found:
+            return dataset
+
+        @tf.autograph.experimental.do_not_convert
+        def begun(number: tf.Tensor) -> tf.data.Dataset:
+            self.begin(number)
+            return dataset
+
+        return tf.data.Dataset.from_tensors(tf.cast(number_of_pass, tf.int64)).flat_map(begun)
+
+
+@functools.cache
+def count_iterations() -> None:
+    """Let each later `.shuffle()` count its iterations, with the orders that TensorFlow gives them."""
+    PATCH.check()
+    tf.data.Dataset.shuffle = _shuffle
+
+
+def shuffles_of(dataset: tf.data.Dataset) -> Shuffles:
+    """Return what shuffles in a pipeline, once its data function has returned it."""
+    _INPUTS.get()
+    found: dict[int, tuple[Shuffle, int]] = {}
+    for shuffle, in_pass in _found(dataset, 1):
+        before = found.get(id(shuffle), (shuffle, 0))[1]
+        found[id(shuffle)] = shuffle, before + in_pass
+        if not shuffle.settled:
+            shuffle.settled.append(int(shuffle.iterations))
+    return Shuffles(tuple(found.values()))
+
+
+def shuffled_by(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Return the dataset that is shuffled, if this one is what `.shuffle()` returned."""
+    shuffle = getattr(dataset, _MARK, None)
+    return None if shuffle is None else shuffle.before
+
+
+def _found(dataset: tf.data.Dataset, iterations: int) -> Iterator[tuple[Shuffle, int]]:
+    """Yield each place of a shuffle in a pipeline that is iterated so often in a pass, with its own iterations."""
+    shuffle = getattr(dataset, _MARK, None)
+    if shuffle is not None:
+        yield shuffle, iterations
+        inputs = [shuffle.before]
+    else:
+        inputs = dataset._inputs()
+    if isinstance(dataset, _REPEAT.get()):
+        iterations *= max(int(dataset._count), 1)
+    elif isinstance(dataset, _CACHE.get()):
+        iterations = 0  # only the first pass reads what is before it
+    for each in inputs:
+        yield from _found(each, iterations)
+
+
+def _shuffle(
+    self: tf.data.Dataset, buffer_size: Any, seed: Any = None, reshuffle_each_iteration: bool | None = True,
+    name: str | None = None,
+) -> tf.data.Dataset:  # fmt: skip
+    if reshuffle_each_iteration is False or not tf.executing_eagerly():
+        return _SHUFFLE.get()(self, buffer_size, seed, reshuffle_each_iteration, name)
+    own, operation = _SEEDS.get()(seed)
+    with tf.device("CPU:0"):
+        iterations = tf.Variable(0, dtype=tf.int64, trainable=False)
+    shape = tf.data.experimental.get_structure(self)
+
+    @tf.autograph.experimental.do_not_convert
+    def one(_: tf.Tensor) -> tf.data.Dataset:
+        seeds = _drawn(own, operation, iterations.assign_add(1) - 1)
+        variant = tf.raw_ops.ShuffleDatasetV3(
+            input_dataset=self._variant_tensor,
+            buffer_size=tf.cast(buffer_size, tf.int64),
+            seed=seeds[0],
+            seed2=seeds[1],
+            seed_generator=tf.raw_ops.DummySeedGenerator(),
+            reshuffle_each_iteration=False,
+            output_types=[tf.variant],
+            output_shapes=[tf.TensorShape([])],
+        )
+        return tf.data.experimental.from_variant(variant, shape)
+
+    shuffled = tf.data.Dataset.range(1).flat_map(one)
+    if (cardinality := int(self.cardinality())) != tf.data.UNKNOWN_CARDINALITY:
+        shuffled = shuffled.apply(tf.data.experimental.assert_cardinality(cardinality))
+    setattr(shuffled, _MARK, Shuffle(iterations, self, []))
+    return shuffled
+
+
+def _drawn(seed: tf.Tensor, operation: tf.Tensor, iteration: tf.Tensor) -> tf.Tensor:
+    """Return the two seeds that TensorFlow's `RandomSeedGenerator` draws for an iteration, an int64 of shape [2]."""
+    # two numbers of 32 bits of Philox, of which each block has four
+    counter = tf.stack([tf.bitcast(iteration // 2, tf.uint64), tf.bitcast(operation, tf.uint64)])
+    block = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=[4], key=[tf.bitcast(seed, tf.uint64)], counter=counter, alg=_PHILOX, dtype=tf.uint32
+    )
+    return tf.cast(tf.reshape(block, [2, 2])[tf.cast(tf.math.floormod(iteration, 2), tf.int32)], tf.int64)
