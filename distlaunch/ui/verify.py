@@ -8,12 +8,13 @@ import textwrap
 from typing import Any
 
 from distlaunch.base.errors import ExitCode
+from distlaunch.base.plural import listed
 from distlaunch.base.run_files.trial_records import Record
 from distlaunch.ui.columns import columns
 from distlaunch.ui.words import duration
 from distlaunch.verify.comparison import DIFFERS, DOCUMENTED, FAILED, Row, VerifyResult
 from distlaunch.verify.explain import random_data
-from distlaunch.verify.judge import NOISE_FACTOR, SHARP, TOLERANCE, spread
+from distlaunch.verify.judge import NOISE_FACTOR, SHARP, TOLERANCE, is_loss, spread
 
 _HEAD = ("strategy", "replicas", "processes", "deviates at", "loss", "gradients", "weights", "seconds", "verdict")
 _RIGHT = frozenset(range(1, 8))
@@ -65,6 +66,8 @@ def _plain(row: Row) -> dict[str, Any]:
         "loss": _number(found.loss if found else None),
         "gradients": _number(found.gradients if found else None),
         "weights": _number(found.weights if found else None),
+        "weight": found.worst.name if found and found.worst else None,
+        "losses": {name: _number(value) for name, value in found.losses} if found else {},
         "metrics": {name: _number(value) for name, value in found.metrics} if found else {},
         "seconds": None if row.seconds is None else round(row.seconds, 2),
         "verdict": row.verdict,
@@ -141,8 +144,9 @@ def _noise(reference: Record, steps: int) -> str:
     }
     how = ", ".join(words[name] for name in reference.noise_source.split(" and "))
     first, largest = spread(reference.series, reference.noise)
+    losses = listed([name for name in reference.series.logs[0] if is_loss(name)], 3) or "gradients"
     return (
-        f"Noise of one device ({how}): loss {_short(first)} in the first step, up to {_short(largest)} in {steps}. "
+        f"Noise of one device ({how}): {losses} {_short(first)} in the first step, up to {_short(largest)} in {steps}. "
         f"Allowed at each step: {NOISE_FACTOR:g} times the noise up to it, or {TOLERANCE:g}; where that is above "
         f"{SHARP:.0%}, the comparison is not sharp."
     )

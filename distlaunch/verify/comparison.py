@@ -12,6 +12,7 @@ from pathlib import Path
 
 from distlaunch.base.compat import frameworks, untested
 from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
+from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.cluster.devices import find_gpus
@@ -21,7 +22,7 @@ from distlaunch.jobs.job import JobRequest, choose, isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.verify.counter_trials import causes
-from distlaunch.verify.explain import dense_embeddings
+from distlaunch.verify.explain import dense_embeddings, weight_within_noise
 from distlaunch.verify.judge import Judgement, first_not_a_number
 from distlaunch.verify.run_trials import Bench, Compared, Ended
 from distlaunch.verify.trials import CANNOT_RUN, KINDS, REPLICAS, PlannedTrial, plan_trials
@@ -161,6 +162,11 @@ def _try_out(bench: Bench | None, planned: PlannedTrial, order: TrialOrder, *, k
     return dataclasses.replace(row, seconds=time.monotonic() - began)
 
 
+def _notes(judgement: Judgement) -> tuple[str, ...]:
+    note = weight_within_noise(judgement)
+    return (note,) if note else ()
+
+
 def _failed(planned: PlannedTrial, result: AttemptResult, *, keeps: bool) -> Row:
     if result.outcome.problems:
         return Row(planned, CANNOT_RUN, tuple(map(str, result.outcome.problems)))
@@ -176,12 +182,15 @@ def _row(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compared
     planned = dataclasses.replace(planned, replicas=found.record.replicas)
     reference = found.reference
     # before anything is compared: NaN deviates from everything
-    if (step := first_not_a_number(reference.series)) is not None:
-        reason = f"one device itself comes to a loss or gradients that are not a number in step {step}"
+    if (found_in := first_not_a_number(reference.series)) is not None:
+        step, what = found_in
+        verb = "are" if len(what) > 1 or what == ["the gradients"] else "is"
+        reason = f"on one device itself {joined(what)} {verb} not a number in step {step}"
         return Row(planned, DIFFERS, (reason,), found.judgement)
     if found.judgement.equal:
-        return Row(planned, EQUAL, (), found.judgement)
+        return Row(planned, EQUAL, _notes(found.judgement), found.judgement)
     # equal to one device whose gradients are dense: documented, and no fault
     if found.dense is not None and found.dense.equal:
-        return Row(planned, DOCUMENTED, (dense_embeddings(reference.facts.embeddings),), found.dense)
+        documented = dense_embeddings(reference.facts.embeddings)
+        return Row(planned, DOCUMENTED, (documented, *_notes(found.dense)), found.dense)
     return Row(planned, DIFFERS, causes(bench, planned, order, found), found.judgement)

@@ -26,7 +26,7 @@ def causes(bench: Bench, planned: PlannedTrial, order: TrialOrder, found: Compar
     checks = _Checks(bench, planned, order, found)
     if sure := checks.smallest(suspects(planned, found.reference.facts)):
         return tuple(each.reason for each in sure)
-    return (unexplained(found.judgement, found.record.series, _first_layer(bench, planned, order, found)),)
+    return (unexplained(found.judgement, _first_layer(bench, planned, order, found)),)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from distlaunch.base.plural import listed
+from distlaunch.base.plural import joined, listed
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
-from distlaunch.verify.judge import Judgement, is_loss
+from distlaunch.verify.judge import NOISE_FACTOR, SHARP, Judgement, is_loss, log_in_words
 from distlaunch.verify.trials import PlannedTrial
 
 _CLOSE = 0.02  # relative: how near to a multiple counts as one
@@ -75,7 +75,7 @@ _REMEDY = (
 
 def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: Series, facts: ModelFacts) -> list[str]:
     causes = []
-    if judgement.metrics and not (judgement.losses_differ or judgement.gradients_differ or judgement.weights_differ):
+    if judgement.metrics and not (judgement.losses or judgement.gradients_differ or judgement.weights_differ):
         return [_wrong_metric(judgement, replicas, trial, reference)]
     is_keras_step = facts.own_step.endswith(".train_step")
     if is_keras_step and (what := _scaled(replicas, reference, trial)):
@@ -88,9 +88,9 @@ def _of_replicas(replicas: int, judgement: Judgement, trial: Series, reference: 
             f"{facts.own_step}: the first step's {what}: its loss is a mean over the replica's own rows, and these "
             f"are summed; {_REMEDY}"
         )
-    elif facts.own_step and not is_keras_step and _adds_own_losses(replicas, trial, reference, facts):
+    elif facts.own_step and not is_keras_step and (added := _adds_own_losses(replicas, trial, reference, facts)):
         causes.append(
-            f"{facts.own_step}: the first step's loss is too large by {replicas - 1} times the model's own losses "
+            f"{facts.own_step}: the first step's {added} is too large by {replicas - 1} times the model's own losses "
             f"(regularisation): each replica adds them whole, and they are summed; {_REMEDY}"
         )
     if facts.mixes_rows:
@@ -109,15 +109,20 @@ def _scaled(replicas: int, trial: Series, reference: Series) -> str:
     if any(_is_multiple(own, expected, replicas) for own, expected in pairs):
         found.append("gradients")
     losses = [name for name in reference.logs[0] if is_loss(name)]
-    if any(_is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0][name], replicas) for name in losses):
-        found.append("loss")
-    return f"{' and '.join(found)} {'are' if found != ['loss'] else 'is'} {replicas} times too large" if found else ""
+    found += [
+        name for name in losses if _is_multiple(trial.logs[0].get(name, math.nan), reference.logs[0][name], replicas)
+    ]
+    is_one = len(found) == 1 and found != ["gradients"]
+    return f"{joined(found)} {'is' if is_one else 'are'} {replicas} times too large" if found else ""
 
 
-def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> bool:
-    losses = [name for name in reference.logs[0] if is_loss(name)]
-    surplus = [trial.logs[0].get(name, math.nan) - reference.logs[0][name] for name in losses]
-    return any(_is_multiple(value + facts.own_losses, facts.own_losses, replicas) for value in surplus)
+def _adds_own_losses(replicas: int, trial: Series, reference: Series, facts: ModelFacts) -> str:
+    """Return the first loss that is too large by the model's own ones; empty if none is."""
+    for name in filter(is_loss, reference.logs[0]):
+        surplus = trial.logs[0].get(name, math.nan) - reference.logs[0][name]
+        if _is_multiple(surplus + facts.own_losses, facts.own_losses, replicas):
+            return name
+    return ""
 
 
 def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference: Series) -> str:
@@ -128,7 +133,7 @@ def _wrong_metric(judgement: Judgement, replicas: int, trial: Series, reference:
     )
     how = f"{replicas} times too large" if summed else "not that of the whole batch"
     return (
-        f"{named('metric', names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
+        f"{log_in_words(names)}: {how}, while loss, gradients and weights are equal: a value that each replica "
         "computes of its own rows cannot be added up or averaged; use a keras.metrics.Metric that adds up sums and "
         "counts, or return context.average(...) from the step"
     )
@@ -143,24 +148,40 @@ def on_replicas(planned: PlannedTrial) -> bool:
     return planned.config.strategy.has_replicas and (planned.replicas or 1) > 1
 
 
-def unexplained(judgement: Judgement, trial: Series, first: str) -> str:
+def weight_within_noise(judgement: Judgement) -> str:
+    """Return why a final weight may deviate visibly although a trial is equal; empty if none does."""
+    worst = judgement.worst
+    if worst is None or worst.deviation <= SHARP / NOISE_FACTOR:
+        return ""
+    other = [f"{value:.1e}" for value in worst.other_gradients[:1]]
+    noise = f"and by {worst.noise:.1e} between runs of one device that differ in rounding alone"
+    found = f"{worst.name} deviates by {worst.deviation:.1e}, {noise}"
+    if not worst.only_rounding:
+        return f"{found}: rounding grows to that"
+    beside = f"{worst.gradient:.1e} in the first step, {', '.join(other)} in another run" if other else ""
+    beside = beside or f"{worst.gradient:.1e} in the first step"
+    return f"{found}: its gradient is nothing but rounding ({beside}; all gradients have {worst.gradients:.1e})"
+
+
+def unexplained(judgement: Judgement, first: str) -> str:
     """What is known of a deviation without a cause.
 
     Args:
         first: a clause on the first layer that leaves the reference; empty if that is not known.
     """
-    parts = {"the loss": judgement.losses_differ, "the gradients": judgement.gradients_differ}
-    found = [name for name, differs in parts.items() if differs]
-    found += [named("metric", [name for name, _ in judgement.metrics])] if judgement.metrics else []
-    what = " and ".join(found) or "the final weights"
-    verb = "deviates" if len(found) == 1 and (found[0] == "the loss" or len(judgement.metrics) == 1) else "deviate"
+    logs = [name for name, _ in (*judgement.losses, *judgement.metrics)]
+    found = [log_in_words(logs)] if logs else []
+    found += ["the gradients"] if judgement.gradients_differ else []
+    what = joined(found) or "the final weights"
+    verb = "deviates" if len(logs) == 1 and not judgement.gradients_differ else "deviate"
     since = "" if judgement.first_step is None else f" from step {judgement.first_step} on"
-    weight = f"the weight that deviates most is {trial.worst_weight}" if trial.worst_weight else ""
+    worst = judgement.worst
+    weight = f"the weight that deviates most is {worst.name}" if worst is not None and judgement.weights_differ else ""
     return "; ".join(filter(None, (f"unexplained: {what} {verb}{since}", first, weight)))
 
 
 def named(what: str, names: Sequence[str]) -> str:
     """`layer a`, `layers a, b`."""
     shown = listed(names, 6)
-    plural = {"metric": "metrics", "random layer": "random layers", "class": "classes", "variable": "variables"}
+    plural = {"random layer": "random layers", "class": "classes", "variable": "variables"}
     return f"{plural.get(what, what) if len(names) > 1 else what} {shown}"

@@ -1,15 +1,18 @@
 """Judges a trial against the reference: a deviation is a fault unless the model's own rounding noise explains it.
 
 A step may deviate by ten times the noise that had grown up to it, or by 1e-5. So the first steps, in which noise is
-small, are judged sharply, however large noise becomes later. What is no number is always a fault.
+small, are judged sharply, however large noise becomes later. Each final weight has its own noise: a bias before a
+normalisation has a gradient of rounding alone, of which Adam makes whole steps, and hides nothing of other weights.
+What is no number is always a fault.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from distlaunch.base.plural import joined, listed
 from distlaunch.base.run_files.trial_records import Series
 
 TOLERANCE, NOISE_FACTOR = 1e-5, 10.0
@@ -19,8 +22,35 @@ _SMALLEST_SHARE = 1e-2
 """Values below this part of their series' largest are compared with that part: a loss that has come to zero."""
 _FLIPS = 10
 """A metric that counts examples may have one more or less in one of so many steps: it lay on the threshold."""
+_ROUNDING_ALONE = 1e-6
+"""A variable with a gradient below this part of the model's has none but rounding."""
 
 Values = list[float]
+
+
+@dataclass(frozen=True)
+class WorstWeight:
+    """A final weight that deviates, and how far rounding alone moves it on one device.
+
+    Attributes:
+        name: of its variable.
+        deviation, noise: relative to the variable's largest weight.
+        gradient: norm of the variable's gradient in the first step of the reference; None: it has none.
+        other_gradients: the same in the runs that differ from the reference in rounding only.
+        gradients: norm of all gradients of that step.
+    """
+
+    name: str
+    deviation: float
+    noise: float
+    gradient: float | None = None
+    other_gradients: tuple[float, ...] = ()
+    gradients: float = 0.0
+
+    @property
+    def only_rounding(self) -> bool:
+        """Whether the variable has no gradient but rounding, as far as the first step shows it."""
+        return self.gradient is not None and self.gradient <= _ROUNDING_ALONE * self.gradients
 
 
 @dataclass(frozen=True)
@@ -31,8 +61,9 @@ class Judgement:
         first_step: the first that deviates by more than noise; None: none does.
         loss, gradients: the largest deviation of any step; None: there is nothing to compare.
         weights: the largest deviation of a final weight.
-        losses_differ, gradients_differ, weights_differ: more than noise explains.
-        metrics: those that differ by more, with their largest deviation.
+        worst: the variable of that weight, or the one that deviates most from what noise explains.
+        gradients_differ, weights_differ: more than noise explains.
+        losses, metrics: logs that differ by more than noise explains, with their largest deviation.
         sharp_to: the last step of which the comparison shows anything: up to there a deviation of 1 % would be a
             fault in the loss or in the gradients. Later noise hides it.
     """
@@ -41,15 +72,16 @@ class Judgement:
     loss: float | None
     gradients: float | None
     weights: float | None
-    losses_differ: bool = False
+    worst: WorstWeight | None = None
     gradients_differ: bool = False
     weights_differ: bool = False
+    losses: tuple[tuple[str, float], ...] = ()
     metrics: tuple[tuple[str, float], ...] = ()
     sharp_to: int = 0
 
     @property
     def equal(self) -> bool:
-        return not (self.losses_differ or self.gradients_differ or self.weights_differ or self.metrics)
+        return not (self.losses or self.gradients_differ or self.weights_differ or self.metrics)
 
 
 @dataclass(frozen=True)
@@ -74,8 +106,7 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
         rows: examples of each step's batch.
     """
     names = list(reference.logs[0]) if reference.logs else []
-    losses = [name for name in names if is_loss(name)]
-    loss = _compare(trial, reference, noise, [_log(name) for name in losses])
+    losses = {name: _compare(trial, reference, noise, [_log(name)]) for name in names if is_loss(name)}
     optimizers = range(len(reference.gradients[0]) if reference.gradients and trial.gradients else 0)
     gradients = _compare(trial, reference, noise, [_gradient(index) for index in optimizers])
     metrics = {}
@@ -84,21 +115,50 @@ def judge(trial: Series, reference: Series, noise: Sequence[Series], rows: Seque
             compared = _compare(trial, reference, noise, [_log(name)])
             if compared.first is not None and not _only_flips(name, trial, reference, compared, noise, rows):
                 metrics[name] = compared
-    firsts = [each.first for each in (loss, gradients, *metrics.values()) if each.first is not None]
-    noise_of_weights = [run.weights for run in noise if run.weights is not None and math.isfinite(run.weights)]
-    allowed = max(TOLERANCE, NOISE_FACTOR * max(noise_of_weights, default=0.0))
-    weights = _or_inf(trial.weights)
+    firsts = [each.first for each in (*losses.values(), gradients, *metrics.values()) if each.first is not None]
+    weights = trial.weights or ({} if trial.weights is not None else {"the weights": math.inf})
+    allowed = _allowed(weights, reference, noise)
+    # `not <=`: NaN must not pass
+    wrong = [name for name, deviation in weights.items() if not deviation <= allowed[name]]
+    worst = max(wrong or weights, key=lambda name: weights[name] / (allowed[name] if wrong else 1.0), default=None)
     return Judgement(
         first_step=min(firsts, default=None),
-        loss=loss.largest,
+        loss=max((each.largest or 0.0 for each in losses.values()), default=None),
         gradients=gradients.largest,
-        weights=weights,
-        losses_differ=loss.first is not None,
+        weights=max(weights.values(), default=0.0),
+        worst=None if worst is None else _worst(worst, weights[worst], reference, noise),
         gradients_differ=gradients.first is not None,
-        weights_differ=not weights <= allowed,
+        weights_differ=bool(wrong),
+        losses=tuple((name, each.largest or 0.0) for name, each in losses.items() if each.first is not None),
         metrics=tuple((name, each.largest or 0.0) for name, each in metrics.items()),
-        sharp_to=max(loss.sharp_to, gradients.sharp_to),
+        sharp_to=max([gradients.sharp_to, *(each.sharp_to for each in losses.values())]),
     )
+
+
+def _worst(name: str, deviation: float, reference: Series, noise: Sequence[Series]) -> WorstWeight:
+    others = tuple(run.first_gradients[name] for run in noise if name in run.first_gradients)
+    gradients = math.hypot(*reference.first_gradients.values())
+    own_noise = _noise_of_weight(name, noise)
+    return WorstWeight(name, deviation, own_noise, reference.first_gradients.get(name), others, gradients)
+
+
+def _noise_of_weight(name: str, noise: Sequence[Series]) -> float:
+    found = [run.weights[name] for run in noise if run.weights is not None and name in run.weights]
+    return max((value for value in found if math.isfinite(value)), default=0.0)
+
+
+def _allowed(weights: Mapping[str, float], reference: Series, noise: Sequence[Series]) -> dict[str, float]:
+    """Return how far each final weight may deviate.
+
+    Gradients that are nothing but rounding may be zero by chance in all runs of one device, and of an optimizer like
+    Adam such a variable then does not move. So these share the largest noise of them all.
+    """
+    first = reference.first_gradients
+    limit = _ROUNDING_ALONE * math.hypot(*first.values())
+    noises = {name: _noise_of_weight(name, noise) for name in weights}
+    without = {name for name in weights if name in first and first[name] <= limit}
+    shared = max((noises[name] for name in without), default=0.0)
+    return {name: max(TOLERANCE, NOISE_FACTOR * (shared if name in without else own)) for name, own in noises.items()}
 
 
 def is_loss(name: str) -> bool:
@@ -106,20 +166,31 @@ def is_loss(name: str) -> bool:
 
 
 def spread(reference: Series, noise: Sequence[Series]) -> tuple[float, float]:
-    """The noise of the loss (of the gradients without one): of the first step, and the largest of all."""
+    """Return the noise of the losses (of the gradients without one): of the first step, and the largest of all."""
     names = [name for name in reference.logs[0] if is_loss(name)] if reference.logs else []
     parts = [_log(name) for name in names] or [_gradient(0)]
     steps = _spread(reference, noise, parts)
     return steps[0], max(steps)
 
 
-def first_not_a_number(reference: Series) -> int | None:
-    """The first step of which some value is no number."""
+def first_not_a_number(reference: Series) -> tuple[int, list[str]] | None:
+    """Return the first step of which some value is no number, and the names of these values."""
     for step, logs in enumerate(reference.logs, 1):
         norms = reference.gradients[step - 1] if reference.gradients else []
-        if not all(math.isfinite(value) for value in (*logs.values(), *norms)):
-            return step
+        found = [log_in_words([name]) for name, value in logs.items() if not math.isfinite(value)]
+        if not all(map(math.isfinite, norms)):
+            found.append("the gradients")
+        if found:
+            return step, found
     return None
+
+
+def log_in_words(names: Sequence[str]) -> str:
+    """`the loss`, `log d_loss`, `logs d_loss, psnr`, `the loss and log psnr`."""
+    others = [name for name in names if name != "loss"]
+    words = ["the loss"] if "loss" in names else []
+    words += [f"log{'s' if len(others) > 1 else ''} {listed(others, 6)}"] if others else []
+    return joined(words)
 
 
 Pick = Callable[[Series], Values]

@@ -129,6 +129,16 @@ def adds_losses_whole(context, batch):
     return {"loss": loss}
 
 
+def normalised():
+    norm = layers.BatchNormalization(synchronized=True)
+    return keras.Sequential([layers.Input((10,)), layers.Dense(16, name="first"), norm, layers.ReLU(), layers.Dense(3)])
+
+
+def shuffled():
+    whole = tf.data.Dataset.from_tensor_slices(data()["train"])
+    return {"train": whole.shuffle(89).batch(24)}
+
+
 def sharded():
     import json, os
 
@@ -245,6 +255,20 @@ def test_regularisation_that_each_replica_adds_is_named(project: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_weight_without_a_gradient_is_named_and_a_shuffle_of_the_pipeline_is_no_fault(project: Path) -> None:
+    settings = ("model.function=mine.py:normalised", "data.function=mine.py:shuffled", "data.batched=true")
+    kinds = "mirrored,multi_worker_mirrored,dtensor"
+    code, rows = verify(project, *settings, "compile.optimizer=adam", kinds=kinds)
+    assert code == 0
+    for row in rows.values():
+        assert row["verdict"] == "equal"
+        assert row["weight"].endswith("first/bias")
+        assert row["weights"] > 1e-3
+        (reason,) = row["reasons"]
+        assert "its gradient is nothing but rounding" in reason
+
+
+@pytest.mark.slow
 def test_shards_of_ones_own_are_named(project: Path) -> None:
     settings = ("data.function=mine.py:sharded", "train.steps_per_epoch=3")
     code, rows = verify(project, *settings, kinds="multi_worker_mirrored")
@@ -256,7 +280,7 @@ def test_shards_of_ones_own_are_named(project: Path) -> None:
 def test_a_metric_that_is_no_share_is_named(project: Path) -> None:
     code, rows = verify(project, CUSTOM, "train.step=mine.py:wrong_metric")
     assert code == 1
-    assert "metric mean_square: 2 times too large, while loss, gradients" in rows["mirrored"]["reasons"][0]
+    assert "log mean_square: 2 times too large, while loss, gradients" in rows["mirrored"]["reasons"][0]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series
-from distlaunch.verify.explain import explain
+from distlaunch.verify.explain import explain, unexplained, weight_within_noise
 from distlaunch.verify.judge import Judgement, first_not_a_number, judge
 from distlaunch.verify.trials import PlannedTrial
 
@@ -20,7 +20,8 @@ def series(factors: list[float] | None = None, *, weights: float | None = 1e-7, 
     """Losses that deviate from the reference's by these parts of them; gradients alike."""
     off = factors or [0.0] * STEPS
     values = [loss * (1 + factor) for loss, factor in zip(LOSSES, off, strict=True)]
-    return Series([{name: value} for value in values], [[3 * value] for value in values], weights)
+    deviations = None if weights is None else {"dense/kernel": weights}
+    return Series([{name: value} for value in values], [[3 * value] for value in values], deviations)
 
 
 def chaos(seed: int, start: float = 1e-7, growth: float = 1.5) -> list[float]:
@@ -65,7 +66,7 @@ def test_chaos_is_no_fault() -> None:
 def test_a_fault_at_step_2_however_large_noise_becomes(noise: list[Series]) -> None:
     found = judge(series(with_fault(chaos(3), 2, 1e-3), weights=1e-2), REFERENCE, noise)
     assert found.first_step == 2
-    assert found.losses_differ
+    assert [name for name, _ in found.losses] == ["loss"]
 
 
 def test_a_small_early_fault_hides_under_no_later_noise() -> None:
@@ -86,6 +87,64 @@ def test_weights_alone() -> None:
     assert not found.equal
     assert found.weights_differ
     assert found.first_step is None
+
+
+def final(**weights: float) -> Series:
+    """A run whose bias has no gradient but rounding."""
+    plain = series()
+    gradients = {"kernel": 1.0, "bias": 3e-9, "idle": 0.0}
+    return Series(plain.logs, plain.gradients, {"kernel": 1e-7, "bias": 0.0, "idle": 0.0, **weights}, gradients)
+
+
+@pytest.mark.parametrize("idle", [0.0, 2e-2])
+def test_a_weight_that_rounding_moves_hides_no_other(idle: float) -> None:
+    """The bias of a layer before a normalisation has no gradient; Adam makes whole steps of its rounding."""
+    noise = [final(bias=0.02), final(bias=0.05)]
+    found = judge(final(bias=0.3, idle=idle), final(), noise)
+    assert found.equal
+    assert found.worst is not None
+    assert (found.worst.name, found.worst.noise, found.worst.only_rounding) == ("bias", 0.05, True)
+    assert weight_within_noise(found).startswith("bias deviates by 3.0e-01, and by 5.0e-02 between runs of one device")
+    assert "its gradient is nothing but rounding (3.0e-09 in the first step" in weight_within_noise(found)
+    wrong = judge(final(bias=0.3, kernel=1e-3), final(), noise)
+    assert wrong.weights_differ
+    assert wrong.worst is not None
+    assert wrong.worst.name == "kernel"
+    assert "the weight that deviates most is kernel" in unexplained(wrong, "")
+    assert judge(final(bias=0.6), final(), noise).weights_differ
+
+
+def test_a_weight_that_only_chaos_moves_is_named_without_another_reason() -> None:
+    found = judge(final(kernel=2e-3), final(), [final(kernel=1e-3)])
+    assert found.equal
+    assert weight_within_noise(found).endswith("differ in rounding alone: rounding grows to that")
+    assert weight_within_noise(judge(final(kernel=1e-4), final(), [final(kernel=1e-3)])) == ""
+
+
+@pytest.mark.parametrize(
+    ("off", "expected"),
+    [
+        ({"loss"}, "the loss deviates from step 3 on"),
+        ({"d_loss"}, "log d_loss deviates from step 3 on"),
+        ({"d_loss", "psnr"}, "logs d_loss, psnr deviate from step 3 on"),
+        ({"loss", "psnr"}, "the loss and log psnr deviate from step 3 on"),
+        ({"psnr", "gradients"}, "log psnr and the gradients deviate from step 3 on"),
+        ({"gradients"}, "the gradients deviate from step 3 on"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_deviates_is_named(off: set[str], expected: str) -> None:
+    def run(off: set[str]) -> Series:
+        def value(name: str, step: int) -> float:
+            return 1.0 + 0.1 * step + (0.01 if name in off and step >= 3 else 0.0)
+
+        steps = range(1, STEPS + 1)
+        logs = [{name: value(name, step) for name in ("loss", "d_loss", "psnr")} for step in steps]
+        return Series(logs, [[value("gradients", step)] for step in steps], {})
+
+    found = judge(run(off), run(set()), [run(set())])
+    assert unexplained(found, "").split(": ")[1] == expected
+    assert {name for name, _ in found.losses} == off & {"loss", "d_loss"}
 
 
 NAN, INF = math.nan, math.inf
@@ -114,13 +173,13 @@ def test_noise_that_is_no_number_allows_nothing() -> None:
 def test_a_reference_that_is_no_number() -> None:
     """Two runs that are NaN alike prove nothing."""
     broken = series(with_fault([0.0] * STEPS, 7, NAN))
-    assert first_not_a_number(broken) == 7
+    assert first_not_a_number(broken) == (7, ["the loss", "the gradients"])
     assert first_not_a_number(REFERENCE) is None
     assert not judge(broken, broken, [broken]).equal
 
 
 def test_a_trial_that_ended_early_or_has_other_logs() -> None:
-    short = Series(REFERENCE.logs[:20], REFERENCE.gradients[:20], 0.0)
+    short = Series(REFERENCE.logs[:20], REFERENCE.gradients[:20], {})
     assert judge(short, REFERENCE, CALM).first_step == 21
     assert judge(series(name="other"), REFERENCE, CALM).first_step == 1
 
@@ -135,7 +194,7 @@ def accuracies(flips: dict[int, float] | None = None) -> Series:
         {"loss": loss, "accuracy": (hit + (flips or {}).get(step, 0)) / 24}
         for step, (loss, hit) in enumerate(zip(LOSSES, hits, strict=True), 1)
     ]
-    return Series(logs, [], 0.0)
+    return Series(logs, [], {})
 
 
 def test_one_example_on_the_other_side_of_a_threshold_is_rounding() -> None:
@@ -145,7 +204,7 @@ def test_one_example_on_the_other_side_of_a_threshold_is_rounding() -> None:
     assert not judge(accuracies({9: 0.3}), expected, [expected], ROWS).equal
     found = judge(accuracies(dict.fromkeys(range(1, 9), 1)), expected, [expected], ROWS)
     assert [name for name, _ in found.metrics] == ["accuracy"]
-    assert not found.losses_differ
+    assert not found.losses
 
 
 def explained(trial: Series, facts: ModelFacts, kind: str = "mirrored") -> str:

@@ -50,9 +50,9 @@ class Series:
     Attributes:
         logs: the values of each step alone.
         gradients: norm of the gradients of each step, one for each optimizer; empty if not known.
-        weights: largest deviation of a final weight from the reference's, relative to its variable; None for the
-            reference.
-        worst_weight: name of its variable.
+        weights: for each variable the largest deviation of a final weight from the reference's, relative to the
+            variable's largest; None for the reference.
+        first_gradients: norm of each variable's gradient in the first step.
         outputs: of each step, what each layer put out, in the order in which they are computed: number of values, sum,
             sum of magnitudes, sum of squares, sum of squared projections; empty unless asked for.
         variables: of each step, the norm of each variable's gradient, in the order of the variables; empty unless
@@ -61,8 +61,8 @@ class Series:
 
     logs: list[dict[str, float]]
     gradients: list[list[float]] = field(default_factory=list)
-    weights: float | None = None
-    worst_weight: str = ""
+    weights: dict[str, float] | None = None
+    first_gradients: dict[str, float] = field(default_factory=dict)
     outputs: list[dict[str, list[float]]] = field(default_factory=list)
     variables: list[dict[str, float]] = field(default_factory=list)
 

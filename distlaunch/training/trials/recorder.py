@@ -190,6 +190,8 @@ class Trial:
                 raise CheckpointError(f"the training data ended before step {step}; it must be readable again")
             series.logs.append(scalars(result.logs))
             series.gradients.append(gradient_norms(session.model))
+            if step == 1:
+                series.first_gradients.update(norms_by_variable(session.model))
             if self._layers is not None:
                 series.outputs.append(self._layers.read(program.snapshot()))
                 series.variables.append(norms_by_variable(session.model))
@@ -266,8 +268,8 @@ def _is_rounding(noise: list[Series], series: Series, limit: float) -> bool:
 
 
 def _compared(series: Series, final: State, reference: State) -> Series:
-    """The series with the largest deviation of its final weights from the reference's."""
-    worst, worst_name = 0.0, ""
+    """The series with the deviations of its final weights from the reference's."""
+    weights = {}
     for name, expected in reference.items():
         if not name.startswith("model/") or "float" not in expected.dtype.name:
             continue
@@ -276,7 +278,5 @@ def _compared(series: Series, final: State, reference: State) -> Series:
         wide = np.asarray(expected, np.float64)
         scale = max(float(np.abs(wide).max(initial=0.0)), _SMALLEST_SCALE)
         deviation = float(np.abs(got - wide).max(initial=0.0)) / scale
-        deviation = deviation if math.isfinite(deviation) else math.inf
-        if deviation > worst:
-            worst, worst_name = deviation, name.removeprefix("model/")
-    return replace(series, weights=worst, worst_weight=worst_name)
+        weights[name.removeprefix("model/")] = deviation if math.isfinite(deviation) else math.inf
+    return replace(series, weights=weights)
