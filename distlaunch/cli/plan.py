@@ -41,6 +41,8 @@ def command(
     from distlaunch.ui.placement import placement_sections
 
     plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), os.environ)
+    for warning in choice.warnings:
+        click.echo(f"warning: {warning}", err=True)
     placed = describe_variables(choice.config, choice.locate) if variables else None
     data = describe_data(choice.config, choice.locate) if with_data else None
     if as_json:

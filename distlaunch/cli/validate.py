@@ -37,10 +37,13 @@ class FileResult:
     config: str
     summary: str
     problems: list[Problem]
+    warnings: list[Problem]
 
     def show(self) -> None:
         for problem in self.problems:
             click.echo(str(problem), err=True)
+        for warning in self.warnings:
+            click.echo(f"warning: {warning}", err=True)
         if not self.problems:
             click.echo(f"{self.config}: ok ({self.summary})")
 
@@ -50,12 +53,14 @@ class FileResult:
             "ok": not self.problems,
             "summary": self.summary,
             "problems": [_plain(problem) for problem in self.problems],
+            "warnings": [_plain(warning) for warning in self.warnings],
         }
 
 
 def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     from distlaunch.cluster.devices import find_gpus
     from distlaunch.config.checks.machine import machine_problems
+    from distlaunch.config.checks.unused import unused_settings
     from distlaunch.config.read.load import load_config
     from distlaunch.config.summary import summary
 
@@ -63,9 +68,11 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     try:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
-        return FileResult(config, "", error.problems)
+        return FileResult(config, "", error.problems, [])
     problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides)
-    return FileResult(config, summary(loaded.config, num_gpus), problems)
+    return FileResult(
+        config, summary(loaded.config, num_gpus), problems, loaded.located(unused_settings(loaded.config))
+    )
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:

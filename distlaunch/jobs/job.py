@@ -9,6 +9,7 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
@@ -75,7 +76,7 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
         return _choose_directory(request, RunDir(target), environ)
     config, locate = _load(target, request.overrides, environ)
     config, warnings = with_argument_paths(config)
-    return replace(_choose(request, config, locate, environ), warnings=tuple(warnings))
+    return replace(_choose(request, config, locate, environ), warnings=(*warnings, *_unused(config, locate)))
 
 
 def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Mapping[str, str]) -> Choice:
@@ -120,7 +121,12 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         return Choice(config, run.name, locate, run, note=f"{shown(run.path)} is finished already", finished=True)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
-    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=tuple(warnings))
+    found = (*warnings, *_unused(config, locate))
+    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=found)
+
+
+def _unused(config: RunConfig, locate: Locate) -> list[str]:
+    return [str(each) for each in locate(unused_settings(config))]
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:

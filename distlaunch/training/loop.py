@@ -198,10 +198,10 @@ class TrainingLoop:
             return self._train.training_source(
                 *at, ends_visible=True, passes=min(passes, 1) if self._train.own else passes
             )
+        # of the epochs that are left: those that were done may have had other lengths
+        left = max(self._epoch_steps - at[1], 0) + (passes - 1) * self._epoch_steps if passes else 0
         if self._config.train.steps_per_epoch is None:
-            left = max(passes * self._epoch_steps - at[1], 0)
             return self._train.training_source(*at, ends_visible=False, batches=left)
-        left = max(self._epochs * self._epoch_steps - start.step, 0)
         if self._train.num_batches:
             # an epoch of `steps_per_epoch` is no pass over the data: passes follow each other within epochs
             at = divmod(start.step, self._train.num_batches)

@@ -35,6 +35,7 @@ from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import Split, open_splits, with_global_batch
 from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
+from distlaunch.data.unused_settings import unused_settings_of
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
@@ -257,7 +258,9 @@ class Session:
         config = self._config
         context = first_worker(config)
         splits, train, validation = open_splits(config, self._run, self._share(), context)
-        for warning in overlap_warnings(splits) if self.strategy.is_chief else ():
+        for warning in (
+            [*overlap_warnings(splits), *unused_settings_of(config, splits)] if self.strategy.is_chief else ()
+        ):
             self._emit(Notice(level="warning", message=warning))
         config = with_global_batch(config, train)
         if config.cluster.hosting == "in_process":

@@ -1,0 +1,59 @@
+"""Settings that have no effect beside the others of a config: warnings, since the run is as its words say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distlaunch.base.errors import Problem
+from distlaunch.base.plural import joined
+from distlaunch.config.base import Section
+from distlaunch.config.engine import Engine
+from distlaunch.config.restarts import max_restarts
+from distlaunch.config.run import Data, RunConfig
+
+_USED_BY = {
+    "hosts": ("ssh",),
+    "hostfile": ("ssh",),
+    "env": ("ssh",),
+    **dict.fromkeys(("interface", "python", "folder", "sync", "host_timeout_s"), ("ssh", "slurm")),
+}
+"""Keys of `engine:` that some kinds of engine use. `slurm` is for `submit`, from any kind."""
+
+
+def unused_settings(config: RunConfig) -> list[Problem]:
+    """Return the settings that differ from their defaults and that nothing uses, each with the reason."""
+    return [*_of_data(config.data), *_of_restarts(config), *_of_engine(config.engine)]
+
+
+def changed(section: Section, name: str) -> bool:
+    """Return whether a key of a section has another value than its default."""
+    return getattr(section, name) != type(section).model_fields[name].get_default(call_default_factory=True)
+
+
+def _of_data(data: Data) -> Iterator[Problem]:
+    if changed(data, "skip_limit") and data.on_error != "skip":
+        message = f"got {data.skip_limit}, which has no effect without `on_error: skip`; add that, or remove it"
+        yield Problem(("data", "skip_limit"), message)
+    if changed(data, "shuffle_buffer_bytes") and (data.batched or data.shuffle is not True):
+        why = "with `batched: true`" if data.batched else f"with `shuffle: {str(data.shuffle).lower()}`"
+        message = f"got {data.shuffle_buffer_bytes}, which has no effect {why}; remove it"
+        yield Problem(("data", "shuffle_buffer_bytes"), message)
+
+
+def _of_restarts(config: RunConfig) -> Iterator[Problem]:
+    if max_restarts(config):
+        return
+    for name in ("window_s", "backoff_s"):
+        if changed(config.restarts, name):
+            value = getattr(config.restarts, name)
+            message = f"got {value:g}, which has no effect, since this job is never restarted; set `restarts.max`"
+            yield Problem(("restarts", name), f"{message}, or remove it")
+
+
+def _of_engine(engine: Engine) -> Iterator[Problem]:
+    if engine.kind == "auto":  # what it stands for is known when the job starts
+        return
+    for name, kinds in _USED_BY.items():
+        if changed(engine, name) and engine.kind not in kinds:
+            users = joined([f"`{kind}`" for kind in kinds])
+            yield Problem(("engine", name), f"it has no effect with `kind: {engine.kind}`, but with {users}; remove it")
