@@ -273,18 +273,19 @@ class _Probe:
     """The examples that a model is called with before it is trained: a few, or as many as it needs.
 
     Attributes:
-        rows: the examples.
+        given: the examples.
+        rows: the same, as the model takes them.
     """
 
     def __init__(self, config: RunConfig, rows: Batch, more_rows: Callable[[int], Batch] | None) -> None:
         self._batch, self._more_rows = config.data.batch, more_rows
         self._on_jax = not config.strategy.runs_tensorflow
-        self.rows = self._on_host(rows)
+        self._take(rows)
 
     def call(self, model: keras.Model, *, declared: int | None = None) -> Any:
         """The model's predictions, not in training: nothing is drawn, and no statistics move."""
         if declared is not None and self._more_rows is not None:
-            self._take(declared)
+            self._take(self._more_rows(declared))
         try:
             return self._predicted(model)
         # whatever the user's layers raise of as few rows, such as a top_k over the batch
@@ -298,23 +299,19 @@ class _Probe:
         more, self._more_rows = self._more_rows, None
         if more is None:
             return False
-        self.rows = self._on_host(more(self._batch))
+        self._take(more(self._batch))
         return True
-
-    def _take(self, number: int) -> None:
-        assert self._more_rows is not None, "asked before"
-        self.rows, self._more_rows = self._on_host(self._more_rows(number)), None
 
     def _predicted(self, model: keras.Model) -> Any:
         with assignments_undone(), plain_values_kept(model):
             return model(keras.utils.unpack_x_y_sample_weight(self.rows)[0], training=False)
 
-    def _on_host(self, rows: Batch) -> Batch:
-        if not self._on_jax:
-            return rows
-        from distlaunch.strategies.jax.feed import on_host
+    def _take(self, rows: Batch) -> None:
+        self.given = self.rows = rows
+        if self._on_jax:
+            from distlaunch.strategies.jax.feed import on_host
 
-        return on_host(rows)
+            self.rows = on_host(rows)
 
 
 def _create_variables(
@@ -349,7 +346,7 @@ def _create_variables(
             if not probe.take_batch():
                 raise
             _build_losses(model, probe.rows, probe.call(model), key, own_step=own_step)
-    findings.rows = probe.rows
+    findings.rows = probe.given
 
 
 def _build_losses(model: keras.Model, rows: Batch, predictions: Any, key: Key, *, own_step: bool) -> None:

@@ -14,6 +14,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
+from distlaunch.strategies.patches.jax_convolutions import Kernels
 from distlaunch.strategies.replica.input import own_rows
 from distlaunch.strategies.sources import Batch, Source
 
@@ -60,6 +61,21 @@ class Placement:
             return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=several))
 
         return self._map(split, batch)
+
+    def uncertain_kernels(self, batch: Batch) -> Kernels:
+        """The convolutions whose gradients XLA gets wrong on this mesh, with a batch that lies on it so."""
+        large = {axis for axis, size in self._mesh.shape.items() if size > 1}
+        if len(large) < 2:
+            return Kernels.NONE
+        used: list[set[str]] = []
+
+        def look(leaf: Any, axes: Axes) -> Any:
+            chosen = dividing_axes(leaf.shape, axes, self._mesh.shape, whole_rows=True)
+            used.append({axis for axis in chosen if axis is not None} if any(chosen[1:]) else large)
+            return leaf
+
+        self._map(look, batch)
+        return Kernels.GROUPED if all(large <= axes for axes in used) else Kernels.ALL
 
     def _map(self, action: Any, batch: Batch) -> Batch:
         return map_batch(action, batch, self.axes)

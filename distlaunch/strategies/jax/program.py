@@ -19,7 +19,6 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
@@ -39,6 +38,7 @@ from distlaunch.strategies.mesh.functional_step import (
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
+from distlaunch.strategies.patches.jax_convolutions import kernel_gradients
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.sources import Source
@@ -127,7 +127,6 @@ class JaxProgram:
             if stopped or self._is_over((batch := feed.take()) is None, source, done):
                 break
             if self._test_call is None:
-                self._check_convolutions(self._steps.test, (trainable, others, metrics), batch)
                 self._test_call = self._make_test_call()
             if hooks is not None:
                 hooks.begin(done)
@@ -155,8 +154,6 @@ class JaxProgram:
 
         call, batches = jax.jit(step, out_shardings=self._whole), []
         while not self._is_over((batch := feed.take()) is None, source, len(batches)):
-            if not batches:
-                self._check_convolutions(step, state, batch)
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
             outputs = call(state, batch)
@@ -181,14 +178,14 @@ class JaxProgram:
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
         step, average, constrain = drawing(self._steps.train), self._steps.logs == "mean", self._placement.constrain
-        self._check_convolutions(step, state, batch)
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):
             known = self._sums or {}
             self._sums = {**self._zeros(names), **{name: known[name] for name in names if name in known}}
 
         def call(state: TrainState, sums: dict[str, Any], batch: Any) -> Any:
-            logs, state = step(state, constrain(batch))
+            with kernel_gradients(self._placement.uncertain_kernels(batch)):
+                logs, state = step(state, constrain(batch))
             values = {name: jnp.mean(logs[name]).astype(jnp.float32) for name in names}
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
             return state, sums, loss_probe(logs)
@@ -203,23 +200,12 @@ class JaxProgram:
         shardings = self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
-            logs, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
+            with kernel_gradients(self._placement.uncertain_kernels(batch)):
+                logs, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
             own = {name: jnp.mean(value) for name, value in extra_test_logs(self._model, logs).items()}
             return others, metrics, own
 
         return jax.jit(call, donate_argnums=(1, 2), out_shardings=(shardings[1], shardings[3], self._whole))
-
-    def _check_convolutions(self, step: Any, state: Any, batch: Any) -> None:
-        """XLA's gradients of convolutions are wrong, silently, for inputs split within an example on such meshes."""
-        axes = self._placement.axes
-        unused = [axis for axis, size in self._mesh.shape.items() if size > 1 and axis not in axes]
-        if not any(axes[1:]) or not unused or "conv_general_dilated" not in str(jax.make_jaxpr(step)(state, batch)):
-            return
-        message = (
-            f"a model with convolutions cannot have its inputs split within an example while the axis '{unused[0]}'"
-        )
-        hint = "JAX computes wrong gradients then; use a mesh of the input's axes alone, or split examples only"
-        raise ConfigError(Problem(("strategy", "input_layout"), f"{message} splits no input: {hint}"))
 
     def _log_names(self, state: TrainState, batch: Any) -> list[str]:
         """Names of the scalars that the step returns beside the model's metrics."""
