@@ -9,6 +9,7 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.references.argument_paths import with_argument_paths
@@ -164,11 +165,17 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     isolate_if_configured(choice.config, environ)
     for warning in () if choice.finished else choice.warnings:
         observer.note(f"warning: {warning}")
+    _note_backend(choice.config, observer, environ)
     if choice.note:
         observer.note(choice.note)
     if choice.finished:
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
+
+
+def _note_backend(config: RunConfig, observer: Observer, environ: Mapping[str, str]) -> None:
+    if note := ignored_backend(config.strategy.kind, config.strategy.backend, environ):
+        observer.note(note)
 
 
 def isolate_if_configured(config: RunConfig, environ: Mapping[str, str]) -> None:
@@ -228,6 +235,7 @@ def use_run(
     config, locate, warnings = _load_run(run, overrides, environ)
     for warning in warnings:
         observer.note(f"warning: {warning}")
+    _note_backend(config, observer, environ)
     if not overrides and list(extra[:2]) == ["--split", "validation"]:
         check_has_validation(run, config, mode)
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers

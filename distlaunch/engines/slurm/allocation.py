@@ -21,7 +21,8 @@ _OUTPUT_SETTINGS = ("SLURM_LABELIO", "SRUN_LABELIO", "SLURM_STDOUTMODE", "SLURM_
 
 def is_in_allocation(environ: Mapping[str, str]) -> bool:
     """Whether this process belongs to a Slurm job with other nodes than the one it is on."""
-    if "SLURM_JOB_ID" not in environ:
+    # a container may be given some of the variables and not the rest
+    if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
         return False
     # on the only node of a job, that is this machine
     return not (environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURMD_NODENAME" in environ)
@@ -38,6 +39,11 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Hos
         raise UsageError(
             "engine.kind: slurm: this command does not run in a Slurm allocation; "
             "use `distlaunch submit`, or start it by `sbatch` or `salloc`"
+        )
+    if "SLURM_JOB_NODELIST" not in environ:
+        raise UsageError(
+            "engine.kind: slurm: SLURM_JOB_ID is set, but SLURM_JOB_NODELIST is not, which names the nodes; "
+            "pass on all variables whose names begin with SLURM_, or use kind: local"
         )
     cpus = node_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
     tasks = node_counts(environ.get("SLURM_TASKS_PER_NODE", ""))
