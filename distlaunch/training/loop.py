@@ -159,7 +159,7 @@ class TrainingLoop:
             self._save_checkpoint(wait=True)
         before = self._program.snapshot() if finalizes and watched else {}
         self._hook("train_end", logs)
-        self._report_early_end()
+        self._report_end()
         if finalizes:
             # the checkpoint has the weights of the last step; those of a callback take their place
             changed = watched and _weights_differ(before, self._program.snapshot())
@@ -208,17 +208,26 @@ class TrainingLoop:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
 
-    def _report_early_end(self) -> None:
+    def _report_end(self) -> None:
         at = self._progress
-        if not self._around.is_chief or at.epoch >= self._epochs or not at.finished:
+        if not self._around.is_chief:
             return
-        # EarlyStopping sets it when it stops, and to 0 when training begins
-        who = next((callback for callback in self._callbacks if getattr(callback, "stopped_epoch", 0)), None)
-        name = "a callback" if who is None else type(who).__name__
-        best = getattr(who, "best_epoch", None) if getattr(who, "restore_best_weights", False) else None
-        whose = "" if best is None else f"; the weights are those of epoch {best + 1}"
-        message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
-        self._around.emit(Notice(level="info", message=message))
+        # those of EarlyStopping, which puts its best weights back however training ended
+        restored = next((each for each in self._callbacks if getattr(each, "restore_best_weights", False)), None)
+        best = None if getattr(restored, "best_weights", None) is None else getattr(restored, "best_epoch", 0) + 1
+        later = "a resume with more epochs continues from them, as `fit` does when it is called again"
+        if at.epoch < self._epochs and at.finished:
+            # EarlyStopping sets it when it stops, and to 0 when training begins
+            who = next((each for each in self._callbacks if getattr(each, "stopped_epoch", 0)), None)
+            name = "a callback" if who is None else type(who).__name__
+            whose = "" if best is None else f"; the weights are those of epoch {best}"
+            if at.step == self._first_step:
+                whose += "; more `train.epochs` train on"
+            message = f"{name} ended training after epoch {at.epoch} of {self._epochs}{whose}"
+            self._around.emit(Notice(level="info", message=message))
+        elif best is not None and best != at.epoch:
+            message = f"{type(restored).__name__} has put the weights of epoch {best} back; {later}"
+            self._around.emit(Notice(level="info", message=message))
 
     def _warn(self, message: str) -> None:
         """Report a warning once for all tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ class Restorer:
             )
             self._emit(Notice(level="warning", message=message))
         facts = {
-            "progress": saved.progress.to_plain() if saved else None,
+            "progress": self._continued(saved).to_plain() if saved else None,
             "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
             "copy": saved.copy.to_plain() if saved else None,
         }
@@ -112,6 +113,15 @@ class Restorer:
         progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
         self.restored_step = progress.step
         return progress
+
+    def _continued(self, saved: Saved) -> Progress:
+        """Return how far a checkpoint has come; if more epochs follow an early end, without what ended training."""
+        progress = saved.progress
+        if not progress.finished or self._config.train.epochs <= saved.config["train"]["epochs"]:
+            return progress
+        message = f"a callback ended training early, after epoch {progress.epoch}; with more epochs it continues as if "
+        self._emit(Notice(level="info", message=f"{message}`fit` was called again: callbacks begin anew"))
+        return replace(progress, finished=False, stop_training=False, callbacks=[])
 
     def take_state(self) -> State:
         """The state of the checkpoint that was found, in every task; every task must call it, and only once.
