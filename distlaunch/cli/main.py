@@ -103,7 +103,11 @@ def main() -> None:
         code = ExitCode.DONE
     except OSError as error:
         # a full disk, a directory that may not be written
-        click.echo(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), err=True)
         code = ExitCode.FAILED
+        message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            # of `os.getcwd`, which names no file
+            message, code = "the current directory does not exist any more; change to one that does", ExitCode.USAGE
+        click.echo(f"error: {message}", err=True)
     # commands that return nothing have gone well
     sys.exit(int(code) if isinstance(code, int) else 0)

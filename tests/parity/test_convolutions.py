@@ -21,7 +21,8 @@ x, kernel = random.normal(size=(8, 6, 6, 4)).astype("f4"), random.normal(size=(3
 
 def loss(kernel, x):
     spec = ("NHWC", "HWIO", "NHWC")
-    out = jax.lax.conv_general_dilated(jnp.tanh(x), kernel, (1, 1), "SAME", dimension_numbers=spec, feature_group_count=4)
+    options = {"dimension_numbers": spec, "feature_group_count": 4}
+    out = jax.lax.conv_general_dilated(jnp.tanh(x), kernel, (1, 1), "SAME", **options)
     return jnp.mean(jnp.square(out))
 
 expected = np.asarray(jax.grad(loss)(kernel, x))
