@@ -12,6 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.strategies.replica.input import slice_rows
+from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 
 _TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum
 
@@ -23,7 +25,11 @@ def make_predict_call(strategy: Any, model: keras.Model, num_processes: int) -> 
     """
 
     def local(batch: Any, rows: tf.Tensor, total: tf.Tensor, start: tf.Tensor) -> Any:
-        outputs = model.predict_step(batch)
+        # a layer may draw in predictions, too
+        place = RowPlace(start, tf.maximum(tf.cast(rows, tf.int64), 1), tf.cast(total, tf.int64))
+        with numbers_for(place):
+            # of a number that the trace does not know: by that a draw for rows is told from others
+            outputs = model.predict_step(slice_rows(batch, tf.zeros_like(place.rows), place.rows))
         if num_processes == 1:
             return outputs
         return tf.nest.map_structure(lambda leaf: _whole(leaf, rows, total, start), outputs)

@@ -55,6 +55,8 @@ FAST = [
     ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
     ("BatchNorm over replicas", "2x2"),
+    # with an axis that splits nothing, on which XLA's own gradients of convolutions are wrong
+    ("BatchNorm over replicas", "2x2x2, no rules"),
     ("random layers", "8"),
     ("average of weights", "2x2x2"),
     ("schedule", "8"),
@@ -93,7 +95,7 @@ def features(monkeypatch) -> None:
 def test_mesh(name: str, mesh: str, fast, one_device) -> None:
     record = fast[f"{name} | {mesh}"]
     check(record, one_device(name))
-    assert bool(record["shards"]) == ("model" in MESHES[mesh]["mesh"]), "the mesh splits variables over the axis model"
+    assert bool(record["shards"]) == ("layout" in MESHES[mesh]), "the mesh splits variables by its rules"
 
 
 @pytest.mark.slow
@@ -113,12 +115,6 @@ def test_own_step_function(fast, one_device, monkeypatch) -> None:
     record = copy.deepcopy(fast[" | ".join(OWN_STEP)])
     assert all(logs.pop("largest") > 0 for logs in [*record["steps"], *record["epochs"]])
     check(record, one_device("reference step"))
-
-
-def test_convolutions_on_split_inputs_are_refused_where_jax_gets_them_wrong(tmp_path: Path) -> None:
-    """Without the check the first loss is wrong by a fifth. A later JAX may be right: then the check can go."""
-    with pytest.raises(AssertionError, match="JAX computes wrong gradients then"):
-        train([("BatchNorm over replicas", "2x2x2, no rules")], tmp_path)
 
 
 @pytest.mark.parametrize(

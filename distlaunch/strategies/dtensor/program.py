@@ -155,6 +155,16 @@ class DTensorProgram:
         return self._test_logs(own)
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
+        others = self._groups[1]
+        # what layers change goes from batch to batch, as in Keras, and ends with the predictions
+        before = _read(others)
+        try:
+            return self._predictions(source, should_stop)
+        finally:
+            for variable, value in zip(others, before, strict=True):
+                value_of(variable).on_mesh.assign(value)
+
+    def _predictions(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
         call, batches = MeshFunction(self._predict, self._mesh), []
         for batch in self._feed.batches(source):
             if self._is_over(batch is None, source, len(batches)):
@@ -213,7 +223,10 @@ class DTensorProgram:
 
     def _predict(self, batch: Batch) -> Any:
         trainable, others, _, _ = self._groups
-        outputs = predictions_of(self._model, _read(trainable), _read(others), batch)
+        values = _read(others)
+        with _one_stream_of_random_numbers(self._mesh):
+            outputs, new = predictions_of(self._model, _read(trainable), values, batch)
+        _assign(others, values, new)
         return tf.nest.map_structure(
             lambda leaf: dtensor.relayout(leaf, dtensor.Layout.replicated(self._mesh, rank=leaf.shape.rank)), outputs
         )

@@ -146,17 +146,17 @@ class JaxProgram:
         return None if stopped else plain_logs(own or self._result(metrics))
 
     def predict(self, source: Source, should_stop: Callable[[], bool]) -> Any | None:
-        feed, state = Feed(source, self._placement, self._peers), self._values.read()[:2]
+        feed, (trainable, others, _, _) = Feed(source, self._placement, self._peers), self._values.read()
 
-        def step(state: Any, batch: Any) -> Any:
-            trainable, others = state
+        def step(trainable: Any, others: Any, batch: Any) -> Any:
             return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
 
-        call, batches = jax.jit(step, out_shardings=self._whole), []
+        # what layers change goes from batch to batch, as in Keras, and ends with the predictions
+        call, batches = jax.jit(drawing(step), out_shardings=(self._whole, self._values.shardings[1])), []
         while not self._is_over((batch := feed.take()) is None, source, len(batches)):
             if len(batches) % _STEPS_PER_CHECK == 0 and self.agree(Vote(stop=should_stop())).stop:
                 return None
-            outputs = call(state, batch)
+            outputs, others = call(trainable, others, batch)
             feed.load_ahead()
             batches.append(keras.tree.map_structure(np.asarray, outputs))
         return concatenated(batches)

@@ -117,15 +117,20 @@ class FunctionalStep:
         return _values(scope, self._model.non_trainable_variables), _values(scope, self._model.metrics_variables)
 
 
-def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> Any:
-    """What the model predicts with these values of its variables; its own `predict_step` counts."""
+def predictions_of(model: keras.Model, trainable: Values, others: Values, batch: Batch) -> tuple[Any, Values]:
+    """What the model predicts with these values of its variables; its own `predict_step` counts.
+
+    Returns:
+        The predictions, and new values of the other variables: layers may draw, or count, in predictions too.
+    """
     # on JAX Keras's `predict_step` takes the state itself
     if keras.backend.backend() == "jax":
-        return model.predict_step((trainable, others), batch)[0]
+        return model.predict_step((trainable, others), batch)
     groups = ((model.trainable_variables, trainable), (model.non_trainable_variables, others))
     mapping = [pair for variables, values in groups for pair in zip(variables, values, strict=True)]
-    with keras.StatelessScope(state_mapping=mapping):
-        return model.predict_step(batch)
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        predictions = model.predict_step(batch)
+    return predictions, _values(scope, model.non_trainable_variables)
 
 
 def extra_log_names(steps: Steps, logs: Iterable[str]) -> list[str]:
