@@ -1,10 +1,9 @@
 """`python -m distlaunch` is the `distlaunch` command."""
 
-import os
 import sys
 
-if not sys.flags.safe_path and sys.path and sys.path[0] == os.getcwd():
-    # a `random.py` of the user's there would be Python's; the command imports nothing of the user's
+if not sys.flags.safe_path:
+    # the current directory: a `random.py` there would be Python's, and the command imports nothing of the user's
     del sys.path[0]
 
 from distlaunch.cli.main import main

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested
+from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
+from distlaunch.base.standard_streams import open_missing_streams
 
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -78,9 +80,19 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
     )
 
 
+def _check_directory() -> None:
+    """Raise UsageError if the current directory was deleted: relative paths lead nowhere then."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current directory cannot be used ({error.strerror}); change to another") from None
+
+
 def main() -> None:
     """Runs the command; an error of the user is shown as one message, without a traceback."""
+    open_missing_streams()
     try:
+        _check_directory()
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:

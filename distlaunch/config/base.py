@@ -32,7 +32,7 @@ FunctionRef = Annotated[
     str,
     Field(
         # `package.module:function`, or anything that ends with .py before the colon
-        pattern=r"^([A-Za-z_][\w.]*|.+\.py):[A-Za-z_]\w*$",
+        pattern=r"^([A-Za-z_][\w.]*|[\s\S]+\.py):[A-Za-z_]\w*$",
         description="`package.module:function` or `path/to/file.py:function` (relative to the config file)",
     ),
     Words("a function, as 'package.module:function' or 'path/to/file.py:function'"),

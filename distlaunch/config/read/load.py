@@ -66,9 +66,20 @@ def load_config(
         ConfigError: holds every problem that was found.
     """
     path = Path(path)
+    _check_folders(path)
     builder = TreeBuilder(str(path), environ)
     root = builder.build(parse(read_text(path), str(path)))
     return _checked(builder, root, path, tuple(overrides), environ, num_gpus)
+
+
+def _check_folders(path: Path) -> None:
+    """Raise ConfigError if the files of a run, which are UTF-8, could not name a folder."""
+    for folder, what in ((path.parent.absolute(), "the folder of the config"), (Path.cwd(), "the current directory")):
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError:
+            message = f"{what}, {str(folder)!a}, has a name that is not UTF-8; rename it, or start in another"
+            raise ConfigError(Problem((), message, path.name)) from None
 
 
 def load_mapping(
