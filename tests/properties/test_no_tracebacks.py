@@ -6,6 +6,9 @@ import contextlib
 import io
 import json
 import os
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distlaunch.cli.main import main
@@ -198,6 +202,39 @@ def test_paths(outer: str, inner: str, encoding: str, kind: str) -> None:
         target = inner if not inner.startswith("-") else f"./{inner}"
         for command in ("validate", "plan", "report", "logs", "runs"):
             run([command, target], encoding=encoding)
+
+
+_REDIRECTIONS = ["", ">&-", "2>&-", "<&-", ">&- 2>&- <&-", ">/dev/full", "| head -c 1"]
+_FREE = [name for name in _VARIABLES if not name.startswith(("SLURM", "TF_CONFIG", "PYTHONPATH"))]
+
+
+@pytest.mark.slow
+@given(st.dictionaries(st.sampled_from(_FREE), _settings, max_size=4), file_names, st.sampled_from(_REDIRECTIONS))
+@settings(max_examples=12)
+def test_real_jobs(env: dict[str, str], outer: str, streams: str) -> None:
+    """The same numbers, or a message."""
+    with folder() as here:
+        (here / outer).mkdir()
+        (here / outer / "a.yaml").write_bytes(dump(VALID))
+        line = f"{shlex.quote(sys.executable)} -P -m distlaunch train a.yaml {streams}"
+        process = subprocess.Popen(
+            ["sh", "-c", line],
+            cwd=here / outer,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(timeout=120)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        assert b"Traceback" not in out, out
+        assert process.returncode in CODES, out
+        trained = (here / outer / "runs" / "a" / "events.jsonl").exists()
+        assert trained or process.returncode or streams.startswith("|"), out
 
 
 def test_the_helper_sees_a_traceback(monkeypatch: Any) -> None:
