@@ -265,7 +265,12 @@ class TrainingLoop:
             self._check_monitors(logs, train_logs)
         reported = scalars(logs)  # of now: a callback may change the logs
         self._nonfinite.metrics(reported, epoch)
+        known = {name: len(values) for name, values in self._model.history.history.items()}
         self._hook("epoch_end", epoch, logs)
+        # Keras hands its callbacks a copy, to which one may add, as those do that change the learning rate
+        added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
+                 and len(values) > known.get(name, 0)}  # fmt: skip
+        logs = {**logs, **scalars(added)}
         best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
         self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)
         return logs
