@@ -57,7 +57,7 @@ class Feed:
                 message = f"a batch holds {type(leaf).__name__}, which dtensor cannot split; make it dense"
                 raise ConfigError(Problem(("data",), message))
             shape = [total, *leaf.shape.as_list()[1:]]
-            chosen = dividing_axes(shape, axes, self._sizes, whole_rows=True)
+            chosen = dividing_axes(shape, axes, self._sizes)
             return place_rows(leaf, start, shape, layout_of(self._mesh, tuple(chosen)))
 
         return map_batch(pack, batch, self.axes)

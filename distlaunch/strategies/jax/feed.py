@@ -14,7 +14,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
-from distlaunch.strategies.patches.jax_convolutions import Kernels
+from distlaunch.strategies.patches.jax_partitioning import Kernels, Uncertain
 from distlaunch.strategies.replica.input import own_rows
 from distlaunch.strategies.sources import Batch, Source
 
@@ -42,7 +42,7 @@ class Placement:
 
         def put_leaf(leaf: np.ndarray, axes: Axes) -> jax.Array:
             shape = (total, *leaf.shape[1:])
-            return _from_parts(leaf, start, shape, self._sharding(shape, axes, whole_rows=True))
+            return _from_parts(leaf, start, shape, self._sharding(shape, axes))
 
         return self._map(put_leaf, batch)
 
@@ -50,39 +50,29 @@ class Placement:
         """As `put`, of the rows that each process has for itself."""
         return counts.place(batch, self.put, lambda leaf: np.asarray(self._gather(leaf)), lambda array: array)
 
-    def constrain(self, batch: Batch) -> Batch:
-        """In a traced function: rows are split also where they do not divide, as far as XLA does it exactly.
-
-        On meshes of several axes its gradients of embeddings are wrong then, silently: such rows stay whole there.
-        """
-        several = sum(size > 1 for size in self._mesh.shape.values()) > 1
-
-        def split(leaf: Any, axes: Axes) -> Any:
-            return jax.lax.with_sharding_constraint(leaf, self._sharding(leaf.shape, axes, whole_rows=several))
-
-        return self._map(split, batch)
-
-    def uncertain_kernels(self, batch: Batch) -> Kernels:
-        """The convolutions whose gradients XLA gets wrong on this mesh, with a batch that lies on it so."""
+    def uncertain(self, batch: Batch) -> Uncertain:
+        """What XLA gets wrong on this mesh, with a batch that lies on it so."""
         large = {axis for axis, size in self._mesh.shape.items() if size > 1}
-        if len(large) < 2:
-            return Kernels.NONE
-        used: list[set[str]] = []
+        split: list[set[str]] = []
 
         def look(leaf: Any, axes: Axes) -> Any:
-            chosen = dividing_axes(leaf.shape, axes, self._mesh.shape, whole_rows=True)
-            used.append({axis for axis in chosen if axis is not None} if any(chosen[1:]) else large)
+            chosen = dividing_axes(leaf.shape, axes, self._mesh.shape)
+            if any(chosen[1:]):
+                split.append({axis for axis in chosen if axis is not None})
             return leaf
 
         self._map(look, batch)
-        return Kernels.GROUPED if all(large <= axes for axes in used) else Kernels.ALL
+        several = len(large) > 1
+        kernels = Kernels.GROUPED if several else Kernels.NONE
+        if several and any(large - axes for axes in split):
+            kernels = Kernels.ALL
+        return Uncertain(kernels, bool(split), self._mesh if several else None)
 
     def _map(self, action: Any, batch: Batch) -> Batch:
         return map_batch(action, batch, self.axes)
 
-    def _sharding(self, shape: tuple[int, ...], axes: Axes, *, whole_rows: bool) -> NamedSharding:
-        chosen = dividing_axes(shape, axes, self._mesh.shape, whole_rows=whole_rows)
-        return NamedSharding(self._mesh, PartitionSpec(*chosen))
+    def _sharding(self, shape: tuple[int, ...], axes: Axes) -> NamedSharding:
+        return NamedSharding(self._mesh, PartitionSpec(*dividing_axes(shape, axes, self._mesh.shape)))
 
 
 def parts_of_process(mesh: Mesh, axis: str | None) -> tuple[int, int]:

@@ -38,7 +38,7 @@ from distlaunch.strategies.mesh.functional_step import (
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
-from distlaunch.strategies.patches.jax_convolutions import kernel_gradients
+from distlaunch.strategies.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.sources import Source
@@ -149,7 +149,8 @@ class JaxProgram:
         feed, (trainable, others, _, _) = Feed(source, self._placement, self._peers), self._values.read()
 
         def step(trainable: Any, others: Any, batch: Any) -> Any:
-            return predictions_of(self._model, trainable, others, self._placement.constrain(batch))
+            with computed_exactly(self._placement.uncertain(batch)):
+                return predictions_of(self._model, trainable, others, batch)
 
         # what layers change goes from batch to batch, as in Keras, and ends with the predictions
         call, batches = jax.jit(drawing(step), out_shardings=(self._whole, self._values.shardings[1])), []
@@ -177,15 +178,15 @@ class JaxProgram:
         return self._peers.agree(vote)
 
     def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
-        step, average, constrain = drawing(self._steps.train), self._steps.logs == "mean", self._placement.constrain
+        step, average = drawing(self._steps.train), self._steps.logs == "mean"
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):
             known = self._sums or {}
             self._sums = {**self._zeros(names), **{name: known[name] for name in names if name in known}}
 
         def call(state: TrainState, sums: dict[str, Any], batch: Any) -> Any:
-            with kernel_gradients(self._placement.uncertain_kernels(batch)):
-                logs, state = step(state, constrain(batch))
+            with computed_exactly(self._placement.uncertain(batch)):
+                logs, state = step(state, batch)
             values = {name: jnp.mean(logs[name]).astype(jnp.float32) for name in names}
             sums = {name: sums[name] + value for name, value in values.items()} if average else values
             return state, sums, loss_probe(logs)
@@ -196,12 +197,11 @@ class JaxProgram:
 
     def _make_test_call(self) -> Callable[..., Any]:
         assert self._steps.test is not None, "the loop asks for evaluation only where there is a test step"
-        step, constrain = drawing(self._steps.test), self._placement.constrain
-        shardings = self._values.shardings
+        step, shardings = drawing(self._steps.test), self._values.shardings
 
         def call(trainable: Any, others: Any, metrics: Any, batch: Any) -> Any:
-            with kernel_gradients(self._placement.uncertain_kernels(batch)):
-                logs, (_, others, metrics) = step((trainable, others, metrics), constrain(batch))
+            with computed_exactly(self._placement.uncertain(batch)):
+                logs, (_, others, metrics) = step((trainable, others, metrics), batch)
             own = {name: jnp.mean(value) for name, value in extra_test_logs(self._model, logs).items()}
             return others, metrics, own
 

@@ -163,11 +163,10 @@ def slot_layout(slot: Any, weights: Sequence[Any], layouts: Mapping[str, Axes]) 
     return layouts[max(owners, key=len)] if owners else ()
 
 
-def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh, *, whole_rows: bool) -> list[str | None]:
-    """The axis of each dimension of an input.
+def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh) -> list[str | None]:
+    """The axis of each dimension of an input; examples that their axis does not divide are not split.
 
-    Args:
-        whole_rows: examples that their axis does not divide (an uneven last batch) are not split.
+    XLA and DTensor would pad such examples, and XLA's partitioner gets operations between rows wrong then.
 
     Raises:
         ConfigError: an axis does not divide another dimension.
@@ -177,7 +176,7 @@ def dividing_axes(shape: Sequence[int], axes: Axes, mesh: Mesh, *, whole_rows: b
         if axis is None or shape[dimension] % mesh[axis] == 0:
             continue
         if dimension == 0:
-            chosen[0] = None if whole_rows else axis
+            chosen[0] = None
             continue
         text = f"axis '{axis}' of size {mesh[axis]} does not divide dimension {dimension} of an input"
         text = f"{text} of shape {list(shape)}; write ~ for it"

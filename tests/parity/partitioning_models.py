@@ -1,6 +1,6 @@
-"""Convolutions of every kind, trained on meshes and by Keras's own `fit` on JAX.
+"""Convolutions of every kind, and other operations over neighbours, trained on meshes and by Keras's `fit` on JAX.
 
-`python -m tests.parity.convolution_models CASE...` prints how far the weights of each deviate from those of `fit`.
+`python -m tests.parity.partitioning_models CASE...` prints how far the weights of each deviate from those of `fit`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-HERE = "tests.parity.convolution_models"
+HERE = "tests.parity.partitioning_models"
 MESHES: dict[str, dict[str, Any]] = {
     "4": {"mesh": {"batch": 4}},
     "2x1": {"mesh": {"batch": 2, "model": 1}},
@@ -25,6 +25,22 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 RANKS = {"1d": (8,), "2d": (8, 6), "3d": (8, 4, 2)}
 ROWS = 22  # of batches of 8: the last one has 6
+
+
+def moving() -> Any:
+    """A layer that writes the first three places of an example to others."""
+    import keras
+    from keras import ops
+
+    @keras.saving.register_keras_serializable("partitioning")
+    class Moving(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            order = [1, 0, *range(2, len(x.shape))]
+            places = ops.transpose(x, order)
+            moved = ops.scatter_update(ops.tanh(places), [[3], [1], [2]], places[:3] * 2.0)
+            return ops.transpose(moved, order)
+
+    return Moving()
 
 
 def model(rank: str) -> Any:
@@ -49,7 +65,18 @@ def model(rank: str) -> Any:
     if of_rank["DepthwiseConv"] is not None:
         made["depthwise"] = of_rank["DepthwiseConv"](3, depth_multiplier=2, padding="same", name="depthwise")
         made["separable"] = of_rank["SeparableConv"](4, 3, padding="same", name="separable")
+    pooling = getattr(layers, f"MaxPooling{number}D")
+    pools = {
+        "same": pooling(3, strides=1, padding="same"),
+        "by one": pooling(2, strides=1),
+        "by two": pooling(3, strides=2),
+    }
     ends = []
+    for name, pool in pools.items():
+        branch = pool(of_rank["Conv"](4, 3, padding="same", name=f"pooled_{name.replace(' ', '_')}")(first))
+        ends.append(of_rank["GlobalAveragePooling"]()(branch))
+    moved = moving()(of_rank["Conv"](4, 3, padding="same", name="moved")(first))
+    ends.append(of_rank["GlobalAveragePooling"]()(moved))
     for name, layer in made.items():
         branch = layers.Activation("tanh")(layer(first))
         if name == "separable":
@@ -59,7 +86,7 @@ def model(rank: str) -> Any:
     random = np.random.default_rng(1)
     for weight in made_model.weights:
         weight.assign(random.normal(size=weight.shape) * 0.3)
-    made_model.compile(keras.optimizers.SGD(0.3), "mse")
+    made_model.compile(keras.optimizers.SGD(0.02), "mse")
     return made_model
 
 
