@@ -56,6 +56,7 @@ class Split:
         load_raw: as `load`, without the preprocessing.
         unaugmented: the same without `data.augment`; None where it does not change this split.
         reads_all: the name of what every process reads whole, and not its own rows alone; empty otherwise.
+        notes: what is to be said about it at the start of a run.
         is_numbered: batches are found by number although there is no end to them.
         batching: return what suggests that the elements are batches already; None where nothing does.
         in_order: of a split for training: return the same examples as they are evaluated, unchanged, in their own
@@ -86,6 +87,7 @@ class Split:
     load_raw: Callable[..., Batch] | None = None
     unaugmented: Split | None = None
     reads_all: str = ""
+    notes: tuple[str, ...] = ()
     is_numbered: bool = False
     batching: Callable[[], Batching | None] = lambda: None
     in_order: Callable[[], Split] | None = None

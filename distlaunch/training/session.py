@@ -274,6 +274,9 @@ class Session:
                 f"{joined(read_by_all)}: each process reads all batches, since their examples cannot be read alone"
             )
             self._emit(Notice(level="info", message=message))
+        given = [train] if validation is None else [train, validation]
+        for note in dict.fromkeys(note for split in given for note in split.notes) if self.strategy.is_chief else ():
+            self._emit(Notice(level="info", message=note))
         examples = {"train": train.num_examples}
         if validation is not None:
             examples["validation"] = validation.num_examples

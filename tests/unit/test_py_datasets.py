@@ -96,8 +96,8 @@ def test_hooks_are_called_around_each_pass_and_nothing_reads_beyond() -> None:
     dataset = Batches()
     read(split_of(dataset, shuffle=False).training_source(0, 0, ends_visible=False, passes=2), 2 * BATCHES)
     calls = [f"item {index}" for index in range(BATCHES)]
-    assert dataset.calls == ["end", "begin", "item 0", "item 1", *calls, "end", "begin", *calls, "end"], (
-        "two show the shapes"
+    assert dataset.calls == ["end", "begin", "item 0", "item 1", "item 0", *calls, "end", "begin", *calls, "end"], (
+        "two show the shapes, and the first again that it is the same"
     )
 
 
@@ -134,11 +134,57 @@ def test_without_an_end_an_epoch_has_the_steps_that_the_config_says(skip: int) -
 
 def test_several_threads_read_the_same_batches_in_the_same_order() -> None:
     class Quiet(Batches):
-        def on_epoch_begin(self) -> None: ...
+        def __getitem__(self, index: int) -> Any:
+            rows = self.order[index * BATCH : (index + 1) * BATCH]
+            return X[rows] + self.noise, Y[rows]
 
+    assert split_of(Quiet(workers=4)).notes == ()
     one, four = split_of(Quiet()), split_of(Quiet(workers=4))
     same(read(four.training_source(0, 0, ends_visible=False, passes=3), 18),
          read(one.training_source(0, 0, ends_visible=False, passes=3), 18))  # fmt: skip
+
+
+class OwnGenerator(Batches):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.generator = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.generator.normal(size=(BATCH, 3)).astype("float32"), Y[:BATCH]
+
+
+class PythonsGenerator(Batches):
+    def __getitem__(self, index: int) -> Any:
+        return X[:BATCH] * random.random(), Y[:BATCH]
+
+
+@pytest.mark.parametrize("kind", [Batches, PythonsGenerator])
+@pytest.mark.parametrize("keys", [{"threads": 4}, {}])
+def test_what_draws_is_read_in_one_thread_and_reproduced(kind: type[Batches], keys: dict[str, Any]) -> None:
+    def split(**options: Any) -> Any:
+        return split_of(kind(**options), **keys)
+
+    several = split() if keys else split(workers=4)
+    (note,) = several.notes
+    assert note.startswith(
+        f"{kind.__name__}: __getitem__ draws from the generators of `random` or NumPy, so one thread"
+    )
+    assert "and not 4;" in note
+    whole = read(split_of(kind()).training_source(0, 0, ends_visible=False, passes=3), 18)
+    same(read(several.training_source(0, 0, ends_visible=False, passes=3), 18), whole)
+    same(read(several.training_source(1, 3, ends_visible=False, passes=2), 9), whole[9:])
+
+
+@pytest.mark.parametrize(("workers", "shared"), [(1, False), (4, True)])
+def test_a_generator_of_its_own_is_named(workers: int, shared: bool) -> None:
+    (note,) = split_of(OwnGenerator(workers=workers)).notes
+    assert "gives another batch 0 each time, from a generator of its own, which a resume does not set back" in note
+    assert ("and threads share" in note) == shared
+
+
+def test_processes_that_are_not_used_are_named() -> None:
+    (note,) = split_of(PythonsGenerator(use_multiprocessing=True)).notes
+    assert note == "PythonsGenerator: use_multiprocessing has no effect: batches are read in threads"
 
 
 def test_an_evaluation_always_sees_the_same() -> None:

@@ -13,7 +13,7 @@ import functools
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -54,13 +54,15 @@ class PyDatasets:
         self._epochs = _Epochs(data, seed, trains=trains)
         number = _length(data.dataset)
         self._epoch_steps = epoch_steps or np.iinfo(np.int64).max
-        # without an end, batches of two epochs would be read at the same time
-        self._threads = 1 if number is None else config.threads or data.dataset.workers
+        self._threads = 1
+        self._draws = False
         # shapes are learnt from as many batches as Keras does
         heads = [self._item(0, at) for at in range(2 if number is None else min(number, 2))]
         if not heads:
             raise ConfigError(Problem(_KEY, f"got {self._name} without batches: its length is 0"))
         self._structure, self._head = heads[0]
+        self._notes: list[str] = []
+        self._threads = self._threads_for(data.dataset, config, number)
         self._spec = [_spec([leaves[at] for _, leaves in heads], self._name) for at in range(len(self._head))]
         rows = {len(leaf) for leaf in self._head}
         if len(rows) > 1:
@@ -70,6 +72,26 @@ class PyDatasets:
         if number is not None and limit is not None:
             number = min(number, math.ceil(limit / self.global_batch))
         self._number = number
+
+    def _threads_for(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
+        """Return how many threads may read, and note what cannot be as the dataset says it.
+
+        What the generators of the process give depends on who asks first, so only one thread may read what draws.
+        """
+        wanted = config.threads or dataset.workers
+        if dataset.use_multiprocessing:
+            self._notes.append(f"{self._name}: use_multiprocessing has no effect: batches are read in threads")
+        if self._draws and wanted > 1:
+            hint = "draw from np.random.default_rng([epoch, index]) to read in several"
+            message = f"{self._name}: __getitem__ draws from the generators of `random` or NumPy, so one thread reads"
+            self._notes.append(f"{message}, and not {wanted}; {hint}")
+        again = self._item(0, 0)[1]
+        if len(again) != len(self._head) or not all(map(_is_same, again, self._head)):
+            message = f"{self._name}: __getitem__ gives another batch 0 each time, from a generator of its own, which a"
+            message += " resume does not set back" + (" and threads share" if wanted > 1 else "")
+            self._notes.append(f"{message}; draw from np.random, or np.random.default_rng([epoch, index])")
+        # without an end, batches of two epochs would be read at the same time
+        return 1 if number is None or self._draws else wanted
 
     def split(self) -> Split:
         spec = tf.nest.pack_sequence_as(self._structure, self._spec)
@@ -87,6 +109,7 @@ class PyDatasets:
             global_batch=self.global_batch,
             glimpse=self._glimpse,
             reads_all=self._name,
+            notes=tuple(self._notes),
             is_numbered=self._number is None,
         )
 
@@ -140,11 +163,12 @@ class PyDatasets:
 
     def _item(self, number_of_pass: int, index: int) -> tuple[Any, list[np.ndarray]]:
         dataset = self._epochs.begun(number_of_pass)
-        draws = (
-            _drawn_from(self._seed, number_of_pass, _ITEM, index) if self._threads <= 1 else contextlib.nullcontext()
-        )
-        with draws:
+        if self._threads > 1:  # nothing is drawn
             item = dataset[index]
+        else:
+            with _drawn_from(self._seed, number_of_pass, _ITEM, index) as has_drawn:
+                item = dataset[index]
+                self._draws |= has_drawn()
         item = tuple(item) if isinstance(item, list) else item if isinstance(item, (tuple, dict)) else (item,)
         item = as_arrays(item)
         return item, [as_array(leaf) for leaf in tf.nest.flatten(item)]
@@ -223,16 +247,32 @@ class _Epochs:
 
 
 @contextlib.contextmanager
-def _drawn_from(*numbers: int) -> Iterator[None]:
-    """Within it, Python's and NumPy's global generators draw from a seed; afterwards they go on as before."""
+def _drawn_from(*numbers: int) -> Iterator[Callable[[], bool]]:
+    """Within it, Python's and NumPy's global generators draw from a seed; afterwards they go on as before.
+
+    Yields:
+        A function that returns whether one has drawn since.
+    """
     before = random.getstate(), np.random.get_state()
     random.seed(" ".join(map(str, numbers)))
     np.random.seed(np.random.SeedSequence(numbers).generate_state(4))
+    seeded = _states()
     try:
-        yield
+        yield lambda: _states() != seeded
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
+
+
+def _states() -> tuple[Any, ...]:
+    _, key, *others = np.random.get_state(legacy=True)
+    return random.getstate(), key.tobytes(), *others
+
+
+def _is_same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
 
 
 def _length(dataset: keras.utils.PyDataset) -> int | None:
