@@ -153,6 +153,8 @@ class Compile(Section):
     are for the optimizer of a model that compiles itself. None: that optimizer, or `rmsprop`."""
     loss: Annotated[
         Named | list[Named] | dict[str, Named] | None,
+        # in this order: `{name: mse}` is a loss, and no mapping of an output called `name`
+        Field(union_mode="left_to_right"),
         Words("a loss such as 'mse' or {name: ..., args: {...}}, a list of losses, or a mapping of outputs to losses"),
     ] = None
     """A name of `keras.losses`, or `package.module:function` (y_true, y_pred) -> loss of each example."""

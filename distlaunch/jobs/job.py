@@ -118,12 +118,24 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
     config, locate, warnings = _load_run(run, request.overrides, environ)
+    _check_place(run, config)
     if run.finished() and not request.overrides:
         return Choice(config, run.name, locate, run, note=f"{shown(run.path)} is finished already", finished=True)
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     found = (*warnings, *_unused(config, locate))
     return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=found)
+
+
+def _check_place(run: RunDir, config: RunConfig) -> None:
+    """Raise UsageError if overrides name another place than that of the run, which nothing would move."""
+    from distlaunch.config.read.load import load_resolved
+
+    stored = load_resolved(run.config)
+    for key, what in (("name", "its name"), ("runs_dir", "its directory")):
+        if (value := getattr(config, key)) not in (getattr(stored, key), run.name if key == "name" else None):
+            hint = "leave it out, or give the config file for a new run"
+            raise UsageError(f"{key}: got '{value}', but a run that is resumed keeps {what}; {hint}")
 
 
 def _unused(config: RunConfig, locate: Locate) -> list[str]:
