@@ -16,6 +16,7 @@ import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import EpochEnded, Notice
+from distlaunch.base.plural import count
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
@@ -64,6 +65,8 @@ class TrainingLoop:
         self._epochs = config.train.epochs
         self._epoch_steps = config.train.steps_per_epoch or train.num_batches
         self._progress, self._first_step = Progress(), 0
+        self._longer_epoch: tuple[int, int] | None = None
+        """An epoch that has more steps than others, and their number."""
         self._call = CallLength(config.train.steps_per_call, each_batch=watch_batches(callbacks))
         self._save = Every(config.checkpoint.every_steps, config.checkpoint.every_epochs)
         self._reports = StepReports(around.emit, config.train.log_every_steps, around.clock)
@@ -103,6 +106,7 @@ class TrainingLoop:
 
     def _run(self, start: Progress, take_state: Callable[[], State] | None) -> LoopEnd:
         self._progress = start
+        self._lengthen_epoch(start)
         self._saver.best.check(has_validation=self._validation.has_data)
         for warning in mode_warnings(self._config.checkpoint.best):
             self._warn(warning)
@@ -198,8 +202,10 @@ class TrainingLoop:
             return self._train.training_source(
                 *at, ends_visible=True, passes=min(passes, 1) if self._train.own else passes
             )
+        if self._longer_epoch is not None:
+            at = (at[0], self._epoch_steps - 1)
         # of the epochs that are left: those that were done may have had other lengths
-        left = max(self._epoch_steps - at[1], 0) + (passes - 1) * self._epoch_steps if passes else 0
+        left = self._epoch_steps - at[1] + (passes - 1) * self._epoch_steps if passes else 0
         if self._config.train.steps_per_epoch is None:
             return self._train.training_source(*at, ends_visible=False, batches=left)
         if self._train.num_batches:
@@ -207,6 +213,22 @@ class TrainingLoop:
             at = divmod(start.step, self._train.num_batches)
             return self._train.training_source(*at, ends_visible=False, batches=left)
         return self._train.training_source(0, 0, ends_visible=False, skip=start.step, batches=left)
+
+    def _lengthen_epoch(self, start: Progress) -> None:
+        """Let an epoch that has as many steps as one has now, or more, end after one more, from which its logs come."""
+        steps = self._epoch_steps
+        if steps is None or start.pending_logs is not None or not start.step_in_epoch >= steps:
+            return
+        self._longer_epoch = start.epoch, start.step_in_epoch + 1
+        done = f"epoch {start.epoch + 1} has {count(start.step_in_epoch, 'step')} already"
+        self._warn(f"{done}, and an epoch has {steps} now: it ends after one more")
+
+    @property
+    def _steps_of_epoch(self) -> int | None:
+        """Steps of the epoch in progress; None: until its data end."""
+        if self._longer_epoch is not None and self._longer_epoch[0] == self._progress.epoch:
+            return self._longer_epoch[1]
+        return self._epoch_steps
 
     def _report_end(self) -> None:
         at = self._progress
@@ -290,7 +312,8 @@ class TrainingLoop:
 
     def _train_steps(self) -> Logs | None:
         logs: Logs = {}
-        while self._epoch_steps is None or self._progress.step_in_epoch < self._epoch_steps:
+        steps = self._steps_of_epoch
+        while steps is None or self._progress.step_in_epoch < steps:
             wanted = self._steps_to_run()
             first = self._progress.step_in_epoch
             self._hook("train_batch_begin", first)
@@ -315,7 +338,7 @@ class TrainingLoop:
                 self._advance(result, self._around.clock() - began)
                 self._hook("train_batch_end", first + result.steps - 1, logs)
             here = self._progress.step_in_epoch
-            if here and (result.ended if self._epoch_steps is None else here == self._epoch_steps):
+            if here and (result.ended if steps is None else here == steps):
                 # a checkpoint of this step must hold them: whoever goes on from it has no step left to learn them from
                 self._progress = replace(self._progress, pending_logs=scalars(logs))
             if result.vote.stop:
@@ -344,7 +367,7 @@ class TrainingLoop:
         # a call must not run over a step at which something is due
         due = [self._save, self._reports, *self._calls_end]
         limits = [self._call.length, *(each.steps_until_due(step) for each in due)]
-        limits.append(None if self._epoch_steps is None else self._epoch_steps - here)
+        limits.append(None if self._steps_of_epoch is None else self._steps_of_epoch - here)
         return min(limit for limit in limits if limit is not None)
 
     def _advance(self, result: CallResult, seconds: float) -> None:
@@ -353,7 +376,7 @@ class TrainingLoop:
         self._around.on_step(self._progress.step)
         self._next_steps = self._call.proposal(result, seconds)
         self._call.accept(result.vote.next_steps)
-        at_end = self._progress.step_in_epoch == self._epoch_steps
+        at_end = self._progress.step_in_epoch == self._steps_of_epoch
         self._reports.add(result, seconds, self._progress, at_end=at_end)
 
     def _check_end(self, result: CallResult) -> None:

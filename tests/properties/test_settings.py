@@ -397,8 +397,16 @@ def with_keys(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def train(raw: dict[str, Any], folder: Path) -> Seen:
+def train(raw: dict[str, Any], folder: Path, stop_after: int | None = None) -> Seen:
+    """Return what a run lets its user see.
+
+    Args:
+        stop_after: step after which it is asked to stop; it trains one more.
+    """
     seen = Seen()
+
+    def should_stop() -> bool:
+        return stop_after is not None and bool(seen.reports) and seen.reports[-1] >= stop_after
 
     def emit(event: Event) -> None:
         match event:
@@ -426,7 +434,7 @@ def train(raw: dict[str, Any], folder: Path) -> Seen:
     folder.mkdir(parents=True, exist_ok=True)  # callbacks write there
     run = RunDir(folder)
     try:
-        session = Session(RunConfig.model_validate(raw), run, Task("worker", 0), emit, lambda: False)
+        session = Session(RunConfig.model_validate(raw), run, Task("worker", 0), emit, should_stop)
         calls = session.program.run_steps
 
         def counted(*args: Any) -> Any:
@@ -491,6 +499,19 @@ def test_a_run_shows_it(
     else:
         assert any(text in each for each in resumed.said), resumed.said
         assert not any(text in each for each in base.resumed.said)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("train.steps_per_epoch", 2), pytest.param("data.global_batch", 7, marks=pytest.mark.slow)],
+)
+def test_an_epoch_may_have_more_steps_than_epochs_have_now(key: str, value: int, tmp_path: Path) -> None:
+    monitored = {"name": "EarlyStopping", "args": {"monitor": "loss", "patience": 9}}
+    raw = with_keys(BASE, {"train.log_every_steps": 1, "train.callbacks": [monitored]})
+    assert train(raw, tmp_path, stop_after=2).reports == [1, 2, 3]
+    seen = train(with_keys(raw, {key: value, "train.epochs": 3}), tmp_path)
+    assert seen.steps == [4, 6, 8]
+    assert "epoch 1 has 3 steps already, and an epoch has 2 now: it ends after one more" in seen.said
 
 
 # what would be started
