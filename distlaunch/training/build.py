@@ -209,6 +209,8 @@ def _loss(value: Named, key: Key) -> Any:
 
 def _metric(value: NamedMetric, key: Key) -> Any:
     # names such as "accuracy" stay names: Keras picks the metric that fits the shapes
+    if isinstance(value, MetricComponent) and not value.args and value.additive is None:
+        value = value.name
     if isinstance(value, str) and ":" not in value:
         return value
     made = _component(value, "metrics", key)
