@@ -63,7 +63,9 @@ class Restorer:
         if self._strategy.is_chief:
             memory = self._new_memory if list(hosts.values()).count(this_host()) > 1 else lambda: None
             saved = self._store.load(step, memory()) if step is not None else self._newest(memory, archive=archive)
-        return self._share(saved), saved.path if saved else None
+        # only training goes on from there, and archives
+        progress = None if saved is None else self._continued(saved) if archive else saved.progress
+        return self._share(saved, progress), saved.path if saved else None
 
     def _new_memory(self) -> SharedMemory | None:
         """For a state that processes of this host are to share, instead of the last one."""
@@ -93,7 +95,7 @@ class Restorer:
             self._store.archive(step)
         return saved
 
-    def _share(self, saved: Saved | None) -> Progress:
+    def _share(self, saved: Saved | None, progress: Progress | None) -> Progress:
         """Tells every task what the chief has found."""
         self._saved = saved
         if saved is not None and saved.config["data"]["global_batch"] != self._config.data.global_batch:
@@ -102,7 +104,7 @@ class Restorer:
             )
             self._emit(Notice(level="warning", message=message))
         facts = {
-            "progress": self._continued(saved).to_plain() if saved else None,
+            "progress": None if progress is None else progress.to_plain(),
             "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
             "copy": saved.copy.to_plain() if saved else None,
         }
