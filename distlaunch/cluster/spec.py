@@ -158,6 +158,8 @@ def from_tf_config(text: str) -> tuple[ClusterSpec, Task]:
             'TF_CONFIG: expected {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; '
             f"received {text[:120]!r}"
         )
+    if "master" in cluster or task.get("type") == "master":
+        raise UsageError("TF_CONFIG: unknown job 'master', which is what TensorFlow 1 calls the chief; write 'chief'")
     jobs = {str(job): _addresses(str(job), addresses) for job, addresses in cluster.items()}
     spec = ClusterSpec(jobs)
     job, index = task.get("type"), task.get("index")

@@ -1,4 +1,4 @@
-"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and how many workers it then has."""
+"""The cluster that TF_CONFIG describes: whether a run is one of its tasks, and how many tasks it then has."""
 
 from __future__ import annotations
 
@@ -19,8 +19,14 @@ def tf_config_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[Cl
     return from_tf_config(text) if text and config.engine.kind == "auto" and can_join else None
 
 
-def tf_config_workers(config: RunConfig, cluster: ClusterSpec) -> int | None:
-    """How many workers a given cluster has, if that is not what the config says; None: the config's number holds."""
-    # a chief of TF_CONFIG trains as the workers do
-    workers = sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))
-    return workers if workers and config.strategy.in_lockstep and workers != config.cluster.num_workers else None
+def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:
+    """Return the keys of the section `cluster` that a given cluster decides, where it has other numbers of tasks."""
+    if config.strategy.has_coordinator:
+        given = {"workers": len(cluster.jobs.get("worker", ())), "ps": len(cluster.jobs.get("ps", ()))}
+    elif config.strategy.in_lockstep:
+        # a chief of TF_CONFIG trains as the workers do
+        given = {"workers": sum(1 for task in cluster.tasks if task.job in ("chief", "worker"))}
+    else:
+        return {}
+    now = {"workers": config.cluster.num_workers, "ps": config.cluster.ps}
+    return {key: number for key, number in given.items() if number != now[key] and (number or key != "workers")}

@@ -20,7 +20,7 @@ from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host, places_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
-from distlaunch.config.tf_config import tf_config_workers
+from distlaunch.config.tf_config import tf_config_sizes
 from distlaunch.plan.preload import preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
@@ -144,16 +144,16 @@ def cluster_at(jobs: Mapping[str, int], addresses: Sequence[str]) -> ClusterSpec
 
 
 def fit_config(config: RunConfig, cluster: ClusterSpec) -> RunConfig:
-    """The config with the number of workers that a given cluster (TF_CONFIG) really has.
+    """The config with the numbers of tasks that a given cluster (TF_CONFIG) really has.
 
     Raises ConfigError if they cannot share the global batch, or the mesh.
     """
-    workers = tf_config_workers(config, cluster)
-    if workers is None:
+    sizes = tf_config_sizes(config, cluster)
+    if not sizes:
         return config
-    if problems := cross_check(config, None, given_workers=workers):
+    if problems := cross_check(config, None, given=sizes):
         raise ConfigError(problems)
-    return config.with_workers(workers)
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update=sizes)})
 
 
 def task_run_name(name: str, cluster: ClusterSpec, here: Task | None) -> str:

@@ -9,6 +9,7 @@ import tensorflow as tf
 _UNARY = ("abs", "neg", "invert")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _COMPARISONS = ("lt", "le", "gt", "ge")
+_NUMBERS = ("float", "int", "complex")
 
 
 class StandIn:
@@ -28,7 +29,7 @@ def _forward(name: str) -> Any:
     return method
 
 
-for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
+for _name in (*_UNARY, *_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS, *_NUMBERS):
     # on the class: Python looks operators up there, and `__getattr__` is not asked
     setattr(StandIn, f"__{_name}__", _forward(f"__{_name}__"))
 

@@ -328,6 +328,27 @@ def test_the_workers_of_tf_config_share_the_mesh(mesh: int, tasks: int, told: st
     assert str(caught.value).endswith(told)
 
 
+@pytest.mark.parametrize(
+    ("section", "ps", "told"),
+    [
+        ("", 2, ""),
+        ("cluster: {ps: 1, workers: 3, ports: [1, 2, 3, 4, 5]}\n", 2, ""),
+        ("cluster: {ps: 1}\n", 0, "write `ps: 1` below `cluster:` (TF_CONFIG has no task `ps`)"),
+    ],
+)
+def test_tf_config_has_the_parameter_servers(section: str, ps: int, told: str, folder: Path) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": [f"d:{index + 1}" for index in range(ps)]}
+    cluster = {job: addresses for job, addresses in cluster.items() if addresses}
+    environ = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
+    Path("run.yaml").write_text(f"{BASE}strategy: {{kind: parameter_server}}\n{section}")
+    if not told:
+        load_config("run.yaml", environ=environ)
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config("run.yaml", environ=environ)
+    assert str(caught.value).endswith(told)
+
+
 def test_a_tf_config_that_decides_nothing(folder: Path) -> None:
     """A malformed one is refused by whoever starts the run; with `kind: local` nobody reads it."""
     Path("run.yaml").write_text(BASE + "strategy: {kind: multi_worker_mirrored}\ncluster: {workers: 2}\n")

@@ -132,6 +132,23 @@ def test_the_given_cluster_decides_how_many_workers_there_are() -> None:
     assert fit_config(config(kind, workers=2), spec).cluster.workers == 3
 
 
+@pytest.mark.parametrize(("ps", "given"), [(0, 2), (1, 2), (3, 1)])
+def test_the_given_cluster_decides_how_many_parameter_servers_there_are(ps: int, given: int) -> None:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": [f"d:{index + 1}" for index in range(given)]}
+    spec, _ = from_tf_config(json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}}))
+    fitted = fit_config(config({"kind": "parameter_server"}, ps=ps), spec)
+    assert (fitted.cluster.workers, fitted.cluster.ps) == (2, given)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "task"),
+    [({"master": ["a:1"], "worker": ["b:1"]}, "worker"), ({"worker": ["b:1"]}, "master")],
+)
+def test_the_master_of_tensorflow_1_is_a_chief(cluster: dict[str, list[str]], task: str) -> None:
+    with pytest.raises(UsageError, match="'master', which is what TensorFlow 1 calls the chief; write 'chief'"):
+        from_tf_config(json.dumps({"cluster": cluster, "task": {"type": task, "index": 0}}))
+
+
 def test_the_given_cluster_shares_the_mesh() -> None:
     spec, here = from_tf_config(TF_CONFIG)
     mesh = config({"kind": "jax", "mesh": {"batch": 2, "model": 3}})

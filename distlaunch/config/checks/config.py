@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distlaunch.base.errors import Problem
@@ -33,7 +33,7 @@ def cross_check(
     config: RunConfig,
     num_gpus: int | None,
     without: frozenset[str] = frozenset(),
-    given_workers: int | None = None,
+    given: Mapping[str, int] | None = None,
 ) -> list[Problem]:
     """What does not fit together.
 
@@ -41,19 +41,27 @@ def cross_check(
         config: a config whose values have the right types.
         num_gpus: GPUs of this machine; None if that is not known.
         without: sections that hold other mistakes, so nothing is said about them.
-        given_workers: how many workers there are, if TF_CONFIG says it and not the config.
+        given: numbers of the section `cluster` that TF_CONFIG decides, and not the config.
     """
-    if given_workers is not None:
+    if given:
         # it also has the addresses, so that nobody takes the ports of the config
-        cluster = config.cluster.model_copy(update={"workers": given_workers, "ports": "auto"})
+        cluster = config.cluster.model_copy(update={**given, "ports": "auto"})
         found = cross_check(config.model_copy(update={"cluster": cluster}), num_gpus, without)
-        note = f" (TF_CONFIG has {given_workers} workers)"
-        return [problem._replace(message=problem.message + note * (problem.key == _OF_WORKERS)) for problem in found]
+        return [problem._replace(message=problem.message + _note(problem, given)) for problem in found]
     # other hosts have other devices
     num_gpus = num_gpus if config.engine.is_here else None
     # what is said of a value that is replaced by its default would confuse
     checks = [check for check in CHECKS if not check.reads & without]
     return [problem for check in checks for problem in check.run(config, num_gpus)]
+
+
+def _note(problem: Problem, given: Mapping[str, int]) -> str:
+    """Say that a number comes from TF_CONFIG, and not from the config."""
+    if problem.key == _OF_WORKERS and "workers" in given:
+        return f" (TF_CONFIG has {count(given['workers'], 'worker')})"
+    if "ps" in given and not given["ps"] and problem.key == ("strategy", "kind"):
+        return " (TF_CONFIG has no task `ps`)"
+    return ""
 
 
 def fitting_workers(config: RunConfig, numbers: Iterable[int], num_gpus: int | None) -> int | None:

@@ -26,7 +26,7 @@ from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
-from distlaunch.config.tf_config import tf_config_cluster, tf_config_workers
+from distlaunch.config.tf_config import tf_config_cluster, tf_config_sizes
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved"]
 
@@ -127,7 +127,7 @@ def _checked(
         partial = with_absolute_files(partial, path.parent)
         # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
-        wrong += cross_check(partial, num_gpus, sections, _given_workers(partial, environ))
+        wrong += cross_check(partial, num_gpus, sections, _given_sizes(partial, environ))
         wrong += reference_problems(partial)
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
@@ -174,11 +174,11 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
     return _validate(pruned)[0]
 
 
-def _given_workers(config: RunConfig, environ: Mapping[str, str]) -> int | None:
+def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int]:
     with contextlib.suppress(UsageError):  # a malformed TF_CONFIG is for whoever starts the run to refuse
         given = tf_config_cluster(config, environ)
-        return given and tf_config_workers(config, given[0])
-    return None
+        return tf_config_sizes(config, given[0]) if given is not None else {}
+    return {}
 
 
 def _mapping(value: Any) -> dict[str, Any]:

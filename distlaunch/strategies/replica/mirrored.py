@@ -13,6 +13,7 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
 from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
 from distlaunch.strategies.devices import virtual_cpus
+from distlaunch.strategies.patches import tensorflow_scalars
 from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica.program import ReplicaProgram
@@ -26,6 +27,7 @@ class Mirrored(StrategyDefaults):
     def __init__(self, config: MirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
         del cluster  # its size is that of the devices, or in TF_CONFIG
         self.task = task
+        tensorflow_scalars.install()
         self._strategy = mirrored_strategy(_devices(config.replicas))
         self.num_replicas: int = self._strategy.num_replicas_in_sync
 

@@ -12,6 +12,7 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
 from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
+from distlaunch.strategies.patches import tensorflow_scalars
 from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.replica.program import ReplicaProgram
 from distlaunch.strategies.replica.sums import Replicas
@@ -30,6 +31,7 @@ class MultiWorkerMirrored(AmongPeers):
     def __init__(self, config: MultiWorkerMirroredConfig, task: Task, cluster: Cluster | None = None) -> None:
         del cluster  # its size is that of the devices, or in TF_CONFIG
         self.task = task
+        tensorflow_scalars.install()
         _check_local_replicas(config.replicas_per_worker)
         options = tf.distribute.experimental.CommunicationOptions(implementation=_COMMUNICATION[config.communication])
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
