@@ -99,6 +99,29 @@ def test_three_hosts_give_the_losses_of_one_machine(
     assert losses(run) == pytest.approx(losses(RunDir(own_disk / f"{strategy['kind']}-local")), rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param({"kind": "multi_worker_mirrored"}, marks=pytest.mark.short),
+        {"kind": "jax", "mesh": {"batch": 3}},
+        {"kind": "parameter_server"},
+    ],
+    ids=lambda strategy: strategy["kind"],
+)
+def test_hosts_reach_each_other_past_a_proxy(
+    lab: Lab, own_disk: Path, tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    """Every host has a proxy in the environment of its tasks, which answers nobody, and a list that does not help."""
+    cluster = {"workers": 2, "ps": 1} if strategy["kind"] == "parameter_server" else {"workers": 3}
+    variables = {"http_proxy": "http://192.0.2.1:3128", "https_proxy": "http://127.0.0.1:9", "NO_PROXY": ".corp"}
+    engine = {"kind": "ssh", "hosts": HOSTS, "env": list(variables)}
+    name = f"proxy-{strategy['kind']}"
+    config = write_config(tmp_path, own_disk, name, strategy=strategy, cluster=cluster, engine=engine)
+    job = lab.run(0, ["distlaunch", "train", config], **variables)
+    assert job.end(180) == 0, job.output
+    assert len(losses(RunDir(own_disk / name))) == 2
+
+
 @pytest.mark.skipif(not HAS_IPV6, reason="needs IPv6")
 @pytest.mark.parametrize(
     "strategy",
