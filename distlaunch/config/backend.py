@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
-from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.base.errors import ConfigError, Problem, UsageError
 
 Backend = Literal["tensorflow", "jax"]
 
@@ -26,11 +28,35 @@ def choose_backend(backend: Backend) -> None:
 
     Raises:
         ConfigError: it is not installed.
+        UsageError: `keras.json` has a value with which neither TensorFlow nor Keras can be imported.
     """
     os.environ["KERAS_BACKEND"] = backend
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if missing := missing_backend(backend):
         raise ConfigError(Problem(("strategy", "kind"), f"got '{backend}', but {missing}"))
+    _check_settings()
+
+
+_SETTINGS = {
+    "floatx": ("float16", "float32", "float64"),
+    "image_data_format": ("channels_last", "channels_first"),
+}
+
+
+def _check_settings() -> None:
+    """Raise UsageError if Keras cannot read its settings; a file that is no JSON it passes over."""
+    path = Path(os.environ.get("KERAS_HOME") or os.path.expanduser("~/.keras")) / "keras.json"
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if not isinstance(settings, dict):
+        raise UsageError(f"{path}: expected an object such as {{}}; correct or remove the file")
+    for name, allowed in _SETTINGS.items():
+        if (got := settings.get(name, allowed[0])) not in allowed:
+            raise UsageError(f"{path}: {name}: got {got!r}; expected one of {', '.join(allowed)}; correct the file")
+    if not isinstance(got := settings.get("epsilon", 1e-7), float):
+        raise UsageError(f"{path}: epsilon: got {got!r}; expected a number such as 1e-07; correct the file")
 
 
 def ignored_backend(kind: str, backend: Backend, environ: Mapping[str, str]) -> str:

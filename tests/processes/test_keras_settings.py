@@ -90,3 +90,23 @@ def test_a_keras_json_counts_as_in_keras(tmp_path: Path, kind: str, settings: di
     fit = subprocess.run([sys.executable, "-c", _FIT], cwd=tmp_path, env=environment(**env, **backend),
                          capture_output=True, text=True, check=True)  # fmt: skip
     assert losses(tmp_path) == pytest.approx(json.loads(fit.stdout.splitlines()[-1]), rel=1e-6, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"floatx": "float8"}, "floatx: got 'float8'; expected one of float16, float32, float64; correct the file"),
+        pytest.param({"image_data_format": 3}, "image_data_format: got 3", marks=pytest.mark.slow),
+        pytest.param({"epsilon": "small"}, "epsilon: got 'small'; expected a number", marks=pytest.mark.slow),
+        pytest.param([], "expected an object", marks=pytest.mark.slow),
+    ],
+)
+def test_a_keras_json_that_keras_cannot_read(tmp_path: Path, settings: Any, said: str) -> None:
+    write_job(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/keras.json").write_text(json.dumps(settings))
+    done = run_command("train", "job.yaml", cwd=tmp_path, env={"KERAS_HOME": str(tmp_path / "home")})
+    assert done.code in (2, 3)
+    assert f"{tmp_path}/home/keras.json: {said}" in done.err
+    assert "Traceback" not in done.text
+    assert "File " not in done.text
