@@ -123,3 +123,32 @@ def test_what_cannot_start_is_mended() -> None:
 
 def given(why: Cause, found: TaskError | None, code: int, **more: Any) -> Advice:
     return advise(why, found, code, start_timeout_s=300, stall_timeout_s=1800, stop_timeout_s=30, **more)
+
+
+@pytest.mark.parametrize(
+    ("summary", "file", "is_named"),
+    [
+        ("ImportError: cannot import name 'KEY' from 'secrets' (/usr/lib/secrets.py)", "secrets.py", True),
+        ("ImportError: cannot import name 'KEY' from 'secrets' (unknown location)", "secrets/__init__.py", True),
+        ("ModuleNotFoundError: No module named 'queue.mine'; 'queue' is not a package", "queue/__init__.py", True),
+        ("AttributeError: module 'types' has no attribute 'Mine'", "types.py", True),
+        # the user's own module was imported, and does not have the name
+        ("AttributeError: module 'helpers' has no attribute 'Mine'", "helpers.py", False),
+        ("ImportError: cannot import name 'KEY' from 'secrets' (/usr/lib/secrets.py)", "other.py", False),
+    ],
+)
+def test_a_module_of_the_users_whose_name_is_taken(tmp_path: Path, summary: str, file: str, is_named: bool) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    lines = f'Traceback (most recent call last):\n  File "{tmp_path}/bug.py", line 1, in <module>\n    x'
+    found = TaskError(summary, f"{lines}\n{summary}", kind=summary.partition(":")[0])
+    first = given(Cause.FAILURE, found, 3).first
+    taken = f"rename {tmp_path / file}: it has the name of another module, which is loaded already"
+    assert first == (taken if is_named else "fix bug.py:1")
+
+
+def test_a_variable_that_jax_cannot_read() -> None:
+    found = TaskError(
+        "ValueError: invalid truth value 'x' for environment 'JAX_ENABLE_X64'", NOT_OURS, kind="ValueError"
+    )
+    assert given(Cause.FAILURE, found, 3).first == "correct JAX_ENABLE_X64 in the environment, or unset it"

@@ -94,6 +94,8 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
         named = re.match(r"(\S[^:]*\.py):(\d+): ", error.summary)
         return Advice(f"fix {Path(named[1]).name}:{named[2]}" if named else "fix that")
     lines = error.traceback.splitlines()
+    if variable := _OF_ENVIRONMENT.match(error.summary.strip()):
+        return Advice(f"correct {variable[1]} in the environment, or unset it")
     if taken := _taken_name(error, own_folders(lines)):
         return Advice(f"rename {taken}: it has the name of another module, which is loaded already")
     if package := _missing_package(error, own_folders(lines)):
@@ -105,6 +107,8 @@ def _after_error(error: TaskError, *, hosts: bool) -> Advice:
     return Advice(f"copy {file[1]} to that host if it is missing only there, else {fix}" if file and hosts else fix)
 
 
+_OF_ENVIRONMENT = re.compile(r"ValueError: invalid truth value .* for environment '(\w+)'")
+"""An error of JAX, when it is imported."""
 _OF_MODULE = re.compile(
     r"ImportError: cannot import name '\w+' from '(?P<partly>\w+)'(?: \((?P<file>.*)\))?"
     r"|ModuleNotFoundError: No module named '(?P<parent>\w+)\.[\w.]+'; '\w+' is not a package"
