@@ -12,7 +12,7 @@ real_argv = plan.worker_argv
 
 
 def fake_argv(*arguments, **options):  # type: ignore[no-untyped-def]
-    return (sys.executable, str(Path(__file__).with_name("fake_worker.py")), *real_argv(*arguments, **options)[3:])
+    return (sys.executable, str(Path(__file__).with_name("fake_worker.py")), *real_argv(*arguments, **options)[4:])
 
 
 plan.worker_argv = fake_argv
