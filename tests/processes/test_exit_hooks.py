@@ -13,8 +13,10 @@ import atexit, json, os, sys, threading
 import keras, numpy as np, tensorflow as tf
 
 HOOKS = os.environ["HOOKS"]
-command = os.path.basename(sys.argv[0])
-words = [sys.argv[sys.argv.index(word) + 1] for word in ("--mode", "--task") if word in sys.argv]
+argv = sys.orig_argv  # `sys.argv` is this file's
+program = argv[argv.index("-m") + 1] if "-m" in argv else next(word for word in argv if word.endswith(".py"))[:-3]
+command = os.path.basename(program.replace(".", "/")) + ".py"
+words = [argv[argv.index(word) + 1] for word in ("--mode", "--task") if word in argv]
 
 
 def hook():
