@@ -29,16 +29,21 @@ def test_names_without_a_range_need_no_program() -> None:
     assert node_names("n10,n8") == ["n10", "n8"]
 
 
+_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
         ({}, False),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, True),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}, True),
+        ({**_JOB, "SLURM_JOB_NUM_NODES": "2"}, True),
+        ({**_JOB, "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}, True),
         # on the only node of a job, that is this machine
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}, False),
+        ({**_JOB, "SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n1"}, False),
         # `salloc` on a login host
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, True),
+        ({**_JOB, "SLURM_JOB_NUM_NODES": "1"}, True),
+        # a container was given one of the variables
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}, False),
     ],
 )
 def test_an_allocation_is_recognised(environ: dict[str, str], expected: bool) -> None:
