@@ -69,7 +69,7 @@ def model(rank: str) -> Any:
     pools = {
         "same": pooling(3, strides=1, padding="same"),
         "by one": pooling(2, strides=1),
-        "by two": pooling(3, strides=2),
+        "by two": pooling(3, strides=2, padding="same"),
     }
     ends = []
     for name, pool in pools.items():
