@@ -96,6 +96,6 @@ progresses = st.builds(
 
 @given(progresses)
 def test_progress_comes_back(progress: Progress) -> None:
-    meta = read_meta(write_meta([], 1.0, progress, {}))
+    meta = read_meta(write_meta([], 1.0, progress, {}).encode())
     assert meta is not None
     assert repr(meta.progress) == repr(progress)

@@ -50,7 +50,7 @@ def test_a_written_config_is_a_config_file(tmp_path_factory: Any, config: RunCon
 
 @given(configs() | fitting())
 def test_a_checkpoint_has_the_config_that_it_was_written_with(config: RunConfig) -> None:
-    meta = read_meta(write_meta([], 1.0, Progress(), config.to_plain()))
+    meta = read_meta(write_meta([], 1.0, Progress(), config.to_plain()).encode())
     assert meta is not None
     assert differences(meta.config, config.to_plain()) == []
 

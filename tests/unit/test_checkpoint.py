@@ -231,27 +231,27 @@ def test_one_that_cannot_be_read_now_is_not_damaged(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, retry_s=(0.0,))
     for step in (1, 2):
         store.save(STATE, Progress(step=step), {})
-    state = tmp_path / "step-00000002" / STATE_FILE
-    kept = state.rename(tmp_path / "kept")
-    state.mkdir()  # even root gets an OSError here
-    with pytest.raises(UnreadableCheckpointError, match=r"cannot be read: .*Is a directory"):
+    meta = tmp_path / "step-00000002" / "meta.json"
+    kept = meta.rename(tmp_path / "kept")
+    meta.symlink_to("/proc/self/mem")  # whoever reads its beginning gets an OSError, root too
+    with pytest.raises(UnreadableCheckpointError, match=r"cannot be read: .*Input/output error"):
         store.newest_good()
-    state.rmdir()
-    kept.rename(state)
+    meta.unlink()
+    kept.rename(meta)
     assert store.newest_good().progress.step == 2  # type: ignore[union-attr]
 
 
 def test_one_that_can_be_read_the_second_time_is_read(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, retry_s=())
     store.save(STATE, Progress(step=1), {})
-    state = tmp_path / "step-00000001" / STATE_FILE
-    kept = state.rename(tmp_path / "kept")
-    state.mkdir()
+    meta = tmp_path / "step-00000001" / "meta.json"
+    kept = meta.rename(tmp_path / "kept")
+    meta.symlink_to("/proc/self/mem")
 
     def pauses() -> Iterator[float]:
         yield 0.0
-        state.rmdir()
-        kept.rename(state)
+        meta.unlink()
+        kept.rename(meta)
         yield 0.0
 
     saved = CheckpointStore(tmp_path, retry_s=Pauses(pauses)).newest_good()

@@ -8,6 +8,7 @@ the checksums show.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
+from distlaunch.base.regular_files import read_regular
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import STATE_FILE
@@ -159,7 +161,7 @@ class CheckpointStore:
         """Makes the checkpoint after so many epochs the best one; returns whether it is there."""
         for step in reversed(self.steps()):
             with contextlib.suppress(OSError, ValueError):
-                meta = read_meta((self._path(step) / "meta.json").read_text(encoding="utf-8"))
+                meta = read_meta(read_regular(self._path(step) / "meta.json"))
                 if meta is not None and (meta.progress.epoch, meta.progress.step_in_epoch) == (epochs, 0):
                     self._keep_as_best(self._path(step))
                     return True
@@ -177,7 +179,7 @@ class CheckpointStore:
         """
         path = self._path(step)
         try:
-            meta = read_meta((path / "meta.json").read_text(encoding="utf-8"))
+            meta = read_meta(read_regular(path / "meta.json"))
             if meta is None:
                 raise DamagedError(f"{path}/meta.json: damaged: its content does not match its checksum")
             if meta.sha256 is not None:
@@ -199,6 +201,9 @@ class CheckpointStore:
         except FileDamagedError as error:
             raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR):
+                # not what was written there, and never will be again
+                raise DamagedError(f"{path}: damaged: {error.filename} {error.strerror}") from None
             raise UnreadableCheckpointError(f"{path}: cannot be read: {error}") from None
 
     def _path(self, step: int | BestName) -> Path:

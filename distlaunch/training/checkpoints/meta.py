@@ -16,7 +16,9 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from distlaunch.base import strict_json
 from distlaunch.training.checkpoints.state_set import StateFile
@@ -27,6 +29,9 @@ SAFETENSORS = 3
 _SEVERAL_FILES = 4
 """The first format whose state may lie in several files."""
 _NUMBER = "$float"
+
+
+Count = Annotated[int, Field(ge=0, strict=True)]
 
 
 class NewerFormatError(ValueError):
@@ -52,9 +57,11 @@ class Progress:
         optimizers: how they were built at the start of the attempt, see `describe_optimizers`.
     """
 
-    step: int = 0
-    epoch: int = 0
-    step_in_epoch: int = 0
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    step: Count = 0
+    epoch: Count = 0
+    step_in_epoch: Count = 0
     history: dict[str, list[float]] = field(default_factory=dict)
     callbacks: list[dict[str, Any]] = field(default_factory=list)
     finished: bool = False
@@ -91,6 +98,9 @@ class Meta:
     config: dict[str, Any]
 
 
+_META = TypeAdapter(Meta)
+
+
 def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, config: dict[str, Any]) -> str:
     """The text of the file.
 
@@ -105,14 +115,14 @@ def write_meta(files: Sequence[StateFile], saved_at: float, progress: Progress, 
     return json.dumps({**read_back, "meta_sha256": _digest(read_back)}, indent=1)
 
 
-def read_meta(text: str) -> Meta | None:
-    """What the text says; None if it is not what was written.
+def read_meta(data: bytes) -> Meta | None:
+    """What the file says; None if it is not what was written, or nothing that a checkpoint can be.
 
     Raises:
         NewerFormatError: a later version wrote it.
     """
     try:
-        meta = json.loads(text)
+        meta = json.loads(data)
         own = meta.pop("meta_sha256")
         version = meta.get("format", 1)
         if version > FORMAT:
@@ -120,12 +130,18 @@ def read_meta(text: str) -> Meta | None:
         candidates = [meta] if version > 1 else _of_format_1(meta)
         if all(own != _digest(candidate) for candidate in candidates):
             return None
-        files = [StateFile(**plain) for plain in meta.get("files", ())]
-        sha256 = meta["sha256"] if version < _SEVERAL_FILES else None
-        return Meta(version, files, sha256, Progress.from_plain(meta["progress"]), meta["config"])
+        found = {
+            "format": version,
+            "files": meta.get("files", []),
+            "sha256": meta["sha256"] if version < _SEVERAL_FILES else None,
+            "progress": _untagged(meta["progress"]),
+            "config": meta["config"],
+        }
+        return _META.validate_python(found)
     except NewerFormatError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError):
+    # the parser follows each level of nesting
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distlaunch.base.regular_files import open_regular
 from distlaunch.strategies.state.state_files import OLDER_STATE_FILE, STATE_FILE, read_npz, read_state
 from distlaunch.training.checkpoints.meta import SAFETENSORS
 from distlaunch.training.checkpoints.state_set import FileDamagedError
@@ -22,7 +24,7 @@ def read_older(folder: Path, version: int, sha256: str) -> State:
         OSError: it is missing, or the disk does not give it out.
     """
     name = STATE_FILE if version >= SAFETENSORS else OLDER_STATE_FILE
-    with (folder / name).open("rb") as file:
+    with os.fdopen(open_regular(folder / name), "rb") as file:
         try:
             if version >= SAFETENSORS:
                 state, found = read_state(file)

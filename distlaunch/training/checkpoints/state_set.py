@@ -8,10 +8,12 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import numpy as np
+from pydantic import Field
 
+from distlaunch.base.regular_files import open_regular
 from distlaunch.strategies.state.file_pieces import Buffers, pass_pieces, pieces_of, read_pieces, write_pieces
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import (
@@ -50,9 +52,10 @@ class StateFile:
         digests: SHA-256 of each piece, in hexadecimal digits, one after the other.
     """
 
-    name: str
-    num_bytes: int
-    digests: str
+    # a bare name: a checkpoint that was given to somebody must lead nowhere else
+    name: Annotated[str, Field(pattern=r"\A[A-Za-z0-9][\w.-]*\z")]
+    num_bytes: Annotated[int, Field(ge=0, strict=True)]
+    digests: Annotated[str, Field(pattern=r"\A[0-9a-f]*\z")]
 
 
 def write_file(folder: Path, name: str, state: State, cuts: Mapping[str, Cut], pace: Pace = FULL_SPEED) -> StateFile:
@@ -115,7 +118,7 @@ class _OpenFile:
 
     def __init__(self, folder: Path, facts: StateFile) -> None:
         self._file_facts, self.name = facts, facts.name
-        self._file = (folder / facts.name).open("rb", buffering=0)
+        self._file = os.fdopen(open_regular(folder / facts.name), "rb", buffering=0)
         self._fd = self._file.fileno()
         try:
             self._read_header()

@@ -1,0 +1,41 @@
+"""Reads files of a run that anybody may have put there: pipes and devices would block, and huge files fill memory."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+MOST_BYTES = 64 << 20
+"""Of a record: metadata, plans, errors."""
+
+
+def open_regular(path: str | Path) -> int:
+    """Return a descriptor of a file, for reading.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    # without waiting: opening a named pipe would wait for a writer
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return fd
+
+
+def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
+    """Return what a file holds.
+
+    Args:
+        most: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger.
+    """
+    with os.fdopen(open_regular(path), "rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))
+    return data
