@@ -11,6 +11,7 @@ from pathlib import Path
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import EVENT_FORMAT
+from distlaunch.base.regular_files import NotRegularError, open_regular
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -54,10 +55,10 @@ class EventReader:
         try:
             if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
                 return
-            with self._path.open("rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotRegularError):
             return
         # the rest is a line that is just being written
         complete = data.rfind(b"\n") + 1
@@ -84,8 +85,9 @@ def read_events_of(path: Path, kind: type[Event]) -> list[Event]:
     """Those of one kind, oldest first; other lines, which may be a great many, are not parsed."""
     mark = f'"event":"{kind.__name__}"'.encode()
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        with os.fdopen(open_regular(path), "rb") as file:
+            data = file.read()
+    except (FileNotFoundError, NotRegularError):
         return []
     return list(parse_events(b"\n".join(line for line in data.splitlines() if mark in line)))
 
@@ -93,7 +95,7 @@ def read_events_of(path: Path, kind: type[Event]) -> list[Event]:
 def read_tail(path: Path) -> list[Event]:
     """The newest events of a file, oldest first; of a task, those of some ten seconds at least."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             return list(parse_events(file.read()))
     except OSError:

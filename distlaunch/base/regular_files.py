@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MOST_BYTES = 64 << 20
 """Of a record: metadata, plans, errors."""
+
+
+class NotRegularError(OSError):
+    """What a path leads to is a folder, a pipe or a device."""
 
 
 def open_regular(path: str | Path) -> int:
     """Return a descriptor of a file, for reading.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        NotRegularError: it is no regular file.
+        OSError: it cannot be opened.
     """
     # without waiting: opening a named pipe would wait for a writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
     return fd
 
 
@@ -39,3 +46,16 @@ def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))
     return data
+
+
+def read_json(path: str | Path, most: int = MOST_BYTES) -> Any:
+    """Return what a file of JSON holds.
+
+    Raises:
+        OSError: as of `read_regular`.
+        ValueError: it is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(read_regular(path, most))
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_dir import TaskDir
@@ -160,21 +161,21 @@ class RunDir:
         """Step and folder of the best epoch's checkpoint, if there is one; that of its step if it is the same."""
         best = self.checkpoints / BEST
         try:
-            meta = (best / "meta.json").read_bytes()
+            meta = read_regular(best / "meta.json")
             step = int(json.loads(meta)["progress"]["step"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         other = self.checkpoints / checkpoint_name(step)
         with contextlib.suppress(OSError):
             # a resumed run may have written the same step again, with other weights
-            if (other / "meta.json").read_bytes() == meta:
+            if read_regular(other / "meta.json") == meta:
                 return step, other
         return step, best
 
     def started_from(self) -> tuple[Path | None, Path | None]:
         """The folder of the run's config, and the directory in which it was started last; None: not known."""
         try:
-            known = json.loads(self.environment.read_bytes())
+            known = read_json(self.environment)
             folder, directory = known.get("config_folder"), known.get("directory")
         except (OSError, ValueError, AttributeError):
             return None, None
@@ -204,7 +205,7 @@ class RunDir:
     def job_exit_code(self) -> int | None:
         """The exit code of the submitted job; None: it has not ended, or could not report it."""
         try:
-            return int(self.batch_exit.read_text(encoding="utf-8"))
+            return int(read_regular(self.batch_exit))
         except (OSError, ValueError):
             return None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distlaunch.base.heartbeat import FORMAT, NO_STEP
+from distlaunch.base.regular_files import read_regular
 
 
 class Signs(NamedTuple):
@@ -36,7 +37,7 @@ class Signs(NamedTuple):
 def read_signs(path: Path) -> Signs:
     """The signs in a file; those of a task that has not begun if there is none."""
     try:
-        beats, turns, step, saving, writing = FORMAT.unpack(path.read_bytes())
+        beats, turns, step, saving, writing = FORMAT.unpack(read_regular(path))
     # no file yet, or one that is just being made
     except (OSError, struct.error):
         return Signs()

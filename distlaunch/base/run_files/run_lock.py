@@ -6,16 +6,18 @@ Where a disk has no locks, the identity alone counts, as long as its process liv
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from distlaunch.base.errors import RunBusyError
+from distlaunch.base.errors import RunBusyError, UsageError
 from distlaunch.base.file_locks import lock
 
 NOTEBOOK = "notebook"
@@ -64,7 +66,7 @@ class Owner(NamedTuple):
 def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
     """Holds the lock; the system drops it if this process dies. Raises RunBusyError if another process holds it."""
     # a task that inherited it would hold the lock after the launcher's death
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = _opened(path, os.O_RDWR | os.O_CREAT)
     try:
         has_locks = _take(fd, path)
         # only now: until it is held, the file names somebody else
@@ -75,6 +77,20 @@ def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
     finally:
         # gives the lock up
         os.close(fd)
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Return a descriptor of the lock. Raises UsageError if it leads to another file, which would be overwritten."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise UsageError(f"{path}: is a link, or no regular file; remove it, or use another run") from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UsageError(f"{path}: is no regular file; remove it, or use another run")
+    return fd
 
 
 def _take(fd: int, path: Path) -> bool:
@@ -140,8 +156,8 @@ def _named_owner(fd: int) -> Owner | None:
 def owner_of(path: Path) -> Owner | None:
     """Who holds the lock now; None: nobody, whatever the file says."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        fd = _opened(path, os.O_RDONLY)
+    except (OSError, UsageError):
         return None
     try:
         # shared: several may look at the same time

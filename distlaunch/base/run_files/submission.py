@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from distlaunch.base.regular_files import read_json
 
 Phase = Literal["pending", "running", "ended"]
 
@@ -27,7 +28,7 @@ class Submission(NamedTuple):
     def read(path: Path) -> Submission | None:
         """What `to_plain` has made of it; None: there is none."""
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = read_json(path)
             return Submission(
                 str(plain["engine"]), str(plain["job"]), float(plain["time"]), str(plain.get("cluster", ""))
             )

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import write_atomically
 
 
@@ -128,7 +129,7 @@ class Record:
     @staticmethod
     def read(path: Path) -> Record:
         """Raises OSError or ValueError if there is none that can be read."""
-        plain: dict[str, Any] = json.loads(path.read_text())
+        plain: dict[str, Any] = read_json(path)
         plain["series"] = Series(**plain["series"])
         plain["facts"] = ModelFacts(**plain["facts"])
         plain["dense"] = plain["dense"] and Series(**plain["dense"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
@@ -101,7 +101,7 @@ def read_error(files: TaskDir) -> TaskError | None:
     if not files.error_json.exists():
         return _aborted(files)
     try:
-        data = json.loads(files.error_json.read_text(encoding="utf-8"))
+        data = read_json(files.error_json)
         if data["kind"] == "config":
             problems = tuple(Problem.from_plain(item) for item in data["problems"])
             return TaskError("the config is wrong", problems=problems)
@@ -137,7 +137,7 @@ def _summary(kind: str, message: str) -> str:
 def step_of(files: TaskDir) -> int | None:
     """The step that the task's error.json records, be it of an exception or of a signal."""
     try:
-        step = json.loads(files.error_json.read_text(encoding="utf-8"))["step"]
+        step = read_json(files.error_json)["step"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return step if isinstance(step, int) else None

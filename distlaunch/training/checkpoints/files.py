@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
-from distlaunch.base.regular_files import read_regular
+from distlaunch.base.regular_files import NotRegularError, read_regular
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import STATE_FILE
@@ -201,7 +201,7 @@ class CheckpointStore:
         except FileDamagedError as error:
             raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:
-            if error.errno in (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR):
+            if isinstance(error, NotRegularError) or error.errno in (errno.EFBIG, errno.ELOOP):
                 # not what was written there, and never will be again
                 raise DamagedError(f"{path}: damaged: {error.filename} {error.strerror}") from None
             raise UnreadableCheckpointError(f"{path}: cannot be read: {error}") from None
