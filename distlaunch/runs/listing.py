@@ -12,6 +12,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import parse_events, read_events
 from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.regular_files import open_regular
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.base.run_files.submission import JobState, Submission
@@ -139,7 +140,7 @@ def _began(run: RunDir, events: Sequence[Event]) -> float:
 def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
     """The first events of a file, and so many of the last that they tell about an attempt and its progress."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD_BYTES)
             length = _TAIL_BYTES

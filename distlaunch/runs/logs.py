@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Event, ExportFailed, TaskFailed
 from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.regular_files import NotRegularError, open_regular, read_json
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.cluster.spec import Task
@@ -64,8 +65,8 @@ class LogFollower:
 
     def read(self) -> Iterator[str]:
         try:
-            file = self._path.open("rb")
-        except FileNotFoundError:
+            file = os.fdopen(open_regular(self._path), "rb")
+        except (FileNotFoundError, NotRegularError):
             return
         with file:
             file.seek(self._offset)
@@ -228,7 +229,7 @@ def _plan_of(run: RunDir, attempt: int) -> LaunchPlan:
     mode: Mode = "train"
     chief = "chief:0" if "chief:0" in names else "worker:0"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a notebook's has no plan
-        plain = json.loads(run.attempt_plan(attempt).read_text(encoding="utf-8"))
+        plain = read_json(run.attempt_plan(attempt))
         names, chief = [str(task["task"]) for task in plain["tasks"]], str(plain["chief"])
         mode = cast(Mode, plain["mode"])
     tasks = tuple(TaskPlan(Task.parse(name), (), {}, run.task(attempt, name)) for name in names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.protocol import RUN_MODES, SCRIPT_ENTRY
+from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState
@@ -233,7 +233,7 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
 def _command(run: RunDir) -> tuple[str, ...]:
     """The program and its arguments, without what starts it."""
     try:
-        argv = json.loads(run.plan.read_text(encoding="utf-8"))["tasks"][0]["argv"]
+        argv = read_json(run.plan)["tasks"][0]["argv"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ()
     earlier = {"distlaunch.tasks.script", "distlaunch.script_task"}
@@ -246,7 +246,7 @@ def _command(run: RunDir) -> tuple[str, ...]:
 def planned_mode(run: RunDir, number: int) -> str:
     """What an attempt was started for; one without a plan is a notebook's."""
     try:
-        return str(json.loads(run.attempt_plan(number).read_text(encoding="utf-8"))["mode"])
+        return str(read_json(run.attempt_plan(number))["mode"])
     except (OSError, ValueError, KeyError, TypeError):
         return "train"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.base.errors import ExitCode, Problem
-from distlaunch.base.regular_files import read_json
+from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
 from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
@@ -268,7 +269,7 @@ def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
 
 def _tail_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             # a log may have gigabytes
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             # the first character may be cut in two; progress bars end with \r
