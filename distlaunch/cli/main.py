@@ -12,6 +12,7 @@ import click
 from distlaunch import __version__
 from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
 from distlaunch.base.standard_streams import open_missing_streams
+from distlaunch.base.visible import visible
 
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -107,7 +108,7 @@ def main() -> None:
         click.echo(str(asked), err=True)
         code = asked.exit_code
     except DistlaunchError as error:
-        click.echo(f"error: {error}" if "\n" not in str(error) else str(error), err=True)
+        click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
         code = error.exit_code
     except BrokenPipeError:
         # the reader of our output has gone, as in `distlaunch schema | head`
@@ -120,6 +121,6 @@ def main() -> None:
         if isinstance(error, FileNotFoundError) and error.filename is None:
             # of `os.getcwd`, which names no file
             message, code = "the current directory does not exist any more; change to one that does", ExitCode.USAGE
-        click.echo(f"error: {message}", err=True)
+        click.echo(visible(f"error: {message}"), err=True)
     # commands that return nothing have gone well
     sys.exit(int(code) if isinstance(code, int) else 0)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
+from distlaunch.base.visible import visible
 
 
 @click.command("validate")
@@ -41,9 +42,9 @@ class FileResult:
 
     def show(self) -> None:
         for problem in self.problems:
-            click.echo(str(problem), err=True)
+            click.echo(visible(str(problem)), err=True)
         for warning in self.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            click.echo(visible(f"warning: {warning}"), err=True)
         if not self.problems:
             click.echo(f"{self.config}: ok ({self.summary})")
 

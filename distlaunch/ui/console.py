@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from distlaunch.base.visible import visible
 
 _UNBROKEN = 100_000  # columns
 
@@ -20,6 +24,11 @@ class JobConsole(Console):
         super().__init__(**options)
         if not self.is_terminal and options.get("width") is None and "COLUMNS" not in os.environ:
             self.width = _UNBROKEN
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as Rich does, with control characters of texts visible: colours are styles by now, and not text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
