@@ -39,5 +39,15 @@ def command(target: Path, force: bool) -> None:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}; choose another folder") from None
     config = shlex.quote(str(starter.config))
-    click.echo(f"wrote {starter.code} and {starter.config}")
+    click.echo(f"wrote {starter.code} and {starter.config}{_ignored(starter.config.with_name('.gitignore'))}")
     click.echo(f"next  distlaunch train {config}    or: distlaunch validate {config}, distlaunch verify {config}")
+
+
+def _ignored(path: Path) -> str:
+    """Let git ignore runs, unless a file says already what it ignores; return what is to be said."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write("runs/\n")
+    except OSError:
+        return ""
+    return f", and {path}, by which git ignores runs"

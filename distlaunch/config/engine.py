@@ -59,7 +59,10 @@ class Engine(Section):
     and OpenMP, which they get anyway."""
     sync: Literal["none", "code"] = "none"
     """Of `ssh` and `slurm`: how the code of this folder gets to the hosts. `none`: it is there; that it is equal is
-    checked. `code`: the files that git knows, or all but hidden ones, are sent to hosts that do not have them."""
+    checked. `code`: the files that git knows, or all but hidden ones, are sent to hosts that do not have them, without
+    runs, and without untracked files that look like secrets (`.env*`, `id_*`, `*.pem`, `*.key`)."""
+    sync_files: Annotated[list[str], Words("a list of files, such as [.env]")] = Field(default_factory=list)
+    """Of `ssh` and `slurm`: files of this folder that `sync: code` sends too, although they look like secrets."""
     host_timeout_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
     """Of `ssh` and `slurm`: a host that shows no sign of life for so long is lost."""
     warm_start: bool = True

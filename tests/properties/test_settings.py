@@ -262,6 +262,7 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "engine.python": Shown(f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once"),
     "engine.folder": Shown(f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once"),
     "engine.env": Shown(f"{SSH}test_two_hosts_train_and_one_is_a_spare"),
+    "engine.sync_files": Shown("tests/unit/test_code_copy.py::test_files_that_look_like_secrets_stay_here"),
     "engine.sync": Shown("tests/cluster/test_training.py::test_code_is_sent_to_hosts_that_do_not_have_it"),
     "engine.host_timeout_s": Shown("tests/cluster/test_training.py::test_a_host_that_is_cut_off_is_named"),
     "engine.warm_start": Shown("tests/processes/test_warm_jobs.py::test_warm_and_cold_are_bit_equal"),

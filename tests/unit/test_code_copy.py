@@ -95,3 +95,64 @@ def test_code_that_a_job_works_with_is_not_changed(project: Path, tmp_path: Path
 def test_code_outside_the_folder_cannot_be_sent(project: Path) -> None:
     with pytest.raises(UsageError, match="is not in"):
         CodeFiles(project, ["/other/f.py"]).listing()
+
+
+def test_files_that_look_like_secrets_stay_here(project: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    (project / "tracked.pem").write_text("x")
+    subprocess.run(["git", "add", "tracked.pem"], cwd=project, check=True)
+    for name in (".env.local", "id_rsa", "package/host.key", "identity.py"):
+        (project / name).write_text("x")
+    code = CodeFiles(project, [])
+    sent = json.loads(code.listing()).keys()
+    assert {"tracked.pem", "identity.py"} <= sent
+    assert code.left_out == [".env.local", "id_rsa", "package/host.key"]
+    assert not set(code.left_out) & sent
+    more = CodeFiles(project, [], ["id_rsa"])
+    assert "id_rsa" in json.loads(more.listing())
+    assert "id_rsa" not in more.left_out
+    with pytest.raises(UsageError, match=r"engine\.sync_files: there is no file .*missing"):
+        CodeFiles(project, [], ["missing"]).listing()
+
+
+def test_runs_are_not_code_wherever_they_are(project: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    run = project / "experiments" / "best"
+    (run / "attempts").mkdir(parents=True)
+    (run / "events.jsonl").touch()
+    (run / "attempts" / "plan.json").touch()
+    (project / "experiments" / "sweep.py").touch()
+    sent = json.loads(CodeFiles(project, []).listing()).keys()
+    assert "experiments/sweep.py" in sent
+    assert not [name for name in sent if name.startswith("experiments/best")]
+
+
+def test_a_link_that_leads_out_is_refused_by_name(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("x")
+    (project / "inside.py").symlink_to(project / "package" / "model.py")
+    CodeFiles(project, []).listing()
+    (project / "outside.py").symlink_to(tmp_path / "private")
+    with pytest.raises(UsageError, match=r"outside\.py leads out of .*project, to .*private"):
+        CodeFiles(project, []).listing()
+    # where nothing is sent, nothing is refused
+    CodeFiles(project, []).digests_as_json(outside=False)
+
+
+def test_nobody_else_reads_a_copy_and_programs_stay_programs(project: Path, tmp_path: Path) -> None:
+    (project / "start.sh").write_text("x")
+    (project / "start.sh").chmod(0o755)
+    there = tmp_path / "there"
+    _send(CodeFiles(project, []), there).close()
+    assert there.stat().st_mode & 0o777 == 0o700
+    assert (there / "start.sh").stat().st_mode & 0o777 == 0o700
+    assert (there / "notes.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_programs_that_a_repository_names_are_not_started(project: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    monitor = tmp_path / "monitor.sh"
+    monitor.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    monitor.chmod(0o755)
+    subprocess.run(["git", "config", "core.fsmonitor", str(monitor)], cwd=project, check=True)
+    CodeFiles(project, []).listing()
+    assert not (tmp_path / "started").exists()

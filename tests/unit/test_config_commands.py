@@ -128,6 +128,15 @@ def test_init_writes_a_valid_project_under_any_name(target: str, config: str, co
     assert load_config(config, environ={"EPOCHS": "3"}).config.train.epochs == 3
 
 
+def test_init_lets_git_ignore_runs(folder: Path) -> None:
+    assert CliRunner().invoke(init, ["a"]).exit_code == 0
+    assert (folder / "a" / ".gitignore").read_text() == "runs/\n"
+    (folder / "b").mkdir()
+    (folder / "b" / ".gitignore").write_text("data/\n")
+    assert "git" not in CliRunner().invoke(init, ["b"]).stdout
+    assert (folder / "b" / ".gitignore").read_text() == "data/\n"
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

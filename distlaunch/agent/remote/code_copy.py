@@ -45,7 +45,7 @@ class CodeCopy:
             raise UsageError(f"{folder} holds other code, which was not sent by distlaunch; "
                              "remove it, or choose another `folder`")  # fmt: skip
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             lock(self._lock, (fcntl.LOCK_SH if self.is_same else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

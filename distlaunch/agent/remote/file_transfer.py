@@ -68,6 +68,8 @@ def receive(root: Path, frame: Frame) -> None:
     else:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb" if frame.fields.get("fresh") else "ab") as file:
+            if isinstance(mode := frame.fields.get("mode"), int):
+                os.fchmod(file.fileno(), mode & 0o700)
             file.write(frame.payload)
 
 
@@ -84,11 +86,16 @@ def _move(path: Path, to: Path) -> None:
     remove_folder(before)
 
 
-def send_file(path: Path, name: str) -> Iterator[bytes]:
-    """Messages that put a file under this name, at once when it is complete. Raises OSError if it is gone."""
+def send_file(path: Path, name: str, *, keeps_mode: bool = False) -> Iterator[bytes]:
+    """Messages that put a file under this name, at once when it is complete. Raises OSError if it is gone.
+
+    Args:
+        keeps_mode: what its owner may do with it stays so, and nobody else may do anything.
+    """
     part = _part(name)
     with path.open("rb") as file:
-        yield from _chunks(file.fileno(), part)
+        facts = {"mode": os.fstat(file.fileno()).st_mode & 0o700} if keeps_mode else {}
+        yield from _chunks(file.fileno(), part, **facts)
     yield encode(MOVE, path=part, to=name)
 
 
@@ -124,8 +131,8 @@ def part_of(name: str) -> str:
     return "/".join(words[: ends[0]]) if ends else ""
 
 
-def _chunks(fd: int, name: str) -> Iterator[bytes]:
+def _chunks(fd: int, name: str, **facts: int) -> Iterator[bytes]:
     fresh, offset = True, 0
     while (data := os.pread(fd, CHUNK_BYTES, offset)) or fresh:
-        yield encode(WRITE, data, path=name, fresh=fresh)
+        yield encode(WRITE, data, path=name, fresh=fresh, **(facts if fresh else {}))
         fresh, offset = False, offset + len(data)

@@ -15,7 +15,7 @@ _USED_BY = {
     "hosts": ("ssh",),
     "hostfile": ("ssh",),
     "env": ("ssh",),
-    **dict.fromkeys(("interface", "python", "folder", "sync", "host_timeout_s"), ("ssh", "slurm")),
+    **dict.fromkeys(("interface", "python", "folder", "sync", "sync_files", "host_timeout_s"), ("ssh", "slurm")),
 }
 """Keys of `engine:` that some kinds of engine use. `slurm` is for `submit`, from any kind."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import json
 import os
@@ -19,24 +20,52 @@ _MOST = 10_000
 """Files, and folders that are searched."""
 _MOST_BYTES = 500_000_000
 _PASSED_OVER = ("node_modules", "site-packages", "__pycache__", "runs")
+_SECRET = (".env*", "id_*", "*.pem", "*.key")
+"""Names of files that hold keys and passwords as a rule."""
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+"""Without programs that the repository's own settings name."""
 
 
 class CodeFiles:
-    """The files of a folder. Where git knows the folder: those that it knows or would add. Else: all but hidden ones,
-    environments, and runs.
+    """The files of a folder. Where git knows the folder: those that it knows or would add. Else: all but hidden ones
+    and environments. Runs are passed over, and files that look like secrets, unless git tracks them.
 
     Args:
         files: Python files that the config names; they may be elsewhere.
+        more: files to be sent too, whatever they look like.
     """
 
-    def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, files: Sequence[str], more: Sequence[str] = ()) -> None:
+        self._folder, self._more = folder, more
         self._outside = [name for name in files if not Path(name).is_relative_to(folder)]
 
     @functools.cached_property
     def _names(self) -> list[str]:
-        found = [*islice(_git_files(self._folder), _MOST)] or [*islice(_walked(self._folder), _MOST)]
-        return [name for name in found if (self._folder / name).is_file()]
+        tracked, others = _git_files(self._folder)
+        others = others if tracked or others else [*islice(_walked(self._folder), _MOST)]
+        sent = [*tracked, *(name for name in others if not _looks_secret(name))]
+        found = [name for name in sent[:_MOST] if (self._folder / name).is_file() and not self._is_of_run(name)]
+        return sorted({*found, *self._more})
+
+    @functools.cached_property
+    def left_out(self) -> list[str]:
+        """Names of files that look like secrets, and are not sent."""
+        tracked, others = _git_files(self._folder)
+        others = others if tracked or others else [*islice(_walked(self._folder), _MOST)]
+        return [name for name in others if _looks_secret(name) and not self._is_of_run(name) and name not in self._more]
+
+    def _is_of_run(self, name: str) -> bool:
+        """Return True for a file of a run, wherever runs are kept."""
+        return any(_is_run(self._folder / parent) for parent in Path(name).parents if parent.name)
+
+    def _check_inside(self, name: str) -> None:
+        """Raise UsageError for a link that leads out of the folder: what it leads to is not code of this folder."""
+        path = self._folder / name
+        if not path.is_file():
+            raise UsageError(f"engine.sync_files: there is no file {path}")
+        if not path.resolve().is_relative_to(self._folder.resolve()):
+            raise UsageError(f"engine.sync: code: {name} leads out of {self._folder}, to {path.resolve()}; "
+                             "put a copy in its place, or let git ignore it")  # fmt: skip
 
     def digests_as_json(self, *, outside: bool) -> bytes:
         """Of Python files, by their names in the folder.
@@ -51,6 +80,8 @@ class CodeFiles:
 
     def listing(self) -> bytes:
         """All files with what they hold. Raises UsageError if that is too much to be code."""
+        for name in self._names:
+            self._check_inside(name)
         size = sum((self._folder / name).stat().st_size for name in self._names)
         if size > _MOST_BYTES:
             raise UsageError(f"engine.sync: code: the files of {self._folder} have {size:,} bytes, and {_MOST_BYTES:,} "
@@ -70,16 +101,31 @@ class CodeFiles:
     def messages(self) -> Iterator[bytes]:
         """The messages that send all files."""
         for name in self._names:
-            yield from send_file(self._folder / name, name)
+            yield from send_file(self._folder / name, name, keeps_mode=True)
 
 
-def _git_files(folder: Path) -> Iterator[str]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+def _looks_secret(name: str) -> bool:
+    return any(fnmatch.fnmatch(Path(name).name, pattern) for pattern in _SECRET)
+
+
+@functools.cache
+def _is_run(folder: Path) -> bool:
+    """Return True for the directory of a run."""
+    return (folder / "attempts").is_dir() and (folder / "events.jsonl").exists()
+
+
+def _git_files(folder: Path) -> tuple[list[str], list[str]]:
+    """Files that git tracks, and those that it would add; none where it knows no repository."""
+    return _listed_by_git(folder, "--cached"), _listed_by_git(folder, "--others", "--exclude-standard")
+
+
+def _listed_by_git(folder: Path, *options: str) -> list[str]:
+    command = [*_GIT, "ls-files", *options, "-z"]
     try:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository
-        return
-    yield from sorted(name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name)
+        return []
+    return sorted(name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name)
 
 
 def _walked(folder: Path) -> Iterator[str]:

@@ -15,7 +15,7 @@ from distlaunch import __version__
 from distlaunch.agent.host_state import is_there
 from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.plural import count
+from distlaunch.base.plural import count, listed
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
@@ -124,6 +124,7 @@ class RemoteEngine:
         computing = {name: max(1, chosen[: needs.num_computing].count(name)) for name in used}
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
+        notes += [fleet.not_sent] if fleet.not_sent and fleet.num_starts == 1 else []
         notes += [f"warning: {warning}" for warning in self._warnings_of(used, fleet)]
         env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
         return RemoteAllocation(
@@ -188,8 +189,11 @@ class RemoteEngine:
             raise_for(missing)
         folders = {host.label: self._folder(host) for host in self._hosts}
         lease_s = max(1, round(self._settings.host_timeout_s * 2))
-        code = CodeFiles(Path.cwd(), self._files.code)
+        code = CodeFiles(Path.cwd(), self._files.code, self._settings.sync_files)
         sync = self._settings.sync == "code"
+        if sync and code.left_out:
+            names = listed(code.left_out)
+            fleet.not_sent = f"not sent, since they look like secrets: {names}; engine.sync_files sends them"
         check_hosts(links, folders, lease_s, code, [*self._data.values()], {} if again else missing, sync=sync)
         # those that were lost come last: a spare is better
         return sorted(links, key=lambda link: fleet.failures.count(link.name))

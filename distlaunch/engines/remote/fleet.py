@@ -47,6 +47,8 @@ class Fleet:
         """Why there is no agent on some hosts, as of the last start."""
         self.warned: set[str] = set()
         """What has been reported of its hosts, and is not to be said again."""
+        self.not_sent = ""
+        """Which files are not sent to its hosts, and why."""
         self.num_starts = 0
         """How many attempts have had hosts that reach each other."""
         self._lifeline: Lifeline | None = None
