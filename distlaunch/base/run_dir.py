@@ -32,6 +32,17 @@ BEST: BestName = "best"
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
 
 
+def check_run_name(name: str, source: str = "") -> None:
+    """Raise UsageError if no run directory can have this name.
+
+    Args:
+        source: the option or key that gives it.
+    """
+    if not _NAME.match(name):
+        what = f"{source}: got {name!r}" if source else f"run name {name!r}"
+        raise UsageError(f"{what}; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+
+
 def checkpoint_name(step: int) -> str:
     """What the folder of a step's checkpoint is called."""
     return f"step-{step:08d}"
@@ -231,10 +242,7 @@ class RunDir:
 
         Raises UsageError if the directory cannot be made.
         """
-        if not _NAME.match(name):
-            raise UsageError(
-                f"run name {name!r}: use letters, digits, '.', '_' and '-', beginning with a letter or digit"
-            )
+        check_run_name(name)
         for number in range(1, 100_000):
             run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
             try:

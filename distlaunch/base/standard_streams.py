@@ -1,10 +1,12 @@
-"""Standard streams that were closed when a command was started, as `distlaunch train a.yaml >&-` does."""
+"""Standard streams that were closed when a command was started, are full, or whose reader has gone."""
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
+from typing import Any
 
 
 def open_missing_streams() -> None:
@@ -26,3 +28,57 @@ def open_missing_streams() -> None:
     for name, fd, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", closefd=False))
+
+
+class _Output(io.FileIO):
+    """A descriptor for output that accepts everything. What cannot be written is dropped, and the reason is kept."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self.error: OSError | None = None
+
+    def write(self, data: Any, /) -> int | None:
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+
+def keep_going_without_readers() -> None:
+    """Make errors of standard output and standard error harmless to what is printing.
+
+    A reader that has gone, as in `distlaunch schema | head`, or a full disk must not change what a command does.
+    `output_error` returns what was lost.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # a stream that a test has put in its place is its own affair
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            setattr(sys, name, _with_raw(stream, _Output(stream.fileno())))
+
+
+def _with_raw(stream: io.TextIOWrapper, raw: _Output) -> io.TextIOWrapper:
+    options: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), **options, line_buffering=stream.line_buffering, write_through=stream.write_through
+    )
+
+
+def output_error() -> OSError | None:
+    """Return the first error of writing to standard output, or None if everything has been written."""
+    raw = _raw_output()
+    return raw.error if raw is not None else None
+
+
+def reader_has_gone() -> bool:
+    """Return True if standard output is a pipe whose reader has closed it, as far as a write has shown."""
+    error = output_error()
+    return error is not None and error.errno == errno.EPIPE
+
+
+def _raw_output() -> _Output | None:
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw if isinstance(raw, _Output) else None

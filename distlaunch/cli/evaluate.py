@@ -22,10 +22,9 @@ def command(
 ) -> int:
     """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
     result = job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint)
     view.report(result)
-    finish_output()
     return int(result.outcome.exit_code)

@@ -43,11 +43,10 @@ def command(
     within 1e-4 of the largest value; only then it takes the place of an older one.
     """
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
     result = job.use_run(run, "export", overrides, chosen, view, os.environ, checkpoint)
     view.report(result)
-    finish_output()
     return int(result.outcome.exit_code)

@@ -11,6 +11,7 @@ import click
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.standard_streams import output_error
 
 _MOMENT_MS = 200  # how late new lines are shown
 _WRITE_S = 0.5
@@ -47,7 +48,7 @@ def command(
     from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs, show_logs
     from distlaunch.runs.report import open_run
     from distlaunch.ui.console import JobConsole
-    from distlaunch.ui.progress.view import TextView, finish_output, printing_view
+    from distlaunch.ui.progress.view import TextView, printing_view
 
     found, selection = open_run(run), LogSelection(attempt, task, lines, raw)
     if stacks:
@@ -61,7 +62,6 @@ def command(
     else:
         _check_started(found)
         show_logs(found, selection, TextView(JobConsole()))
-    finish_output()
 
 
 def _write_stacks(run: RunDir) -> None:
@@ -91,7 +91,9 @@ def _check_started(run: RunDir) -> None:
 
 
 def wait_a_moment() -> bool:
-    """Waits a moment; returns False at once when the reader of a pipe has closed it, as in `logs -f | head`."""
+    """Waits a moment; returns False at once when output is lost, as in `logs -f | head`."""
+    if output_error() is not None:
+        return False
     poll = select.poll()
     # no events asked for: `poll` always reports errors, as of a pipe whose reader has gone
     poll.register(sys.stdout.fileno(), 0)

@@ -11,7 +11,12 @@ import click
 
 from distlaunch import __version__
 from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
-from distlaunch.base.standard_streams import open_missing_streams
+from distlaunch.base.standard_streams import (
+    keep_going_without_readers,
+    open_missing_streams,
+    output_error,
+    reader_has_gone,
+)
 from distlaunch.base.visible import visible
 
 COMMANDS = {
@@ -92,6 +97,7 @@ def _check_directory() -> None:
 def main() -> None:
     """Runs the command; an error of the user is shown as one message, without a traceback."""
     open_missing_streams()
+    keep_going_without_readers()
     try:
         _check_directory()
         # else click would print errors and exit by itself, with codes of its own
@@ -110,10 +116,6 @@ def main() -> None:
     except DistlaunchError as error:
         click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
         code = error.exit_code
-    except BrokenPipeError:
-        # the reader of our output has gone, as in `distlaunch schema | head`
-        sys.stderr.close()
-        code = ExitCode.DONE
     except OSError as error:
         # a full disk, a directory that may not be written
         code = ExitCode.FAILED
@@ -123,4 +125,17 @@ def main() -> None:
             message, code = "the current directory does not exist any more; change to one that does", ExitCode.USAGE
         click.echo(visible(f"error: {message}"), err=True)
     # commands that return nothing have gone well
-    sys.exit(int(code) if isinstance(code, int) else 0)
+    sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
+
+
+def _after_output(code: int) -> int:
+    """Return the exit code of a command, which must not claim that output has been written that is lost."""
+    sys.stdout.flush()
+    error = output_error()
+    # a reader that has gone wants no more, as in `distlaunch schema | head`
+    if error is None or reader_has_gone():
+        return code
+    click.echo(f"error: standard output: {error.strerror}; a part of the output is lost", err=True)
+    # a job is worth more than its output
+    is_job = sys.argv[1:2] in (["train"], ["run"])
+    return code or (ExitCode.DONE if is_job else ExitCode.FAILED)

@@ -76,12 +76,11 @@ def command(
 
 def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
     """By an export, for rows that are given."""
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     view = make_view(as_json=as_json, quiet=quiet or request.output == "-")
     # also beside --quiet: who reads the numbers must know
     view.event(predict_export(request, os.environ, lambda text: click.echo(text, err=True)))
-    finish_output()
     return 0
 
 
@@ -96,12 +95,11 @@ def _predict_split(
 ) -> int:
     """By a checkpoint, for a split of its run."""
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     view = make_view(as_json=as_json, quiet=quiet)
     result = job.use_run(run, "predict", overrides, extra, view, os.environ, checkpoint)
     view.report(result)
-    finish_output()
     return int(result.outcome.exit_code)
 
 

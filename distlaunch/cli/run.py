@@ -119,12 +119,10 @@ def command(
 
 def _run(request: ScriptRequest, view: View) -> int:
     from distlaunch.jobs.script import run_script
-    from distlaunch.ui.progress.view import finish_output
 
     result = run_script(request, view, os.environ)
     if result is not None:
         view.report(result)
-    finish_output()
     return int(ExitCode.DONE if result is None else result.outcome.exit_code)
 
 

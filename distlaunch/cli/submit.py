@@ -111,7 +111,7 @@ def _called_by_option(options: Mapping[str, str]) -> Iterator[None]:
 def _follow(submitted: Submitted, *, quiet: bool) -> int:
     from distlaunch.jobs.batch.job_states import JobWatch
     from distlaunch.runs.logs import LogSelection, await_attempt, follow_logs
-    from distlaunch.ui.progress.view import finish_output, printing_view
+    from distlaunch.ui.progress.view import printing_view
     from distlaunch.ui.submit import print_log, print_still_there
 
     run = submitted.run
@@ -131,5 +131,4 @@ def _follow(submitted: Submitted, *, quiet: bool) -> int:
     code = watch.exit_code()
     if not has_started or code == ExitCode.USAGE:
         print_log(run, submitted.log_bytes)
-    finish_output()
     return code

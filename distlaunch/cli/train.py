@@ -47,7 +47,7 @@ def command(
     """
     from distlaunch.jobs import job
     from distlaunch.jobs import smoke as smoking
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
     from distlaunch.ui.smoke import print_proofs
 
     if debug:
@@ -70,7 +70,6 @@ def command(
         code = ExitCode.DONE if result is None else result.outcome.exit_code
         if result is not None:
             view.report(result)
-    finish_output()
     return int(code)
 
 
@@ -88,7 +87,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     """Starts the run here, and continues it in a process of its own."""
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, print_detached
-    from distlaunch.ui.progress.view import finish_output, make_view
+    from distlaunch.ui.progress.view import make_view
 
     claimed = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
     if claimed is None:
@@ -105,5 +104,4 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     view = DetachedView(side.settle)
     result = job.execute(claimed, view, os.environ)
     view.report(result)
-    finish_output()
     return int(result.outcome.exit_code)

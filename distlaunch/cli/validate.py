@@ -81,7 +81,7 @@ def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]
     from distlaunch.jobs import job
 
     try:
-        job.plan(job.JobRequest(config, (*overrides, "resume=never")), os.environ)
+        job.plan(job.JobRequest(config, (*overrides, "resume=never"), makes_run=False), os.environ)
     except ConfigError as error:
         return error.problems
     except UsageError as error:

@@ -71,7 +71,7 @@ def command(
     3 one device failed, 130 interrupted.
     """
     from distlaunch.ui import verify as shown
-    from distlaunch.ui.progress.view import QuietView, finish_output
+    from distlaunch.ui.progress.view import QuietView
     from distlaunch.verify.comparison import VerifyRequest, verify
 
     def echo(text: str) -> None:
@@ -88,5 +88,4 @@ def command(
         click.echo(shown.as_json(result))
     elif result.rows or result.interrupted is None:
         click.echo("\n".join(["", *shown.table_lines(result)]))
-    finish_output()
     return int(result.exit_code) if result.exit_code else int(ExitCode.DONE)

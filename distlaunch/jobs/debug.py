@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.config.read.text import is_stream
 from distlaunch.plan.train import REMOVED_ENV
 
 
@@ -17,7 +18,7 @@ def become_debugger(target: str, overrides: Sequence[str], name: str | None, env
     """Raises UsageError if there is no such config."""
     if Path(target).is_dir():
         raise UsageError(f"--debug: got the folder {target}; expected a config file, such as {target}/config.yaml")
-    if not Path(target).exists():
+    if not (is_stream(Path(target)) or Path(target).exists()):
         raise UsageError(f"{target}: there is no such config file")
     words = [word for override in overrides for word in ("--set", override)]
     words += ["--name", name] if name is not None else []

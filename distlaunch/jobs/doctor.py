@@ -19,7 +19,7 @@ def examine(
     Args:
         note: takes lines on what is waited for.
     """
-    config = choose(JobRequest(target, tuple(overrides)), environ).config
+    config = choose(JobRequest(target, tuple(overrides), makes_run=False), environ).config
     engine = engine_of(config, environ)
     note_hosts(engine, note)
     with engine.kept():

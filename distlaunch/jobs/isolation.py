@@ -9,6 +9,7 @@ import sys
 from distlaunch.agent.remote.host_facts import is_loopback
 from distlaunch.base.errors import UsageError
 from distlaunch.base.protocol import SAFE_MODULE
+from distlaunch.config.read.text import readable_again
 from distlaunch.engines.base import Engine
 from distlaunch.engines.local import LOCAL
 
@@ -29,7 +30,11 @@ def isolate(engine: Engine) -> None:
     sys.stderr.flush()
     # another program: the kernel gives a namespace of users only to a process without other threads
     os.execv(
-        sys.executable, [sys.executable, *SAFE_MODULE, "distlaunch.agent.isolate", sys.executable, *sys.orig_argv[1:]]
+        sys.executable,
+        [
+            *(sys.executable, *SAFE_MODULE, "distlaunch.agent.isolate", sys.executable),
+            *readable_again(sys.orig_argv[1:]),
+        ],
     )
 
 

@@ -12,8 +12,10 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
+from distlaunch.config.run_name import check_name
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
@@ -35,12 +37,14 @@ class JobRequest:
 
     Attributes:
         target: a config file, or a run directory to go on with.
+        makes_run: it leads to a run directory, which needs a name.
     """
 
     target: str
     overrides: tuple[str, ...] = ()
     name: str | None = None
     resume: bool = False
+    makes_run: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
     if target.is_dir():
         return _choose_directory(request, RunDir(target), environ)
     config, locate = _load(target, request.overrides, environ)
+    if request.makes_run:
+        check_name(config, request.name)
     config, warnings = with_argument_paths(config)
     return replace(_choose(request, config, locate, environ), warnings=(*warnings, *_unused(config, locate)))
 
@@ -269,7 +275,7 @@ def checked(result: AttemptResult, locate: Locate) -> AttemptResult:
 def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
     from distlaunch.config.read.load import load_config
 
-    if not path.exists():
+    if not path.exists() and not is_stream(path):
         what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
         raise UsageError(f"{path}: there is no such {what}")
     loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))

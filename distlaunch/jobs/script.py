@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
@@ -59,6 +59,8 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     engine = engine_for(request.engine, environ, HostFiles([job.program] if job.kind == "script" else []))
     if request.isolate:
         isolate(engine)
+    if request.name is not None:
+        check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
     with ThreadedObserver.of(observer) as threaded, run.lock_claim():
 

@@ -104,7 +104,7 @@ def verify(
     environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
-    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never")), environ)
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run=False), environ)
     isolate_if_configured(choice.config, environ)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"

@@ -603,7 +603,7 @@ def test_any_program(runner: Runner) -> None:
         (["--backoff", "nan", "job.py"], "'--backoff': nan is not a finite number of seconds."),
         (["--stall-timeout", "inf", "job.py"], "'--stall-timeout': inf is not a finite number of seconds."),
         (["--backoff", "-inf", "job.py"], "'--backoff': -inf is not in the range x>=0."),
-        (["--name", "a/b", "job.py"], "run name 'a/b'"),
+        (["--name", "a/b", "job.py"], "--name: got 'a/b'"),
     ],
 )
 def test_bad_usage(runner: Runner, words: list[str], message: str) -> None:

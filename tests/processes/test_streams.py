@@ -74,6 +74,74 @@ def test_other_commands(tmp_path: Path, words: str) -> None:
         assert "Traceback" not in text
 
 
+def in_bash(folder: Path, line: str) -> tuple[int, str]:
+    """Exit code and output of a line in which D is the command; a pipe ends with the code of what failed in it."""
+    done = run_command(
+        cwd=folder, start=["bash", "-o", "pipefail", "-c", line.replace("D ", f"{shlex.join(command())} ")]
+    )
+    return done.code, done.text
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("D schema | true", 0),
+        ("D --help | true", 0),
+        ("D plan job.yaml --no-variables | true", 0),
+        ("D validate job.yaml none.yaml | true", 2),
+        ("D validate job.yaml > /dev/full", 3),
+        ("D validate none.yaml > /dev/full 2>&1", 2),
+        ("D validate none.yaml 2> /dev/full", 2),
+        ("D run --json true > /dev/full", 0),
+        ("D run --json false > /dev/full", 3),
+        pytest.param("D train job.yaml --json | head -1", 0, marks=_SLOW),
+        pytest.param("D train job.yaml --json > /dev/full", 0, marks=_SLOW),
+        pytest.param("D verify job.yaml --steps 3 --replicas 2 --strategies mirrored | true", 0, marks=_SLOW),
+    ],
+)
+def test_output_that_cannot_be_written(tmp_path: Path, line: str, expected: int) -> None:
+    write_job(tmp_path)
+    code, text = in_bash(tmp_path, line)
+    assert code == expected, text
+    assert "Traceback" not in text
+    is_told = "/dev/full" in line and "none.yaml" not in line
+    assert ("error: standard output: No space left on device" in text) == is_told
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("D validate - < job.yaml", "-: ok"),
+        ("cat job.yaml | D validate /dev/stdin", "/dev/stdin: ok"),
+        ("D validate <(cat job.yaml)", "ok"),
+        ("mkfifo f.yaml; cat job.yaml > f.yaml & D validate <(cat job.yaml) f.yaml; wait", "f.yaml: ok"),
+        ("cat job.yaml | D plan - --no-variables --name piped", "runs/piped"),
+        ("(echo name: told; cat job.yaml) | D plan - --no-variables", "runs/told"),
+    ],
+)
+def test_a_config_from_a_pipe(tmp_path: Path, line: str, expected: str) -> None:
+    write_job(tmp_path)
+    code, text = in_bash(tmp_path, line)
+    assert code == 0, text
+    assert expected in text
+
+
+def test_a_run_of_a_config_from_a_pipe(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    code, text = in_bash(tmp_path, "cat job.yaml | D train - --name piped -q")
+    assert code == 0, text
+    assert losses(tmp_path, "piped") == LOSSES
+
+
+@pytest.mark.parametrize("words", ["train -", "plan - --no-variables", "train - --name a/b", "plan - --name ''"])
+def test_a_name_is_asked_for(tmp_path: Path, words: str) -> None:
+    write_job(tmp_path)
+    code, text = in_bash(tmp_path, f"cat job.yaml | D {words}")
+    assert code == 2, text
+    assert "error: --name:" in text
+    assert not (tmp_path / "runs").exists()
+
+
 _NAMES = ("a:b", "*[x]?", "[red]x[/red]", "{a}", "\x1b[31m", " -x", "é☃", "'\"$HOME`")
 
 

@@ -19,7 +19,7 @@ from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
 from distlaunch.config.read.renamed import rename
 from distlaunch.config.read.schema_errors import problems_of
-from distlaunch.config.read.text import read_text
+from distlaunch.config.read.text import folder_of, is_stream, read_text
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
 from distlaunch.config.read.yaml_nodes import parse
@@ -57,7 +57,7 @@ def load_config(
     """Reads and checks a config completely; no user code is imported.
 
     Args:
-        path: a YAML file.
+        path: a YAML file; `-` for standard input. A pipe is read once, however often it is asked for.
         overrides: `train.epochs=3` and the like.
         environ: for `${NAME}`.
         num_gpus: GPUs of this machine; None: not known, so what depends on it is not checked.
@@ -74,7 +74,10 @@ def load_config(
 
 def _check_folders(path: Path) -> None:
     """Raise ConfigError if the files of a run, which are UTF-8, could not name a folder."""
-    for folder, what in ((path.parent.absolute(), "the folder of the config"), (Path.cwd(), "the current directory")):
+    for folder, what in (
+        (folder_of(path).absolute(), "the folder of the config"),
+        (Path.cwd(), "the current directory"),
+    ):
         try:
             str(folder).encode()
         except UnicodeEncodeError:
@@ -124,7 +127,7 @@ def _checked(
     partial = config or _without_wrong_keys(data, [*early, *wrong])
     if partial is not None:
         # before references are checked, and before tasks with other working directories read them
-        partial = with_absolute_files(partial, path.parent)
+        partial = with_absolute_files(partial, folder_of(path))
         # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_sizes(partial, environ))
@@ -132,7 +135,7 @@ def _checked(
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
         raise ConfigError(problems)
-    return LoadedConfig(partial.in_folder(Path(os.path.abspath(path.parent))), path, root)
+    return LoadedConfig(partial.in_folder(Path(os.path.abspath(folder_of(path)))), path, root)
 
 
 def load_resolved(path: Path | str) -> RunConfig:
@@ -195,8 +198,10 @@ def _pruned(data: Any, key: Key) -> Any:
 
 
 def _name(root: Node, path: Path) -> None:
-    """A run is called after its config file, unless the config says otherwise."""
+    """A run is called after its config file, unless the config says otherwise. A stream has no name to give."""
     assert isinstance(root.value, dict)
+    if is_stream(path):
+        return
     name = root.value.get("name")
     if name is None or name.value is None:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -16,6 +20,39 @@ _FOREIGN_MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+
+
+_STREAMS: dict[str, tuple[tuple[int, int], bytes]] = {}
+"""Device and inode of each pipe that was read in this process, by its path, and its bytes: they can be read once."""
+
+
+def is_stream(path: Path) -> bool:
+    """Return True for `-`, a device, a FIFO or a pipe of the shell, whose name and folder mean nothing."""
+    if str(path) == "-" or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        return True
+    with contextlib.suppress(OSError, ValueError):
+        mode = path.stat().st_mode
+        return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISSOCK(mode)
+    return False
+
+
+def folder_of(path: Path) -> Path:
+    """Return the folder from which a config's relative paths start: its own, or the current one for a stream."""
+    return Path() if is_stream(path) else path.parent
+
+
+def readable_again(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments of this command for a program that takes its place, which cannot read a pipe again.
+
+    The bytes of each stream that was read are put in a file in memory, which the other program inherits.
+    """
+    return [f"/dev/fd/{_in_memory(_STREAMS[each][1])}" if each in _STREAMS else each for each in arguments]
+
+
+def _in_memory(data: bytes) -> int:
+    fd = os.memfd_create("config", 0)
+    os.write(fd, data)
+    return fd
 
 
 def read_text(path: Path) -> str:
@@ -44,9 +81,17 @@ def read_text(path: Path) -> str:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            # one more shows that it is larger
-            return file.read(MAX_BYTES + 1)
+        if not is_stream(path):
+            with path.open("rb") as file:
+                # one more shows that it is larger
+                return file.read(MAX_BYTES + 1)
+        found = os.fstat(0) if str(path) == "-" else path.stat()
+        identity, data = _STREAMS.get(str(path), (None, b""))
+        if identity != (found.st_dev, found.st_ino):
+            with open(0, "rb", closefd=False) if str(path) == "-" else path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+            _STREAMS[str(path)] = (found.st_dev, found.st_ino), data
+        return data
     except FileNotFoundError:
         raise _missing(path) from None
     except IsADirectoryError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -100,15 +99,6 @@ def printing_view() -> TerminalView | TextView:
     """The view that prints, for where the output goes."""
     console = JobConsole()
     return TerminalView(console) if console.is_terminal and not console.is_dumb_terminal else TextView(console)
-
-
-def finish_output() -> None:
-    """To be called last: an output that nobody reads any more must not change the exit code."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # the interpreter flushes once more at its end, and would fail and change the exit code
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _makes_line(entry: Event | str) -> bool:
