@@ -345,3 +345,31 @@ class RunEnded(Event):
     epochs_done: int
     seconds: float
     logs: Logs = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandStarted(Event):
+    """The first line that a command prints with `--json`; in no file.
+
+    Attributes:
+        run: the run directory.
+        number: of the run among those of its name; None: not known.
+        config: what the command was given: a config file or a run.
+    """
+
+    run: str
+    name: str
+    number: int | None
+    config: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandEnded(Event):
+    """The last line that a command prints with `--json`; in no file.
+
+    Attributes:
+        status: as in RunEnded.
+    """
+
+    status: str
+    exit_code: int

@@ -28,6 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # no folder, no option of a
 BestName = Literal["best"]
 BEST: BestName = "best"
 """What the checkpoint of the best epoch is called."""
+_RESERVE_BYTES = 32 * 1024  # a few events, among them the last values of all metrics
 # eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
 
@@ -97,6 +98,7 @@ class RunDir:
         self.batch_exit = self.path / "job.exit"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
+        self._reserve = self.path / ".reserve"
         self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
@@ -118,6 +120,14 @@ class RunDir:
     @property
     def name(self) -> str:
         return self.path.name
+
+    def identity(self) -> tuple[str, int | None]:
+        """Return the run's name, and its number among those of the name if that is recorded."""
+        try:
+            found = json.loads((self.path / "run.json").read_bytes())
+            return str(found["name"]), int(found["number"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.name, None
 
     def exists(self) -> bool:
         return self.has_config() or self.plan.is_file()
@@ -224,6 +234,16 @@ class RunDir:
         """Whether its submitted job, if it has one, may wait or run, as far as its own word goes."""
         # Slurm itself may queue a job again that has stopped with a checkpoint
         return self.job_exit_code() in (None, ExitCode.PREEMPTED)
+
+    def reserve_room(self) -> None:
+        """Take some room on the disk, so that the run's end can be recorded when the disk is full."""
+        with contextlib.suppress(OSError):  # it is full already
+            self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
+
+    def release_room(self) -> None:
+        """Give the room of `reserve_room` back."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
 
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""

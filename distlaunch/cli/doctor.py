@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,16 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from distlaunch.base.plural import count
-from distlaunch.cli.options import OVERRIDES
+from distlaunch.cli.options import FILE, OVERRIDES
 
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
 
 
 @click.command("doctor")
-@click.argument("config", metavar="CONFIG")
+@click.argument("config", metavar="CONFIG", type=FILE)
 @OVERRIDES
-def command(config: str, overrides: tuple[str, ...]) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check each host of a config as a start does, all at once: login, versions, code, ports, connections.
 
     Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
@@ -26,12 +29,25 @@ def command(config: str, overrides: tuple[str, ...]) -> None:
     """
     from distlaunch.jobs.doctor import examine
 
-    _print_hosts(examine(config, overrides, os.environ, click.echo))
+    hosts = examine(config, overrides, os.environ, lambda text: click.echo(text, err=as_json))
+    if as_json:
+        plain = {"hosts": [dataclasses.asdict(host) for host in hosts], "warnings": _differences(hosts)}
+        click.echo(json.dumps(plain, indent=2))
+    else:
+        _print_hosts(hosts)
+
+
+def _differences(hosts: Sequence[HostReport]) -> list[str]:
+    """Return warnings of what differs between hosts."""
+    from distlaunch.engines.host_warnings import warnings_between
+
+    return list(
+        warnings_between({host.name: host.driver for host in hosts}, {host.name: host.machine for host in hosts})
+    )
 
 
 def _print_hosts(hosts: Sequence[HostReport]) -> None:
     """One line per host, and warnings."""
-    from distlaunch.engines.host_warnings import warnings_between
     from distlaunch.ui import words
 
     rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]
@@ -45,10 +61,7 @@ def _print_hosts(hosts: Sequence[HostReport]) -> None:
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
-    for warning in [
-        *(warning for host in hosts for warning in host.warnings),
-        *warnings_between({host.name: host.driver for host in hosts}, {host.name: host.machine for host in hosts}),
-    ]:
+    for warning in [*(warning for host in hosts for warning in host.warnings), *_differences(hosts)]:
         click.echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""
     click.echo(f"ok: {count(len(hosts), 'host')} can be used{reach}")

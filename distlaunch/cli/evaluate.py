@@ -7,11 +7,11 @@ import os
 import click
 
 from distlaunch.base.run_dir import BestName
-from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET, RunPath
 
 
 @click.command("evaluate")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunPath())
 @OVERRIDES
 @CHECKPOINT
 @click.option("--split", type=click.Choice(["validation", "train"]), default="validation", show_default=True)
@@ -22,9 +22,7 @@ def command(
 ) -> int:
     """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import make_view, show
 
-    view = make_view(as_json=as_json, quiet=quiet)
-    result = job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint)
-    view.report(result)
-    return int(result.outcome.exit_code)
+    view = make_view(as_json=as_json, quiet=quiet, config=run)
+    return show(view, lambda: job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint))

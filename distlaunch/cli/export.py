@@ -7,11 +7,11 @@ import os
 import click
 
 from distlaunch.base.run_dir import BestName
-from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET, RunPath
 
 
 @click.command("export")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunPath())
 @OVERRIDES
 @CHECKPOINT
 @click.option(
@@ -43,10 +43,8 @@ def command(
     within 1e-4 of the largest value; only then it takes the place of an older one.
     """
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import make_view, show
 
-    view = make_view(as_json=as_json, quiet=quiet)
+    view = make_view(as_json=as_json, quiet=quiet, config=run)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
-    result = job.use_run(run, "export", overrides, chosen, view, os.environ, checkpoint)
-    view.report(result)
-    return int(result.outcome.exit_code)
+    return show(view, lambda: job.use_run(run, "export", overrides, chosen, view, os.environ, checkpoint))

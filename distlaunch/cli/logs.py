@@ -12,6 +12,7 @@ import click
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.standard_streams import output_error
+from distlaunch.cli.options import RunPath
 
 _MOMENT_MS = 200  # how late new lines are shown
 _WRITE_S = 0.5
@@ -19,14 +20,14 @@ _WRITE_S = 0.5
 
 
 @click.command("logs")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--follow", "-f", is_flag=True, help="Keep following, across restarts, until the run ends.")
 @click.option("--task", metavar="TASK", help="Show only this task, e.g. worker:1.")
 @click.option(
     "--attempt",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Default: the newest attempt; with -f also later ones.",
+    help="Default: the newest attempt that trained; with -f also later ones.",
 )
 @click.option(
     "--lines",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from distlaunch.base.run_dir import BEST, BestName
+from distlaunch.base.run_dir import BEST, BestName, RunDir
 
 OVERRIDES = click.option(
     "--set",
@@ -32,6 +34,33 @@ class CheckpointName(click.ParamType):
         return int(value)
 
 
+class RunPath(click.ParamType):
+    """A run directory. Completion in the shell offers the runs in `runs`, or else folders."""
+
+    name = "run"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        folder = Path(incomplete).parent if "/" in incomplete else Path("runs")
+        try:
+            found = sorted(path for path in folder.iterdir() if RunDir(path).exists())
+        except OSError:
+            found = []
+        names = [str(path) for path in found if str(path).startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="dir")]
+
+
+class FolderPath(click.ParamType):
+    """A folder, which need not be there yet. Completion in the shell offers folders."""
+
+    name = "folder"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
+
+
+FILE = click.Path()
+"""A file to be completed in the shell. What it must be is checked where it is read."""
+FOLDER = FolderPath()
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Which checkpoint. Default: the newest."
 )

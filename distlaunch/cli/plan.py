@@ -7,11 +7,11 @@ import sys
 
 import click
 
-from distlaunch.cli.options import OVERRIDES
+from distlaunch.cli.options import FILE, OVERRIDES
 
 
 @click.command("plan")
-@click.argument("target", metavar="CONFIG|RUN")
+@click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option("--resume", is_flag=True, help="As for `train`.")

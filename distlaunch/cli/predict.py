@@ -8,16 +8,18 @@ from pathlib import Path
 import click
 
 from distlaunch.base.errors import UsageError
-from distlaunch.base.run_dir import BestName
-from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.cli.options import CHECKPOINT, FILE, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
 _BATCH = 32  # rows, as Keras's `predict`
 
 
 @click.command("predict")
-@click.argument("target", metavar="RUN|EXPORT")
-@click.option("--input", "input_file", metavar="FILE", help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl.")
+@click.argument("target", metavar="RUN|EXPORT", type=FILE)
+@click.option(
+    "--input", "input_file", metavar="FILE", type=FILE, help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl."
+)
 @click.option("--data", metavar="FUNCTION", help="Or a data function (module:name or file.py:name), or tfds:NAME.")
 @OVERRIDES
 @CHECKPOINT
@@ -27,7 +29,10 @@ _BATCH = 32  # rows, as Keras's `predict`
     help="Default: validation; with --data, train if it has no other.",
 )
 @click.option(
-    "--output", metavar="FILE", help="An .npz file; .npy for a single array; - for JSON lines (exports only)."
+    "--output",
+    metavar="FILE",
+    type=FILE,
+    help="An .npz file; .npy for a single array; - for JSON lines (exports only).",
 )
 @click.option("--batch-size", type=click.IntRange(min=1), help=f"Rows at a time, for an export. Default: {_BATCH}.")
 @JSON_EVENTS
@@ -76,11 +81,16 @@ def command(
 
 def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
     """By an export, for rows that are given."""
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import JsonView, make_view, reporting_errors
 
-    view = make_view(as_json=as_json, quiet=quiet or request.output == "-")
-    # also beside --quiet: who reads the numbers must know
-    view.event(predict_export(request, os.environ, lambda text: click.echo(text, err=True)))
+    view = make_view(as_json=as_json, quiet=quiet or request.output == "-", config=request.target)
+    if isinstance(view, JsonView):
+        run = RunDir(request.target)
+        view.begin(run if run.has_config() else None)
+    with reporting_errors(view):
+        # also beside --quiet: who reads the numbers must know
+        view.event(predict_export(request, os.environ, lambda text: click.echo(text, err=True)))
+    view.finished("done", 0)
     return 0
 
 
@@ -95,12 +105,10 @@ def _predict_split(
 ) -> int:
     """By a checkpoint, for a split of its run."""
     from distlaunch.jobs import job
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import make_view, show
 
-    view = make_view(as_json=as_json, quiet=quiet)
-    result = job.use_run(run, "predict", overrides, extra, view, os.environ, checkpoint)
-    view.report(result)
-    return int(result.outcome.exit_code)
+    view = make_view(as_json=as_json, quiet=quiet, config=run)
+    return show(view, lambda: job.use_run(run, "predict", overrides, extra, view, os.environ, checkpoint))
 
 
 def _check_words_of_run(target: str, batch_size: int | None, *, to_stdout: bool) -> None:

@@ -7,13 +7,13 @@ import os
 import click
 
 from distlaunch.base.run_dir import BestName, RunDir
-from distlaunch.cli.options import CheckpointName
+from distlaunch.cli.options import CheckpointName, RunPath
 
 _NEWEST = -1  # stands for the option without a value; steps are not negative
 
 
 @click.command("report")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--checkpoint",

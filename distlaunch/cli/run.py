@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distlaunch.base.errors import ExitCode, UsageError
-from distlaunch.cli.options import JSON_EVENTS, QUIET, Seconds
+from distlaunch.base.errors import UsageError
+from distlaunch.cli.options import FILE, JSON_EVENTS, QUIET, Seconds
 
 if TYPE_CHECKING:
     from distlaunch.jobs.script import ScriptRequest
@@ -25,7 +25,7 @@ _SECONDS = Seconds(min=0, min_open=True)
 @click.option("--evaluator", is_flag=True, help="Add a task `evaluator`.")
 @click.option("--jax", is_flag=True, help="Set up jax.distributed.initialize() instead of TF_CONFIG.")
 @click.option("--hosts", "-H", metavar="LIST", help="Run on these hosts, over ssh: a,user@b,'c slots=2'.")
-@click.option("--hostfile", metavar="FILE", help="Run on the hosts of this file, one a line.")
+@click.option("--hostfile", metavar="FILE", type=FILE, help="Run on the hosts of this file, one a line.")
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key of engine, e.g. --set engine.sync=code."
 )
@@ -65,7 +65,7 @@ _SECONDS = Seconds(min=0, min_open=True)
 )
 @JSON_EVENTS
 @QUIET
-@click.argument("program", metavar="SCRIPT")
+@click.argument("program", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     workers: int | None,
@@ -114,16 +114,14 @@ def command(
     )
     most = restarts if restarts is not None else AUTO_RESTARTS if ps else 0
     request = script.ScriptRequest(job, Limits(most, window, backoff), engine, runs_dir, name, isolate)
-    return _run(request, make_view(as_json=as_json, quiet=quiet))
+    return _run(request, make_view(as_json=as_json, quiet=quiet, config=program))
 
 
 def _run(request: ScriptRequest, view: View) -> int:
     from distlaunch.jobs.script import run_script
+    from distlaunch.ui.progress.view import show
 
-    result = run_script(request, view, os.environ)
-    if result is not None:
-        view.report(result)
-    return int(ExitCode.DONE if result is None else result.outcome.exit_code)
+    return show(view, lambda: run_script(request, view, os.environ))
 
 
 def _check(workers: int | None, ps: int | None, *, jax: bool, others: dict[str, bool]) -> None:

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import click
 
+from distlaunch.cli.options import FOLDER
+
+_DEFAULT = "runs"
+
 
 @click.command("runs")
-@click.argument("directory", metavar="[DIR]", default="runs")
+@click.argument("directory", metavar="[DIR]", type=FOLDER, default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(directory: str, as_json: bool) -> None:
     """List the runs in DIR (default: runs), the newest last.
@@ -30,7 +34,10 @@ def command(directory: str, as_json: bool) -> None:
     from distlaunch.ui.console import JobConsole
     from distlaunch.ui.runs import print_runs, runs_json
 
-    runs, closed = find_runs(Path(directory).absolute(), time.time(), job_states)
+    if as_json and directory == _DEFAULT and not Path(directory).exists():
+        runs, closed = [], []  # nothing was trained here yet
+    else:
+        runs, closed = find_runs(Path(directory).absolute(), time.time(), job_states)
     if closed:
         click.echo(f"not readable for you: {', '.join(closed)}", err=True)
     if as_json:

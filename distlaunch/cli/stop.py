@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from distlaunch.cli.options import Seconds
+from distlaunch.cli.options import RunPath, Seconds
 
 
 @click.command("stop")
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--now", is_flag=True, help="Do not wait for the step and its checkpoint, like Ctrl-C twice.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most this many seconds. Default: no limit.")
 def command(run: str, now: bool, timeout: float | None) -> None:

@@ -12,7 +12,7 @@ import click
 
 from distlaunch.base.errors import ConfigError, ExitCode, UsageError
 from distlaunch.cli.logs import wait_a_moment
-from distlaunch.cli.options import OVERRIDES, QUIET
+from distlaunch.cli.options import FILE, OVERRIDES, QUIET
 from distlaunch.config.read.scalars import escape
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("submit")
-@click.argument("target", metavar="CONFIG|RUN")
+@click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @click.option("--engine", type=click.Choice(["slurm"]), help="Whose queue the job goes to. Default: the config's.")
 @_job_options
 @OVERRIDES

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from distlaunch.base.errors import ExitCode, UsageError
-from distlaunch.cli.options import JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.cli.options import FILE, JSON_EVENTS, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.jobs.job import JobRequest
 
 
 @click.command("train")
-@click.argument("target", metavar="CONFIG|RUN")
+@click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option(
@@ -47,7 +47,7 @@ def command(
     """
     from distlaunch.jobs import job
     from distlaunch.jobs import smoke as smoking
-    from distlaunch.ui.progress.view import make_view
+    from distlaunch.ui.progress.view import make_view, reporting_errors, show
     from distlaunch.ui.smoke import print_proofs
 
     if debug:
@@ -58,18 +58,16 @@ def command(
         if smoke:
             raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")
         return _detached(request, as_json=as_json, quiet=quiet)
-    view = make_view(as_json=as_json, quiet=quiet)
-    if smoke:
+    view = make_view(as_json=as_json, quiet=quiet, config=target)
+    if not smoke:
+        return show(view, lambda: job.train(request, view, os.environ))
+    with reporting_errors(view):
         proven = smoking.smoke(request, view, os.environ)
-        view.report(proven.last)
-        print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
-        # an attempt may be done, and have shown less than it should
-        code = proven.last.outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED)
-    else:
-        result = job.train(request, view, os.environ)
-        code = ExitCode.DONE if result is None else result.outcome.exit_code
-        if result is not None:
-            view.report(result)
+    view.report(proven.last)
+    print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
+    # an attempt may be done, and have shown less than it should
+    code = proven.last.outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED)
+    view.finished(proven.last.outcome.status if proven.passed else "failed", int(code))
     return int(code)
 
 

@@ -7,7 +7,7 @@ import os
 import click
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.cli.options import OVERRIDES
+from distlaunch.cli.options import FILE, FOLDER, OVERRIDES
 
 
 def _kinds(context: click.Context, option: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
 
 
 @click.command("verify")
-@click.argument("config", metavar="CONFIG")
+@click.argument("config", metavar="CONFIG", type=FILE)
 @click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps in each trial.")
 @click.option(
     "--strategies", "kinds", callback=_kinds, metavar="KIND,...", help="Strategies to try. Default: all but one_device."
@@ -46,7 +46,9 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
     help="Replicas to try.",
 )
 @OVERRIDES
-@click.option("--keep", metavar="DIR", help="Keep the configs, logs and records of all trials in this new directory.")
+@click.option(
+    "--keep", metavar="DIR", type=FOLDER, help="Keep the configs, logs and records of all trials in this new directory."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print only the table, as JSON.")
 def command(
     config: str,

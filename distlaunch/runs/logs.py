@@ -148,7 +148,7 @@ class AttemptLogs:
 
 def show_logs(run: RunDir, selection: LogSelection, observer: LogView) -> None:
     """Shows what there is now."""
-    logs = AttemptLogs(run, _attempt(run, selection, is_busy=run.is_busy()), selection, observer)
+    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
     logs.show(selection.lines)
     logs.close()
 
@@ -178,15 +178,12 @@ def follow_logs(
         wait: waits a moment; returns whether there is still a reader.
         is_active: whether somebody will work on the run again, such as a job in a queue.
     """
-    busy = run.is_busy()
-    logs = AttemptLogs(run, _attempt(run, selection, is_busy=busy), selection, observer)
-    # of a run that nobody works on, later attempts only use what it has trained
-    known = max(_attempts(run), default=-1) if not busy else logs.attempt
+    logs = AttemptLogs(run, _attempt(run, selection), selection, observer)
     try:
         logs.show(selection.lines)
         while True:
             ended = not (run.is_busy() or is_active())  # asked first, so that what is read then is all there is
-            later = [number for number in _attempts(run) if number > max(known, logs.attempt)]
+            later = [number for number in _attempts(run) if number > logs.attempt and _is_training(run, number)]
             # a restart: the rest of the old attempt is shown first
             if later and selection.attempt is None:
                 logs.close()
@@ -209,14 +206,19 @@ def _attempts(run: RunDir) -> list[int]:
     return [number for number in run.attempts() if run.attempt_plan(number).exists() or run.tasks(number)]
 
 
-def _attempt(run: RunDir, selection: LogSelection, *, is_busy: bool) -> int:
-    """Return the attempt to show: the newest; where nobody works on the run, the newest that trained."""
+def _is_training(run: RunDir, attempt: int) -> bool:
+    """Return True if an attempt does what the run is there for, and does not only use what it has trained."""
+    return _plan_of(run, attempt).mode in RUN_MODES
+
+
+def _attempt(run: RunDir, selection: LogSelection) -> int:
+    """Return the attempt to show: the newest that trained, or the newest if none has."""
     attempts = _attempts(run)
     if not attempts:
         written = f"; see {shown(run.launcher_log)}" if run.launcher_log.exists() else ""
         raise UsageError(f"{shown(run.path)}: nothing has been started yet{written}")
     if selection.attempt is None:
-        trained = [] if is_busy else [number for number in attempts if _plan_of(run, number).mode in RUN_MODES]
+        trained = [number for number in attempts if _is_training(run, number)]
         return (trained or attempts)[-1]
     if selection.attempt not in attempts:
         raise UsageError(f"--attempt: got {selection.attempt}; {shown(run.path)} has {', '.join(map(str, attempts))}")

@@ -78,6 +78,8 @@ class Supervisor:
     def run(self) -> Outcome:
         """Starts the processes and follows them until the last has ended."""
         self._observer.started(self._plan)
+        if self._is_run_itself:
+            RunDir(self._plan.run_dir).reserve_room()
         taken = self._own_signals() if self._signals is None else contextlib.nullcontext(self._signals)
         with self._observer, taken as signals:
             try:
@@ -98,6 +100,10 @@ class Supervisor:
     def _own_signals(self) -> SignalPipe:
         # an evaluator beside a run has no say in it
         return SignalPipe(None if self._plan.is_beside else RunDir(self._plan.run_dir).control)
+
+    @property
+    def _is_run_itself(self) -> bool:
+        return self._plan.is_run and not self._plan.is_beside
 
     def _note(self, fact: Fact) -> None:
         self._history.append(fact)
@@ -261,6 +267,8 @@ class Supervisor:
         found = diagnose(self._plan, verdict, self._traces)
         if verdict.why is Cause.STALLED and verdict.culprit:
             self._write_stall(verdict.culprit, frozen=verdict.frozen)
+        if self._is_run_itself:
+            RunDir(self._plan.run_dir).release_room()
         self._write(self._end_events(verdict.status, found.failure))
         self._handle_events(self._follower.read())
         # of a task that did not answer, not of the one that noticed it

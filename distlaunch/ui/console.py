@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -14,6 +15,12 @@ from distlaunch.base.visible import visible
 _UNBROKEN = 100_000  # columns
 
 
+def _columns() -> int:
+    """Return the width that COLUMNS asks for, or 0 if it asks for none."""
+    text = os.environ.get("COLUMNS", "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 class JobConsole(Console):
     """Rich ends the process when nobody reads its output any more. A job is worth more than its output.
 
@@ -22,8 +29,18 @@ class JobConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        if not self.is_terminal and options.get("width") is None and "COLUMNS" not in os.environ:
+        if options.get("width") is not None or _columns():
+            return
+        if not self.writes_to_terminal:
             self.width = _UNBROKEN
+        elif "COLUMNS" in os.environ:
+            # rich takes a width of 0 as it is, and prints nothing
+            self.width = shutil.get_terminal_size().columns
+
+    @property
+    def writes_to_terminal(self) -> bool:
+        """Whether a terminal shows the output, which `is_terminal` also claims with FORCE_COLOR."""
+        return self.file.isatty()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as Rich does, with control characters of texts visible: colours are styles by now, and not text."""

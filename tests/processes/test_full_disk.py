@@ -16,6 +16,7 @@ from supervised import REPOSITORY
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import CheckpointFailed, CheckpointSaved, RunEnded, StepsDone
 from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.listing import summarize
 
 MOUNT = ["unshare", "--map-root-user", "--mount"]
 WHY = "needs unshare and user namespaces, to mount a small disk"
@@ -147,6 +148,10 @@ def test_a_disk_that_stays_full_fails_the_run_which_goes_on_when_there_is_room(t
     assert (tmp_path / "code").read_text() == "3\n", said
     assert "the last checkpoint, of step 40, cannot be written: No space left on device" in said
     assert "Traceback" not in said
+    # there was room left to say so
+    full = summarize(RunDir(tmp_path / "full/job"))
+    assert (full.status, full.step) == ("failed", STEPS)
+    assert not list((tmp_path / "full/job").glob(".reserve"))
     assert (tmp_path / "code_of_resumed").read_text() == "0\n"
     assert "restored  step 10 " in said
     expected, got = (final_state(RunDir(tmp_path / path)) for path in ("runs/usual", "resumed/job"))

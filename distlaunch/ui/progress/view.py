@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from rich.console import Console
 
-from distlaunch.base.events import Event
+from distlaunch.base.errors import DistlaunchError, StopRequested
+from distlaunch.base.events import CommandEnded, CommandStarted, Event
+from distlaunch.base.protocol import EVENT_FORMAT
+from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.event_facts import LAUNCHER
 from distlaunch.supervise.observer import Observer, Silent
 from distlaunch.ui import report
 from distlaunch.ui.console import JobConsole
@@ -27,6 +34,9 @@ class View(Observer, Protocol):
 
     def report(self, result: AttemptResult) -> None:
         """Prints what is to be known at the end of a training."""
+
+    def finished(self, status: str, exit_code: int) -> None:
+        """Is called last, with how the command ends."""
 
 
 class _Printing(Observer):
@@ -53,6 +63,8 @@ class _Printing(Observer):
                 report.print_metrics(self._console, self.state.evaluated.logs, self.state.evaluated.split)
         _report_errors(self.state, result)
 
+    def finished(self, status: str, exit_code: int) -> None: ...
+
 
 class TerminalView(LiveView, _Printing):
     """For a terminal."""
@@ -74,22 +86,84 @@ class QuietView(Silent):
     def report(self, result: AttemptResult) -> None:
         _report_errors(self.state, result)
 
+    def finished(self, status: str, exit_code: int) -> None: ...
+
 
 class JsonView(QuietView):
-    """Events as JSON lines on standard output, and nothing else there."""
+    """Events as JSON lines on standard output, and nothing else there.
+
+    Args:
+        config: what the command was given, a config or a run, for its first line.
+    """
+
+    def __init__(self, config: str = "") -> None:
+        super().__init__()
+        self._config, self._begun = config, False
+
+    def started(self, plan: LaunchPlan) -> None:
+        if not self._begun:
+            self.begin(RunDir(plan.run_dir))
+
+    def begin(self, run: RunDir | None) -> None:
+        """Print the first event. None: the command uses no run."""
+        self._begun = True
+        path, (name, number) = (str(run.path), run.identity()) if run is not None else ("", ("", None))
+        _print_event(CommandStarted(run=path, name=name, number=number, config=self._config))
+
+    def finished(self, status: str, exit_code: int) -> None:
+        _print_event(CommandEnded(status=status, exit_code=exit_code))
 
     def event(self, event: Event) -> None:
         super().event(event)
-        print(event.to_json(), flush=True)
+        _print(event)
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def make_view(*, as_json: bool = False, quiet: bool = False) -> View:
-    """The view for what the user asked for and where the output goes."""
+def _print(event: Event) -> None:
+    print(event.to_json(), flush=True)
+
+
+def _print_event(event: Event) -> None:
+    """Print an event of the command itself, which is in no file."""
+    _print(dataclasses.replace(event, time=time.time(), task=LAUNCHER, format_version=EVENT_FORMAT))
+
+
+@contextlib.contextmanager
+def reporting_errors(view: View) -> Iterator[None]:
+    """Make an error that ends the command the last event, too."""
+    try:
+        yield
+    except (DistlaunchError, StopRequested) as error:
+        status = "failed" if isinstance(error, DistlaunchError) else "stopped"
+        view.finished(status, int(error.exit_code))
+        raise
+
+
+def show(view: View, work: Callable[[], AttemptResult | None]) -> int:
+    """Do the work of a command, show how it ended, and return its exit code.
+
+    Args:
+        work: returns the last attempt, or None if there was nothing to do.
+    """
+    with reporting_errors(view):
+        result = work()
+    if result is not None:
+        view.report(result)
+    status, code = ("done", 0) if result is None else (result.outcome.status, int(result.outcome.exit_code))
+    view.finished(status, code)
+    return code
+
+
+def make_view(*, as_json: bool = False, quiet: bool = False, config: str = "") -> View:
+    """The view for what the user asked for and where the output goes.
+
+    Args:
+        config: what the command was given, a config or a run.
+    """
     if as_json:
-        return JsonView()
+        return JsonView(config)
     if quiet:
         return QuietView()
     return printing_view()
@@ -98,7 +172,7 @@ def make_view(*, as_json: bool = False, quiet: bool = False) -> View:
 def printing_view() -> TerminalView | TextView:
     """The view that prints, for where the output goes."""
     console = JobConsole()
-    return TerminalView(console) if console.is_terminal and not console.is_dumb_terminal else TextView(console)
+    return TerminalView(console) if console.writes_to_terminal and not console.is_dumb_terminal else TextView(console)
 
 
 def _makes_line(entry: Event | str) -> bool:

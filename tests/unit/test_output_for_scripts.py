@@ -1,0 +1,153 @@
+"""What commands print for scripts: JSON, colours, widths, and completion in the shell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import EpochEnded, Evaluated, RunEnded
+from distlaunch.base.run_dir import RunDir
+from distlaunch.cli.main import cli
+from distlaunch.engines.base import HostReport
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.ui.console import JobConsole
+from distlaunch.ui.progress.view import JsonView, TextView, make_view, show
+
+
+def invoke(*words: str, **env: str) -> Result:
+    return CliRunner().invoke(cli, words, env=env)
+
+
+@pytest.mark.parametrize("columns", [None, "0", "x", "-1"])
+def test_a_width_of_nothing(columns: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    with (tmp_path / "out").open("w") as file:
+        console = JobConsole(file=file)
+        console.print("a word " * 50)
+    assert (tmp_path / "out").read_text() == "a word " * 50 + "\n"
+
+
+def test_colours_in_a_file_are_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert isinstance(make_view(), TextView)
+    assert JobConsole().width > 1000
+
+
+@pytest.mark.parametrize(("name", "number"), [("a", 1), ("net-50", 3)])
+def test_the_first_and_the_last_event(name: str, number: int, tmp_path: Path, capsys) -> None:
+    run = RunDir(tmp_path / "somewhere")
+    run.path.mkdir()
+    (run.path / "run.json").write_text(json.dumps({"name": name, "number": number}))
+    plan = LaunchPlan(run.path, 0, "train", (), 0, 0)
+    view = make_view(as_json=True, config="job.yaml")
+
+    def work() -> None:
+        view.started(plan)
+        view.event(EpochEnded(epoch=0, step=4, seconds=1.0, logs={}))
+        view.started(plan)  # of a restart
+
+    assert show(view, work) == 0
+    first, middle, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["event"], middle["event"], last["event"]) == ("CommandStarted", "EpochEnded", "CommandEnded")
+    assert (first["run"], first["config"]) == (str(run.path), "job.yaml")
+    assert (first["name"], first["number"]) == (name, number)
+    assert (last["status"], last["exit_code"]) == ("done", 0)
+
+
+def test_the_last_event_of_an_error(capsys) -> None:
+    def work() -> None:
+        raise UsageError("no")
+
+    with pytest.raises(UsageError):
+        show(JsonView("job.yaml"), work)
+    last = json.loads(capsys.readouterr().out)
+    assert (last["status"], last["exit_code"]) == ("failed", ExitCode.USAGE)
+
+
+def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("runs", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, [])
+    assert isinstance(invoke("runs", "elsewhere", "--json").exception, UsageError)
+
+
+def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine(config: str, overrides: object, environ: object, note: Callable[[str], None]) -> list[HostReport]:
+        note("connecting")
+        return [
+            HostReport(name, "", "3.11", {"keras": "3.9"}, 2, 100, [], driver, name, 10)
+            for name, driver in (("a", "550.1"), ("b", "470.2"))
+        ]
+
+    monkeypatch.setattr("distlaunch.jobs.doctor.examine", examine)
+    found = json.loads(invoke("doctor", "job.yaml", "--json").stdout)
+    assert [(host["name"], host["packages"], host["driver"]) for host in found["hosts"]] == [
+        ("a", {"keras": "3.9"}, "550.1"),
+        ("b", {"keras": "3.9"}, "470.2"),
+    ]
+    assert len(found["warnings"]) == 1
+    assert "550.1" in found["warnings"][0]
+
+
+def _attempt(run: RunDir, number: int, mode: str) -> EventWriter:
+    plan = {"mode": mode, "chief": "worker:0", "tasks": [{"task": "worker:0"}]}
+    run.write_json(run.attempt_plan(number), plan)
+    log = run.task(number, "worker:0").stdout_log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(f"printed by attempt {number}\n")
+    return EventWriter(run.events, attempt=number, task="worker:0")
+
+
+def test_logs_show_training(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("{}")
+    first, second = _attempt(run, 0, "train"), _attempt(run, 1, "evaluate")
+    first.write(RunEnded(status="done", step=8, epochs_done=2, seconds=1.0))
+    second.write(Evaluated(step=8, split="validation", logs={"loss": 1.0}))
+    _attempt(run, 2, "predict")  # which was killed
+    # also while a launcher holds the run
+    with run.lock():
+        assert "printed by attempt 0" in invoke("logs", str(run.path)).output
+    for words in ((), ("-f",)):
+        text = invoke("logs", str(run.path), *words).output
+        assert "printed by attempt 0" in text
+        assert "killed" not in text
+        assert "attempt 1" not in text
+    assert "printed by attempt 1" in invoke("logs", str(run.path), "--attempt", "1").output
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("train mi", ["file,mi"]),
+        ("validate a.yaml mi", ["file,mi"]),
+        ("evaluate runs/n", ["plain,runs/net", "plain,runs/net-50"]),
+        ("stop ", ["plain,runs/net", "plain,runs/net-50", "plain,runs/other"]),
+        ("logs elsewhere", ["dir,elsewhere"]),
+        ("predict a --input rows", ["file,rows"]),
+        ("runs r", ["dir,r"]),
+    ],
+)
+def test_completion(words: str, offered: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("net", "net-50", "other"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.yaml").touch()
+    (tmp_path / "runs" / "none").mkdir()
+    parts = words.split(" ")
+    env = {"_DISTLAUNCH_COMPLETE": "bash_complete", "COMP_CWORD": str(len(parts))}
+    env["COMP_WORDS"] = f"distlaunch {words}"
+    result = CliRunner().invoke(cli, [], prog_name="distlaunch", env=env)
+    assert result.output.splitlines() == offered
