@@ -37,7 +37,7 @@ def test_a_written_config_is_a_config_file(tmp_path_factory: Any, config: RunCon
     """It has the mistakes of the config itself, and where it has none it is the same."""
     path = tmp_path_factory.getbasetemp() / "job.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
-    named = with_absolute_files(config.model_copy(update={"name": config.name or "job"}), path.parent)
+    named = with_absolute_files(config.model_copy(update={"name": config.name or "job"}), lambda key: path.parent)
     own = problems_of(named)
     if own:
         with pytest.raises(ConfigError) as caught:

@@ -72,7 +72,6 @@ YAML = [
     Broken("number beyond 64 bits", BASE + f"seed: {10**30}\n", 6, "seed", ("beyond 64 bits", "smaller")),
     Broken("variable not set", BASE + "seed: ${NOT_SET_HERE}\n", 6, "seed", ("NOT_SET_HERE is not set", "default")),
     Broken("variable not closed", BASE + "runs_dir: ${HOME\n", 6, "runs_dir", ("expected ${NAME}", "$${")),
-    Broken("variable in brackets", BASE + "export: [${E:keras}]\n", 6, "", ("${NAME} needs quotes",)),
     Broken("billion laughs", BASE + "x0: &x0 [a, a]\n" + "".join(
         f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9)}]\n" for n in range(1, 9)), None, "", ("50,000",)),
     Broken("long chain of merges", BASE + "y0: &y0 {a: 1}\n" + "".join(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +293,70 @@ def test_overrides_that_are_wrong(overrides: list[str], words: str, folder: Path
     with pytest.raises(ConfigError) as caught:
         load("seed: 0\ntrain: {callbacks: []}\n", *overrides)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "epochs"),
+    [
+        ("{epochs: ${EPOCHS}}", 7),
+        ("{log_every_steps: 1, epochs: ${EPOCHS}}", 7),
+        ("{epochs: ${NONE:3}}", 3),
+        ("{epochs: ${EPOCHS},log_every_steps: ${NONE:3}}", 7),
+    ],
+)
+def test_variables_in_brackets(text: str, epochs: int, folder: Path) -> None:
+    assert load(f"train: {text}\n", environ={"EPOCHS": "7"}).config.train.epochs == epochs
+    assert load("", f"train={text}", environ={"EPOCHS": "7"}).config.train.epochs == epochs
+    assert load("", "export=[${F}, ${G:weights}]", environ={"F": "keras"}).config.export == ["keras", "weights"]
+
+
+@pytest.mark.parametrize("text", ["#x", "a #b", "#", "${F}#1", "x#y"])
+def test_an_override_has_no_comments(text: str, folder: Path) -> None:
+    config = load(
+        "", "train.callbacks=[{name: CSVLogger}]", f"train.callbacks[0].args.v={text}", environ={"F": "f"}
+    ).config
+    assert config.train.callbacks[0].args == {"v": text.replace("${F}", "f")}
+
+
+@pytest.mark.parametrize("text", ["12", "010", "1e3", "1.50", "true", "0x1f"])
+def test_text_given_by_an_override_needs_no_quotes(text: str, folder: Path) -> None:
+    config = load("", f"name={text}", f"runs_dir={text}", f"engine.slurm.account={text}").config
+    assert (config.name, config.runs_dir) == (text, text)
+    assert config.engine.slurm.account == text
+
+
+@pytest.mark.parametrize("text", ["12e4567", "-1e999", "1e-4567"])
+def test_numbers_that_a_double_cannot_hold(text: str, folder: Path) -> None:
+    for extra, overrides in ((f"seed: {text}\n", ()), ("", (f"seed={text}",))):
+        with pytest.raises(ConfigError, match=f"got {text}, which becomes"):
+            load(extra, *overrides)
+    assert resolve("0e999") == 0
+
+
+def test_paths_of_overrides_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text("def model(path=''): ...\ndef data(): ...\n")
+        (tmp_path / name / "x.csv").touch()
+    path = tmp_path / "there" / "job.yaml"
+    path.write_text(
+        "model: {function: mine.py:model, args: {path: x.csv}}\ndata: {function: mine.py:data, global_batch: 1}\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    config = load_config(path, ("data.function=mine.py:data",)).config
+    assert config.data.function == f"{tmp_path / 'here' / 'mine.py'}:data"
+    assert config.model.function == f"{tmp_path / 'there' / 'mine.py'}:model"
+    assert config.model.args == {"path": "x.csv"}
+    assert load_config(path, ("model.args.path=x.csv",)).config.model.args == {"path": str(tmp_path / "here" / "x.csv")}
+    fifo = tmp_path / "there" / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_text, args=(path.read_text(),))
+    writer.start()
+    config = load_config(fifo).config
+    writer.join()
+    assert config.model.function == f"{tmp_path / 'here' / 'mine.py'}:model"
+    assert config.name is None
+    assert load_config(fifo).config == config  # read once
 
 
 def test_sources(folder: Path) -> None:

@@ -36,6 +36,12 @@ class Expected:
             return [part for arg in get_args(self.type) for part in Expected(arg, self.limits).alternatives()]
         return [self]
 
+    @property
+    def is_text(self) -> bool:
+        """Whether text is allowed, and neither a number nor a truth value."""
+        kinds = [part.type for part in self.alternatives()]
+        return str in kinds and all(kind in (str, type(None)) for kind in kinds)
+
     def _worded(self) -> list[Expected]:
         """As `alternatives`, but what has words of its own stays whole."""
         if self.words:

@@ -23,6 +23,7 @@ from distlaunch.config.read.text import folder_of, is_stream, read_text
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
 from distlaunch.config.read.yaml_nodes import parse
+from distlaunch.config.references.argument_paths import with_given_arguments
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
@@ -118,6 +119,7 @@ def _checked(
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
     rename(root)
+    override.texts_as_text(root)
     # before validation: the name becomes a value of the config
     _name(root, path)
     data: Any = root.plain()
@@ -127,7 +129,8 @@ def _checked(
     partial = config or _without_wrong_keys(data, [*early, *wrong])
     if partial is not None:
         # before references are checked, and before tasks with other working directories read them
-        partial = with_absolute_files(partial, folder_of(path))
+        partial = with_absolute_files(partial, lambda key: _base_of(root, key, path))
+        partial = with_given_arguments(partial, folder_of(path), lambda key: root.nearest(key).is_override)
         # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_sizes(partial, environ))
@@ -136,6 +139,11 @@ def _checked(
     if problems or partial is None:
         raise ConfigError(problems)
     return LoadedConfig(partial.in_folder(Path(os.path.abspath(folder_of(path)))), path, root)
+
+
+def _base_of(root: Node, key: Key, path: Path) -> Path:
+    """Return the folder from which a path starts: the config's, or the current one for an override."""
+    return Path() if root.nearest(key).is_override else folder_of(path)
 
 
 def load_resolved(path: Path | str) -> RunConfig:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+import yaml
+
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.read.expected import at
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
-from distlaunch.config.read.yaml_nodes import parse
+from distlaunch.config.read.yaml_nodes import PLAIN, parse
 from distlaunch.config.strategy_switch import drop_foreign_keys, kind_written
 
 # a part of a key: `[0]`, `["a.b"]`, `name` or `.name`
@@ -73,7 +76,7 @@ def _parse(text: str, source: str, environ: Mapping[str, str]) -> tuple[Key, Nod
     if not value.strip():
         return key, Node(None, source)
     try:
-        raw = parse(value, source)
+        raw = _parse_value(value, source)
     except ConfigError as error:
         raise ConfigError([Problem(key, problem.message, source) for problem in error.problems]) from None
     builder = TreeBuilder(source, environ, numbered=False)
@@ -81,6 +84,35 @@ def _parse(text: str, source: str, environ: Mapping[str, str]) -> tuple[Key, Nod
     if builder.problems:
         raise ConfigError(builder.problems)
     return key, node
+
+
+def _parse_value(value: str, source: str) -> yaml.Node:
+    """Return the node of a value. Nothing in it is a comment, so that `--set key=#x` is text."""
+    if value.lstrip().startswith("#"):
+        start = yaml.Mark(source, 0, 0, 0, None, 0)
+        return yaml.ScalarNode(PLAIN, value.strip(), start, start)
+    raw = parse(value, source, empty=f"got {value!r}; expected a value")
+    is_cut = isinstance(raw, yaml.ScalarNode) and raw.tag == PLAIN and "#" in value[raw.end_mark.index :]
+    return yaml.ScalarNode(PLAIN, value.strip(), raw.start_mark, raw.end_mark) if is_cut else raw
+
+
+def texts_as_text(root: Node, key: Key = ()) -> None:
+    """Make each override of a key that takes only text the text that was written: `--set name=12` is no number."""
+    data = root.plain()
+
+    def walk(node: Node, key: Key) -> None:
+        if isinstance(node.value, dict):
+            for part, inner in node.value.items():
+                walk(inner, (*key, part))
+        elif isinstance(node.value, list):
+            for index, inner in enumerate(node.value):
+                walk(inner, (*key, index))
+        elif node.is_override and node.text and isinstance(node.value, int | float):
+            expected = at(key, data)
+            if expected is not None and expected.is_text:
+                node.value = node.text
+
+    walk(root, key)
 
 
 def _assign(root: Node, key: Key, value: Node, source: str) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -32,7 +33,7 @@ def resolve(text: str) -> Scalar:
     """The value of a scalar that is written without quotes.
 
     Raises:
-        ValueError: a whole number beyond 64 bits.
+        ValueError: a whole number beyond 64 bits, or another that a double cannot hold.
     """
     if text in _NULL:
         return None
@@ -46,7 +47,14 @@ def resolve(text: str) -> Scalar:
             )
         return value
     if _FLOAT.match(text):
-        return float(text)
+        number = float(text)
+        # beyond what a double can hold
+        if math.isinf(number) or (number == 0 and re.search("[1-9]", re.split("[eE]", text)[0])):
+            hint = "write .inf for infinity" if number else "write 0 for zero"
+            raise ValueError(
+                f"got {text[:40]}, which becomes {number:g} as a number; {hint}, or quote it if it is text"
+            )
+        return number
     if _SPECIAL.match(text):
         # Python writes inf and nan without the dot
         return float(text.replace(".", ""))

@@ -18,10 +18,20 @@ MAX_NODES = 50_000  # aliases of aliases grow exponentially ("billion laughs")
 
 @dataclass
 class Node:
-    """A value and where it stands: `run.yaml:12`, or `--set a.b=c`."""
+    """A value and where it stands: `run.yaml:12`, or `--set a.b=c`.
+
+    Attributes:
+        text: how a scalar was written; None: it is none.
+    """
 
     value: Scalar | list[Node] | dict[str | int, Node]
     source: str
+    text: str | None = None
+
+    @property
+    def is_override(self) -> bool:
+        """Whether it was given by `--set`."""
+        return self.source.startswith("--set ")
 
     def plain(self) -> object:
         """The value without its places."""
@@ -80,7 +90,7 @@ class TreeBuilder:
             message = f"aliases make this config larger than {MAX_NODES:,} values; write out what you need"
             raise ConfigError(Problem((), message, self._source(line)))
         if isinstance(raw, yaml.ScalarNode):
-            return Node(self._scalar(raw, key, line), self._source(line))
+            return Node(self._scalar(raw, key, line), self._source(line), raw.value)
         # aliases are expanded here, so the parser's own limit does not hold any more
         self._depth += 1
         if self._depth > MAX_DEPTH:

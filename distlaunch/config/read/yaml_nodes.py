@@ -21,16 +21,29 @@ PLAIN = "plain"
 _TEXT = "text"
 # all but the characters that YAML 1.1 calls printable
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# a variable, whose braces would begin a mapping inside [ ] and { }
+_VARIABLE = re.compile(r"\$\{[^{}\n\"']*\}")
+# each character of a variable that means something to YAML, and a stand-in that means nothing
+_STAND_INS = {ord(character): 0xF8D0 + index for index, character in enumerate("{}[],:#")}
+_RESTORED = {stand_in: character for character, stand_in in _STAND_INS.items()}
 _START = "; start with `model:`, `data:` and `strategy:`, or let `distlaunch init` write a config"
 _PARTS: tuple[type, ...] = (Composer, yaml.CSafeLoader) if yaml.__with_libyaml__ else (yaml.SafeLoader,)
 _Loader: Any = type("_Loader", _PARTS, {"__init__": _PARTS[-1].__init__})
 
 
-def parse(text: str, name: str) -> yaml.Node:
+def _shielded(text: str) -> str:
+    """Return the text with variables in which YAML sees plain letters."""
+    if any(chr(stand_in) in text for stand_in in _RESTORED):
+        return text
+    return _VARIABLE.sub(lambda match: match[0].translate(_STAND_INS), text)
+
+
+def parse(text: str, name: str, empty: str = f"the file is empty{_START}") -> yaml.Node:
     """The root of the one document of a file. An alias is the very node that its anchor names.
 
     Args:
         name: what the source is called in messages, e.g. `run.yaml`.
+        empty: what to say where there is nothing.
 
     Raises:
         ConfigError: the text is not YAML, or uses tags, several documents, or nesting deeper than any config.
@@ -41,7 +54,7 @@ def parse(text: str, name: str) -> yaml.Node:
         raise _error(name, line, f"a control character (0x{ord(found[0]):02x}) that YAML does not allow; remove it")
     loader: Any = functools.partial(_NodeLoader, name=name)
     try:
-        root: yaml.Node | None = yaml.compose(text, Loader=loader)
+        root: yaml.Node | None = yaml.compose(_shielded(text), Loader=loader)
     except ComposerError as error:
         mark: Any = error.problem_mark
         message = "a second document starts here ('---'); expected one config in a file"
@@ -50,7 +63,7 @@ def parse(text: str, name: str) -> yaml.Node:
         line, message = explain(error, text)
         raise _error(name, line, message) from None
     if root is None or (isinstance(root, yaml.ScalarNode) and root.tag == PLAIN and not root.value):
-        raise ConfigError(Problem((), f"the file is empty{_START}", name))
+        raise ConfigError(Problem((), empty, name))
     return root
 
 
@@ -97,6 +110,7 @@ class _NodeLoader(_Loader):
     def compose_scalar_node(self, anchor: str | None) -> yaml.ScalarNode:
         event = self.peek_event()
         node = super().compose_scalar_node(anchor)
+        node.value = node.value.translate(_RESTORED)
         node.tag = PLAIN if event.implicit[0] and event.tag is None else _TEXT
         return node
 

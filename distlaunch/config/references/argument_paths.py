@@ -60,6 +60,31 @@ def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> t
     return (RunConfig.model_validate(plain).in_folder(config.folder) if changed else config), notes
 
 
+def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Key], bool]) -> RunConfig:
+    """Return a config whose arguments that `--set` gave lead to the files in this directory that they name.
+
+    Args:
+        folder: that of the config, in which relative paths stay as they are.
+        is_given: returns whether `--set` gave the value of a key.
+    """
+    here = Path.cwd()
+    if _is_same(folder, here):
+        return config
+
+    def resolved(key: Key, text: str) -> str:
+        found = is_given(key) and _may_be_relative(text) and _leads_somewhere(here, text)
+        return str(here / text) if found else text
+
+    plain = config.to_plain()
+    for key in _KEYS:
+        parent: Any = plain
+        for part in key[:-1]:
+            parent = parent[part] if parent is not None else None
+        if parent is not None:
+            parent[key[-1]] = _each(parent[key[-1]], key, resolved)
+    return RunConfig.model_validate(plain)
+
+
 def _each(value: Any, key: Key, change: Callable[[Key, str], str]) -> Any:
     if isinstance(value, str):
         return change(key, value)

@@ -83,9 +83,8 @@ def _file(path: Path) -> Path:
     if path.exists():
         raise SourceError(f"{path} is a folder; expected a Python file")
     names = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
-    raise SourceError(
-        f"no such file: {path}{did_you_mean(path.name, names) or '; paths start from the folder of the config'}"
-    )
+    where = "; paths in a config start from its folder, those of --set from the current directory"
+    raise SourceError(f"no such file: {path}{did_you_mean(path.name, names) or where}")
 
 
 def _relative_import(path: Path, node: ast.ImportFrom, name: str) -> str:

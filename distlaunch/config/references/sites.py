@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,8 +78,12 @@ def named_files(config: RunConfig) -> list[str]:
     return sorted({file for file in files if file.endswith(".py")})
 
 
-def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
-    """`path/file.py:function` made absolute; relative paths start from the config's folder."""
+def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> RunConfig:
+    """`path/file.py:function` made absolute.
+
+    Args:
+        folder_of: returns the folder from which a relative path starts, by its key.
+    """
     data = config.to_plain()
     for site in sites(config):
         file, colon, function = site.name.rpartition(":")
@@ -88,7 +92,8 @@ def with_absolute_files(config: RunConfig, folder: Path) -> RunConfig:
             for part in site.key[:-1]:
                 parent = parent[part]
             path = Path(os.path.expanduser(file))  # as it stands where there is no such user
-            parent[site.key[-1]] = f"{folder.absolute() / path}:{function}"
+            parent[site.key[-1]] = f"{folder_of(site.key).absolute() / path}:{function}"
     if config.engine.hostfile is not None:
+        folder = folder_of(("engine", "hostfile"))
         data["engine"]["hostfile"] = str(folder.absolute() / os.path.expanduser(config.engine.hostfile))
     return RunConfig.model_validate(data)
