@@ -28,7 +28,7 @@ from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import dump_config, load_config, load_mapping
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.resume import has_more_to_do
+from distlaunch.config.resume import find_run, what_is_left
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
 
@@ -67,7 +67,7 @@ def train(
 
     Args:
         config: a config file, its content as a dict, or a run directory to go on with. With `resume: auto` a config
-            goes on with the newest run of its name, if that has something left to do.
+            goes on with the newest unfinished run of its name, or returns the finished one.
         overrides: `train.epochs=3` and the like.
         runs_dir: where a new run directory is made, instead of where the config says.
 
@@ -146,10 +146,16 @@ def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     if not isinstance(given, Mapping) and Path(given).is_dir():
         return RunDir(given)
     name = config.name or "run"
-    found = RunDir.newest(config.runs_dir, name) if config.resume == "auto" else None
-    if found is not None and has_more_to_do(config, found):
-        return found
-    return RunDir.claim(config.runs_dir, name)
+    found = find_run(config.runs_dir, name) if config.resume == "auto" else None
+    if found is None:
+        return RunDir.claim(config.runs_dir, name)
+    changed = what_is_left(config, found.run).changed if found.finished else ()
+    if changed:
+        raise UsageError(
+            f"{found.run.path} is finished, and this config would give other numbers: {', '.join(changed)}; "
+            "to go on with it and the new values, ask for more `train.epochs`; for a new run, write `resume: never`"
+        )
+    return found.run
 
 
 def train_here(

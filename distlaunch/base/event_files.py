@@ -81,15 +81,15 @@ def read_events(path: Path) -> list[Event]:
     return list(EventReader(path).read())
 
 
-def read_events_of(path: Path, kind: type[Event]) -> list[Event]:
-    """Those of one kind, oldest first; other lines, which may be a great many, are not parsed."""
-    mark = f'"event":"{kind.__name__}"'.encode()
+def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
+    """Events of some kinds, oldest first; other lines, which may be a great many, are not parsed."""
+    marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             data = file.read()
     except (FileNotFoundError, NotRegularError):
         return []
-    return list(parse_events(b"\n".join(line for line in data.splitlines() if mark in line)))
+    return list(parse_events(b"\n".join(line for line in data.splitlines() if any(mark in line for mark in marks))))
 
 
 def read_tail(path: Path) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.regular_files import read_json, read_regular
+from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_dir import TaskDir
@@ -75,7 +77,7 @@ def write_atomically(path: Path, text: str) -> None:
 class RunDir:
     """Paths of one run. Making the object touches nothing; `claim` and `lock` do.
 
-    Layout: config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
+    Layout: run.json, config.yaml, plan.json, environment.json, events.jsonl, attempts/N/config.yaml, attempts/N/TASK/,
     checkpoints/, compiled/, preprocessing/, tensorboard/, export/, predictions/, report.html, launcher.log.
     Of `submit` also job.sh (what was submitted), job.json (to which queue) and job.exit (how the job has ended).
     """
@@ -83,6 +85,7 @@ class RunDir:
     def __init__(self, path: Path | str) -> None:
         # tasks may change their working directory
         self.path = Path(path).absolute()
+        self._identity = self.path / "run.json"
         self.config = self.path / "config.yaml"
         self.plan = self.path / "plan.json"
         self.environment = self.path / "environment.json"
@@ -248,36 +251,48 @@ class RunDir:
     def finished(self) -> bool:
         """Whether the run came to its planned end, and no later attempt has taken it on from there."""
         # here: agents, which each host waits for, do without
-        from distlaunch.base.event_files import read_events
+        from distlaunch.base.event_files import read_events_of
+        from distlaunch.base.events import RunEnded, TrainingStarted
         from distlaunch.base.run_files.run_facts import RunFacts
 
-        return RunFacts.of(read_events(self.events)).finished
+        return RunFacts.of(read_events_of(self.events, TrainingStarted, RunEnded)).finished
 
     def write_json(self, path: Path, data: Any) -> None:
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 
+    def identity(self) -> Identity | None:
+        """The run's name and number; None: not known, or the folder was renamed or copied and has another name."""
+        found = Identity.read(self._identity)
+        return found if found is not None and found.folder == self.path.name else None
+
     @staticmethod
     def claim(runs_dir: Path | str, name: str) -> RunDir:
-        """Makes a directory that no other run has: NAME, or NAME-2, NAME-3, ... if it is taken.
+        """Makes a directory that no other run has: NAME, or NAME-2, NAME-3, ... with the next number that is free.
 
         Raises UsageError if the directory cannot be made.
         """
         check_run_name(name)
-        for number in range(1, 100_000):
-            run = RunDir(Path(runs_dir) / (name if number == 1 else f"{name}-{number}"))
+        for identity in _next_identities(runs_dir, name):
+            run = RunDir(Path(runs_dir) / identity.folder)
             try:
                 # `mkdir` and not a look first: of two launchers one gets the name
                 # its config may hold secrets that `${NAME}` stood for
                 run.path.mkdir(mode=0o700, parents=True)
-                return run
             except FileExistsError:
                 if not run.path.is_dir():
                     raise UsageError(
                         f"cannot make the run directory {run.path}: a file of that name is in the way"
                     ) from None
+                continue
             except OSError as error:
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
-        raise UsageError(f"too many runs named {name!r} in {runs_dir}; choose another --name")
+            try:
+                run.write_json(run._identity, identity.to_plain())
+            except BaseException:
+                run.discard()
+                raise
+            return run
+        raise AssertionError("numbers do not end")
 
     def is_readable(self) -> bool:
         """Whether it is there, and not closed to this user: a run is its owner's alone."""
@@ -285,28 +300,31 @@ class RunDir:
 
     def discard(self) -> None:
         """Takes a claim back, if nothing was started in the directory."""
-        if not self.exists():
-            self._lock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # somebody has put something there
+        if self.exists():
+            return
+        own = (self._lock, self._identity)
+        # a claim that somebody has put something into keeps its name and number
+        with contextlib.suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {path.name for path in own}:
+                for path in own:
+                    path.unlink(missing_ok=True)
                 self.path.rmdir()
 
     @staticmethod
     def unclaimed(runs_dir: Path | str, name: str) -> RunDir:
         """The directory that `claim` would make now."""
-        numbered = (f"{name}-{number}" if number > 1 else name for number in range(1, 100_000))
-        return RunDir(next(Path(runs_dir) / each for each in numbered if not (Path(runs_dir) / each).exists()))
+        folders = (Path(runs_dir) / identity.folder for identity in _next_identities(runs_dir, name))
+        return RunDir(next(folder for folder in folders if not folder.exists()))
 
     @staticmethod
-    def newest(runs_dir: Path | str, name: str) -> RunDir | None:
-        """The run of a config of that name (NAME or NAME-K) that was claimed last, if any that can be read."""
-        pattern = re.compile(re.escape(name) + r"(?:-(\d+))?\Z")
-        found = [
-            (int(match[1] or 1), path)
-            for path in Path(runs_dir).glob(f"{name}*")
-            if (match := pattern.match(path.name)) and RunDir(path).is_readable() and RunDir(path).has_config()
-        ]
+    def named(runs_dir: Path | str, name: str) -> list[RunDir]:
+        """The runs of configs of that name that can be read, newest first.
+
+        The folder and the run's own record must agree: a run that was renamed or copied is reached by its path only.
+        """
+        found = [(identity.number, run) for run, identity in _runs_called(runs_dir, name) if run.has_config()]
         # by number, not by time: a later run has a higher one
-        return RunDir(max(found)[1]) if found else None
+        return [run for _, run in sorted(found, key=lambda each: each[0], reverse=True)]
 
     def lock(self, *, notebook: bool = False) -> contextlib.AbstractContextManager[None]:
         """Held by the launcher for as long as it works on the run; the system drops it if the launcher dies.
@@ -323,3 +341,21 @@ class RunDir:
                 yield
             finally:
                 self.discard()
+
+
+def _runs_called(runs_dir: Path | str, name: str) -> Iterator[tuple[RunDir, Identity]]:
+    pattern = re.compile(re.escape(name) + r"(-[0-9]+)?")
+    with contextlib.suppress(OSError):  # there is no such directory yet, or it is closed to this user
+        for entry in os.listdir(runs_dir):
+            run = RunDir(Path(runs_dir) / entry)
+            # the pattern first: a folder of ten thousand runs of other names costs nothing
+            if pattern.fullmatch(entry) and run.is_readable():
+                identity = run.identity()
+                if identity is not None and identity.name == name:
+                    yield run, identity
+
+
+def _next_identities(runs_dir: Path | str, name: str) -> Iterator[Identity]:
+    """The identities that a new run of a name may get, in the order in which they are tried."""
+    newest = max((identity.number for _, identity in _runs_called(runs_dir, name)), default=0)
+    return (Identity(name, number) for number in itertools.count(newest + 1))

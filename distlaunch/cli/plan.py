@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -32,7 +33,10 @@ def command(
     with_data: bool,
     as_json: bool,
 ) -> None:
-    """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing."""
+    """Show what `train` would start: each process, its environment and its logs. Starts and writes nothing.
+
+    With --resume, the first line (with --json, `note`) says which run would be resumed, and what for.
+    """
     from distlaunch.jobs import job
     from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import plan_json, render_plan
@@ -43,10 +47,16 @@ def command(
     plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), os.environ)
     for warning in choice.warnings:
         click.echo(f"warning: {warning}", err=True)
+    if choice.note and not as_json:
+        click.echo(choice.note)
+    if plan is None:  # nothing would start
+        if as_json:
+            click.echo(json.dumps({"run_dir": str(choice.would_be.path), "tasks": [], "note": choice.note}, indent=2))
+        return
     placed = describe_variables(choice.config, choice.locate) if variables else None
     data = describe_data(choice.config, choice.locate) if with_data else None
     if as_json:
-        click.echo(plan_json(plan, placed, data))
+        click.echo(plan_json(plan, placed, data, choice.note))
         return
     click.echo(render_plan(plan, choice.config))
     if placed is not None:

@@ -65,7 +65,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     """
     from distlaunch.jobs.batch import submit
     from distlaunch.jobs.job import JobRequest
-    from distlaunch.ui.submit import print_submitted
+    from distlaunch.ui.submit import print_nothing_submitted, print_submitted
 
     as_json, quiet = given["as_json"], given["quiet"]
     if as_json and given["wait"]:
@@ -74,8 +74,14 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     with _called_by_option(options):
         request = JobRequest(target, (*overrides, *options), name, resume)
         prepared = submit.prepare(request, given["engine"], os.environ)
-        for note in () if quiet else prepared.queue.notes(prepared.choice.config):
+        choice = prepared.choice
+        notes = [*([choice.note] if choice.note else []), *prepared.queue.notes(choice.config)]
+        for note in () if quiet else notes[:1] if choice.finished else notes:
             click.echo(note, err=True)
+        if choice.finished and choice.run is not None:
+            if as_json:
+                print_nothing_submitted(choice.run)
+            return ExitCode.DONE
         if given["dry_run"]:
             click.echo(prepared.script(prepared.choice.would_be), nl=False)
             return ExitCode.DONE

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option(
-    "--resume", is_flag=True, help="Resume the newest run of this name that is unfinished, or that had fewer epochs."
+    "--resume", is_flag=True, help="Resume the newest unfinished run of this name, or do what the finished one lacks."
 )
 @click.option("--smoke", is_flag=True, help="Prove the config in about a minute: a few steps, a restart, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A part of the config."""
+    """A part of the config. Its traits say which of its keys decide the numbers of a run."""
 
     # strict: pydantic would take "3" for 3; the messages say what to write instead
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_default=True, use_attribute_docstrings=True
     )
+
+    is_neutral: ClassVar[bool] = False
+    """Whether no key of the section decides a number: they say where the work runs, or what is kept and reported."""
+    neutral_keys: ClassVar[frozenset[str]] = frozenset()
+    """The keys of the section that decide no number, where others do."""
+
+    def number_keys(self, key: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        """Yield the keys below this section, which is at `key`, that decide numbers; those of sections in it, too."""
+        for name in () if self.is_neutral else type(self).model_fields:
+            if name not in self.neutral_keys:
+                value = getattr(self, name)
+                if isinstance(value, Section):
+                    yield from value.number_keys((*key, name))
+                else:
+                    yield *key, name
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class Span(Section):
 
 class Cluster(Section):
     """The processes of a run."""
+
+    is_neutral: ClassVar[bool] = True
 
     workers: Annotated[
         Positive | Span | Literal["auto"], Words("a whole number of at least 1, {min: ..., max: ...}, or 'auto'")

@@ -19,15 +19,16 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[s
         before, now: configs as plain data, or as JSON holds it.
         keys: how the keys that are compared begin.
     """
+    return [line for key, line in changes(before, now) if ".".join(key).startswith(keys)]
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
+    """The keys that differ, each with such a line."""
     old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
     changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
     # `args: {}` -> `args.units: 64` is one change and not two
     shown = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
-    return [
-        f"{name}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}"
-        for key in shown
-        if (name := ".".join(key)).startswith(keys)
-    ]
+    return [(key, f"{'.'.join(key)}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}") for key in shown]
 
 
 def _filled(key: tuple[str, ...], one: Mapping[tuple[str, ...], str], other: Mapping[tuple[str, ...], str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,8 @@ _Kind = Literal[("auto", *ENGINES)]  # pyright: ignore[reportInvalidTypeForm, re
 
 class Engine(Section):
     """Where the tasks run."""
+
+    is_neutral: ClassVar[bool] = True
 
     kind: _Kind = "auto"  # pyright: ignore[reportInvalidTypeForm]
     """`auto`: as one task of the cluster that the environment variable TF_CONFIG describes, if it is set; else on the

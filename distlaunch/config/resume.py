@@ -1,18 +1,129 @@
-"""Whether an existing run can be continued."""
+"""Which run of a name `--resume` continues, and what is left to do for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from distlaunch.base.errors import ConfigError
+from distlaunch.base.event_files import read_events_of
+from distlaunch.base.events import Evaluated, Exported, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.run_facts import RunFacts
+from distlaunch.config.differences import changes
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 
 
-def has_more_to_do(config: RunConfig, run: RunDir) -> bool:
-    """Whether the run did not come to its end, or the config has more epochs than it."""
-    if not run.finished():
-        return True
-    try:
-        return config.train.epochs > load_resolved(run.config).train.epochs
-    except ConfigError:  # of another version: nothing to go on with
-        return False
+@dataclass(frozen=True)
+class Found:
+    """The run of a name that is continued.
+
+    Attributes:
+        finished: it came to its planned end, as did all others of the name.
+        newer: the newest run of the name, where that is another, and finished.
+    """
+
+    run: RunDir
+    finished: bool
+    newer: RunDir | None = None
+
+
+def find_run(runs_dir: Path | str, name: str) -> Found | None:
+    """Return the newest unfinished run of a name, else the newest finished one; None: there is no run of that name."""
+    runs = RunDir.named(runs_dir, name)
+    for run in runs:
+        if not run.finished():
+            return Found(run, finished=False, newer=None if run is runs[0] else runs[0])
+    return Found(runs[0], finished=True) if runs else None
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a config asks for that a finished run does not have.
+
+    Attributes:
+        training: more epochs.
+        changed: lines on the keys that decide numbers and are not those of the run; empty where there is more to train,
+            which goes on with the new values.
+        formats: exports of the weights at the end.
+        evaluation: of the validation split, which the run did not have.
+    """
+
+    training: bool = False
+    changed: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    evaluation: bool = False
+
+
+def what_is_left(config: RunConfig, run: RunDir) -> Left:
+    """Compare a config with the one that a finished run came to its end with."""
+    ended = RunFacts.of(read_events_of(run.events, TrainingStarted, RunEnded)).ended
+    assert ended is not None, "the run is finished"
+    before = _config_of(run, ended.attempt)
+    if before is None:  # of another version: nothing to go on with
+        return Left()
+    # that of the attempt, since a later one that was killed early may have left `run.config` with more epochs
+    if config.train.epochs > before.train.epochs:
+        return Left(training=True)
+    evaluation = config.validation is not None and before.validation is None
+    # what decides from the values of validation has decided without them
+    evaluation = evaluation and all(callback.only_records for callback in config.train.callbacks)
+    folder, _ = run.started_from()
+    changed = tuple(_number_changes(before.in_folder(folder or config.folder), config, ignores_validation=evaluation))
+    if changed:
+        return Left(changed=changed)
+    if not run.checkpoint_steps():  # such as the run of a task whose chief has its own
+        return Left()
+    return Left(formats=tuple(_missing_formats(config, run, ended.step)),
+                evaluation=evaluation and not _is_evaluated(run, ended.step))  # fmt: skip
+
+
+def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
+    for path in (run.attempt_config(attempt), run.config):
+        try:
+            return load_resolved(path)
+        except (ConfigError, OSError):
+            continue
+    return None
+
+
+def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]:
+    # at any time: one that was exported since from another checkpoint, as somebody asked for, stays
+    made = {event.format for event in read_events_of(run.events, Exported)
+            if isinstance(event, Exported) and event.step in (step, None)}  # fmt: skip
+    for kind in dict.fromkeys(config.export):
+        if kind not in made or not run.exported(kind).exists():
+            yield kind
+
+
+def _is_evaluated(run: RunDir, step: int) -> bool:
+    return any(
+        isinstance(event, Evaluated) and event.split == "validation" and event.step == step
+        for event in read_events_of(run.events, Evaluated)
+    )
+
+
+def _number_changes(before: RunConfig, now: RunConfig, *, ignores_validation: bool) -> Iterator[str]:
+    deciding = {*before.number_keys(), *now.number_keys()}
+    for key, line in changes(_comparable(before), _comparable(now)):
+        decides = any(key[:length] in deciding for length in range(1, len(key) + 1))
+        if decides and not (ignores_validation and key[0] == "validation"):
+            yield line
+
+
+def _comparable(config: RunConfig) -> dict[str, Any]:
+    """The config as plain data: without callbacks that decide nothing, and wherever its folder is."""
+    callbacks = [callback for callback in config.train.callbacks if not callback.only_records]
+    plain = config.model_copy(update={"train": config.train.model_copy(update={"callbacks": callbacks})}).to_plain()
+    return plain if config.folder is None else _below(plain, f"{config.folder}/")
+
+
+def _below(value: Any, folder: str) -> Any:
+    if isinstance(value, str):
+        return value.removeprefix(folder)
+    if isinstance(value, dict):
+        return {name: _below(inner, folder) for name, inner in value.items()}
+    return [_below(inner, folder) for inner in value] if isinstance(value, list) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model
 
@@ -34,6 +34,8 @@ class Model(Section):
 class TfdsSource(Section):
     """A dataset of tensorflow-datasets, read from a prepared directory."""
 
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"data_dir", "download"})
+
     name: str
     """As in `tfds.load`, e.g. `mnist` or `mnist:3.0.1`."""
     train: str = "train"
@@ -54,6 +56,8 @@ class Preprocessing(Section):
 
 class Data(Section):
     """The data: a function that returns the splits, or a name of tensorflow-datasets."""
+
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"skip_limit", "threads", "processes"})
 
     function: FunctionRef | None = None
     args: Arguments
@@ -146,6 +150,8 @@ class OptimizerComponent(Section):
 class Compile(Section):
     """Arguments of Keras `compile`. If the model's function compiles it, those that are given here replace its own."""
 
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"jit_compile"})
+
     optimizer: (
         Annotated[str | OptimizerComponent, Words("a name such as 'adam', or {name: ..., args: {...}}")] | None
     ) = None
@@ -171,6 +177,12 @@ class Compile(Section):
     """XLA. On CPU it makes some models slower (convolutions: 1.6 to 2.4 times). None: the model's own, or off."""
 
 
+_RECORDING_CALLBACKS = frozenset(
+    {"BackupAndRestore", "CSVLogger", "ModelCheckpoint", "ProgbarLogger", "RemoteMonitor", "TensorBoard"}
+)
+"""Those of Keras that only write down what training does."""
+
+
 class Callback(Section):
     """A Keras callback by name, or a class or function of your own that returns one."""
 
@@ -181,9 +193,16 @@ class Callback(Section):
     tasks: Literal["auto", "all", "chief"] = "auto"
     """`auto`: those of Keras's callbacks that write files run on the chief, all others on every task."""
 
+    @property
+    def only_records(self) -> bool:
+        """Whether the callback decides no number."""
+        return self.name.removeprefix("keras.callbacks.") in _RECORDING_CALLBACKS
+
 
 class Train(Section):
     """The loop."""
+
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"steps_per_call", "on_nonfinite", "log_every_steps"})
 
     loop: Literal["fit", "custom"] = "fit"
     """`fit`: as Keras `fit`. `custom`: an explicit step, the reference one or your own (`step`)."""
@@ -230,6 +249,8 @@ class Best(Section):
 class Checkpoint(_Async):
     """When the state is written, and how much of it is kept. One of the periods at least is given."""
 
+    is_neutral: ClassVar[bool] = True
+
     every_epochs: Positive | None = 1
     every_steps: Positive | None = None
     every_minutes: PositiveMinutes | None = None
@@ -249,6 +270,8 @@ class Checkpoint(_Async):
 class Restarts(Section):
     """What happens when a run's tasks fail for a reason that need not come again (a killed process, a lost peer)."""
 
+    is_neutral: ClassVar[bool] = True
+
     max: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """How often a job is started again from its last checkpoint. `auto`: 3 for parameter_server, and where
     `cluster.workers` is a span; 0 for the others."""
@@ -266,6 +289,8 @@ RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 class RunConfig(Section):
     """One run, completely. Unknown keys are errors."""
 
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"name", "runs_dir", "resume", "export"})
+
     name: (
         Annotated[
             str, Field(pattern=RUN_NAME), Words("letters, digits, '.', '_' and '-', beginning with a letter or digit")
@@ -282,7 +307,7 @@ class RunConfig(Section):
     their weights with 32; `mixed_float16` scales the loss, so that small gradients stay above zero. None: Keras's own,
     float32 unless the model's function sets another."""
     resume: Literal["never", "auto"] = "never"
-    """`auto`: go on with the newest run of this name if it did not finish, as `train --resume` does."""
+    """`auto`: as `train --resume`: go on with the newest unfinished run of this name; start one if there is none."""
     model: Model
     data: Data
     compile: Compile | None = None

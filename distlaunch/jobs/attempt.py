@@ -65,11 +65,18 @@ def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = 
     return config.with_workers(number)
 
 
-def plan_attempt(config: RunConfig, run: RunDir, attempt: int, environ: Mapping[str, str]) -> LaunchPlan:
-    """The plan of a training attempt; reserves and writes nothing."""
+def plan_attempt(
+    config: RunConfig,
+    run: RunDir,
+    attempt: int,
+    environ: Mapping[str, str],
+    mode: Mode = "train",
+    extra: Sequence[str] = (),
+) -> LaunchPlan:
+    """The plan of an attempt; reserves and writes nothing."""
     least = least_workers(config)
     config, allocation = allocate_fitting(count_workers(config, environ, dry=True), environ, least, dry=True)
-    return _plan(config, run, attempt, "train", allocation)[1]
+    return _plan(config, run, attempt, mode, allocation, extra)[1]
 
 
 def _plan(

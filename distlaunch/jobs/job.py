@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.base.run_files.identity import Identity
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
@@ -27,6 +29,9 @@ from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
+
+if TYPE_CHECKING:
+    from distlaunch.config.resume import Left
 
 Locate = Callable[[Iterable[Problem]], list[Problem]]
 
@@ -57,6 +62,7 @@ class Choice:
         warnings: what the user should know about the config.
         finished: `run` has come to its end already.
         beside: another launcher works on `run`, and all that is to be started is its evaluator.
+        uses: what is to be done with a finished `run` instead of training: modes and arguments of tasks.
     """
 
     config: RunConfig
@@ -67,6 +73,7 @@ class Choice:
     warnings: tuple[str, ...] = ()
     finished: bool = False
     beside: bool = False
+    uses: tuple[tuple[Mode, tuple[str, ...]], ...] = ()
 
     @property
     def would_be(self) -> RunDir:
@@ -99,19 +106,87 @@ def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Map
             return _choose_beside(config, name, locate)
     if not request.resume and config.resume != "auto":
         return Choice(config, name, locate)
-    from distlaunch.config.resume import has_more_to_do
+    return _choose_resumed(request, config, name, config.name or target.stem, locate)
 
-    found = RunDir.newest(config.runs_dir, name)
+
+def _choose_resumed(request: JobRequest, config: RunConfig, name: str, name_of_job: str, locate: Locate) -> Choice:
+    """Choose what `--resume` does with the runs of a name.
+
+    Args:
+        name: of the run of this launcher, which may start a single task of a cluster.
+        name_of_job: of the chief's run, which decides for all tasks where it can be seen.
+    """
+    from distlaunch.config.resume import find_run
+
+    found = find_run(config.runs_dir, name_of_job) or find_run(config.runs_dir, name)
     if found is None:
-        return Choice(
-            config, name, locate, note=f"there is no run called {name} yet: starting it" if request.resume else ""
+        note = f"there is no run called {name} yet: starting it" if request.resume else ""
+        return Choice(config, name, locate, note=note)
+    way_to_new = "leave out --resume" if request.resume else "add `--set resume=never`"
+    left = _whats_left(config, found.run, way_to_new) if found.finished else None
+    identity = found.run.identity()
+    if name != name_of_job and identity is not None and identity.name == name_of_job:
+        return _choose_beside_chief(config, name, locate, found.run, identity.number, left)
+    note = f"resuming {shown(found.run.path)}"
+    if found.newer is not None:
+        run, newer = shown(found.run.path), shown(found.newer.path)
+        note += (
+            f", which is unfinished; {newer} is newer, and finished: `train {newer} --resume` takes it instead, "
+            f"and {run} is left if you rename or remove it"
         )
-    if not has_more_to_do(config, found):
-        if request.resume:
-            note = f"{shown(found.path)} is finished already; more `train.epochs` go on with it"
-            return Choice(config, found.name, locate, found, note=note, finished=True)
-        return Choice(config, name, locate, note=f"{shown(found.path)} is finished: starting a new run")
-    return Choice(config, found.name, locate, found, note=f"resuming {shown(found.path)}")
+    return _choice_of(Choice(config, found.run.name, locate, found.run, note=note), left)
+
+
+def _choose_beside_chief(
+    config: RunConfig, name: str, locate: Locate, chief: RunDir, number: int, left: Left | None
+) -> Choice:
+    """Choose the run of a task that another launcher's chief has decided for."""
+    if left is not None and not left.training:
+        note = f"{shown(chief.path)}, the run of the chief, is finished already; more `train.epochs` go on with it"
+        return Choice(config, name, locate, chief, note=note, finished=True)
+    own = RunDir(Path(config.runs_dir) / Identity(name, number).folder)
+    if own.identity() != Identity(name, number) or not own.has_config():
+        return Choice(config, name, locate)  # it only holds logs
+    return Choice(config, own.name, locate, own, note=f"resuming {shown(own.path)}")
+
+
+def _whats_left(config: RunConfig, run: RunDir, way_to_new: str) -> Left:
+    """Return what is left to do for a finished run. Raises UsageError if the config would give other numbers."""
+    from distlaunch.config.resume import what_is_left
+
+    left = what_is_left(config, run)
+    if left.changed:
+        where = shown(run.path)
+        raise UsageError(
+            f"{where} is finished, and this config would give other numbers: {', '.join(left.changed)}; "
+            f"to go on with {where} and the new values, ask for more `train.epochs`; for a new run, {way_to_new}"
+        )
+    return left
+
+
+def _choice_of(going_on: Choice, left: Left | None) -> Choice:
+    """Return the choice for a run: to go on, to do what is left for a finished one, or nothing.
+
+    Args:
+        left: None: the run is unfinished.
+    """
+    if left is None or left.training or going_on.run is None:
+        return going_on
+    uses: list[tuple[Mode, tuple[str, ...]]] = []
+    lacks: list[str] = []
+    if left.formats:
+        uses.append(("export", ("--formats", ",".join(left.formats))))
+        lacks.append(f"its export as {' and '.join(left.formats)}")
+    if left.evaluation:
+        uses.append(("evaluate", ("--split", "validation")))
+        lacks.append("an evaluation")
+    where = shown(going_on.run.path)
+    if not uses:
+        note = f"{where} is finished already; more `train.epochs` go on with it"
+        return replace(going_on, note=note, finished=True)
+    return replace(
+        going_on, note=f"{where} is finished, but lacks {' and '.join(lacks)}: adding that", uses=tuple(uses)
+    )
 
 
 def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, str]) -> Choice:
@@ -125,12 +200,12 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         raise UsageError("--name: a run that is resumed keeps its name")
     config, locate, warnings = _load_run(run, request.overrides, environ)
     _check_place(run, config)
-    if run.finished() and not request.overrides:
-        return Choice(config, run.name, locate, run, note=f"{shown(run.path)} is finished already", finished=True)
+    way_to_new = "give its config file without --resume"
+    left = _whats_left(config, run, way_to_new) if run.finished() else None
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     found = (*warnings, *_unused(config, locate))
-    return Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=found)
+    return _choice_of(Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=found), left)
 
 
 def _check_place(run: RunDir, config: RunConfig) -> None:
@@ -149,7 +224,10 @@ def _unused(config: RunConfig, locate: Locate) -> list[str]:
 
 
 def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
-    run = RunDir.newest(config.runs_dir, name)
+    from distlaunch.config.resume import find_run
+
+    found = find_run(config.runs_dir, name)
+    run = found and found.run
     if run is None or not run.attempts():
         raise UsageError(
             f"TF_CONFIG asks for an evaluator, but there is no run called {name} in {config.runs_dir} yet; "
@@ -208,7 +286,23 @@ def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str])
     if choice.beside:
         return checked(run_beside(choice.config, run, observer, environ), choice.locate)
     with ThreadedObserver.of(observer) as threaded, run.lock_claim():
+        if choice.uses:
+            return _do_uses(choice, run, threaded, environ)
         return checked(run_job(choice.config, run, threaded, environ), choice.locate)
+
+
+def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+    """Do what a finished run lacks, and return the last result, or the first of an attempt that did not end well."""
+    config = config_for_use(choice.config, environ)
+    if tf_config_cluster(choice.config, environ) is not None:  # one device of the chief's does it, and needs no peers
+        config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+        environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
+    result: AttemptResult | None = None
+    for mode, extra in choice.uses:
+        if result is None or not result.outcome.exit_code:
+            result = checked(run_attempt(config, run, mode, observer, environ, extra=extra), choice.locate)
+    assert result is not None, "there is something to do"
+    return result
 
 
 def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
@@ -222,11 +316,16 @@ def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     return None if claimed is None else execute(claimed, observer, environ)
 
 
-def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan, Choice]:
-    """What `train` would start, without touching anything."""
+def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan | None, Choice]:
+    """What `train` would start, without touching anything; None: nothing, since the run is finished."""
     choice = choose(request, environ)
+    if choice.finished:
+        return None, choice
     run = choice.would_be
     attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
+    if choice.uses:
+        mode, extra = choice.uses[0]
+        return plan_attempt(config_for_use(choice.config, environ), run, attempt, environ, mode, extra), choice
     return plan_attempt(choice.config, run, attempt, environ), choice
 
 
@@ -256,13 +355,19 @@ def use_run(
     _note_backend(config, observer, environ)
     if not overrides and list(extra[:2]) == ["--split", "validation"]:
         check_has_validation(run, config, mode)
+    config = config_for_use(config, environ)
+    isolate_if_configured(config, environ)
+    with ThreadedObserver.of(observer) as threaded, run.lock():
+        return checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+
+
+def config_for_use(config: RunConfig, environ: Mapping[str, str]) -> RunConfig:
+    """The config with which something else than training is done with a run."""
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
     if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
-    isolate_if_configured(config, environ)
-    with ThreadedObserver.of(observer) as threaded, run.lock():
-        return checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+    return config
 
 
 def checked(result: AttemptResult, locate: Locate) -> AttemptResult:

@@ -63,7 +63,9 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
 
 def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
-    config = choose(replace(request, resume=False), environ).config
+    # of `choose`: a config with `resume: auto` is proven by a run of its own, too
+    fresh = replace(request, overrides=(*request.overrides, "resume=never"), resume=False)
+    config = choose(fresh, environ).config
     isolate_if_configured(config, environ)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)

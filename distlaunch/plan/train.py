@@ -282,11 +282,17 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
-def plan_json(plan: LaunchPlan, placed: VariablesPlaced | None = None, data: Mapping[str, Any] | None = None) -> str:
-    """The plan as JSON, as plan.json holds it, and where the variables go and who reads what, if that is known."""
-    where: dict[str, Any] = {}
+def plan_json(
+    plan: LaunchPlan, placed: VariablesPlaced | None = None, data: Mapping[str, Any] | None = None, note: str = ""
+) -> str:
+    """The plan as JSON, as plan.json holds it, and where the variables go and who reads what, if that is known.
+
+    Args:
+        note: which run is resumed, and what for.
+    """
+    where: dict[str, Any] = {"note": note} if note else {}
     if placed is not None:
-        where = {**({"mesh": placed.mesh} if placed.mesh else {}), "variables": placed.variables}
+        where |= {**({"mesh": placed.mesh} if placed.mesh else {}), "variables": placed.variables}
     if data is not None:
         where["data"] = data
     return json.dumps({**plan.to_plain(), **where}, indent=2)

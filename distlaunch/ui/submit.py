@@ -26,6 +26,11 @@ def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
     click.echo(_what_to_do(where), err=True)
 
 
+def print_nothing_submitted(run: RunDir) -> None:
+    """The JSON form of a run for which nothing is left to do."""
+    click.echo(json.dumps({"run": str(run.path), "engine": None, "job": None, "script": None}))
+
+
 def print_still_there(submitted: Submitted) -> None:
     """After Ctrl-C."""
     click.echo(f"job {submitted.job.job} goes on", err=True)

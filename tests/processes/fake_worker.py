@@ -69,8 +69,22 @@ def train() -> None:
         if ARGS.task == CHIEF:
             save(step)
     for kind in CONFIG["export"]:
-        WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
+        export(kind)
     WRITER.write(ev.RunEnded(status="done", step=epochs * 4, epochs_done=epochs, seconds=1.5, logs={}))
+
+
+def export(kind: str) -> None:
+    if os.environ.get("FAKE") == "fail_export":
+        if ARGS.mode == "train":
+            WRITER.write(ev.ExportFailed(step=8, reason="no room"))
+            return
+        data = {"kind": "exception", "type": "ExportError", "message": "no room", "traceback": "T"}
+        FILES.error_json.write_text(json.dumps(data))
+        end(3)
+    RUN.export.mkdir(exist_ok=True)
+    for each in kind.split(","):
+        RUN.exported(each).touch()
+    WRITER.write(ev.Exported(format=kind, path=str(RUN.export / kind)))
 
 
 def save(step: int) -> None:
@@ -201,4 +215,4 @@ elif ARGS.mode == "predict":
     path = ARGS.output or str(RUN.predictions(ARGS.split, 8))
     WRITER.write(ev.Predicted(step=8, split=ARGS.split, path=path, shapes={"label": [4, 10], "total": [4, 1]}))
 else:
-    WRITER.write(ev.Exported(format=ARGS.formats, path=str(RUN.export / ARGS.formats)))
+    export(ARGS.formats)

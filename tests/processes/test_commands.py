@@ -121,8 +121,8 @@ def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
     assert RunDir(shell.directory / "runs/job").next_attempt() == 2
     finished = "runs/job is finished already; more `train.epochs` go on with it\n"
     assert shell("train", "job.yaml", "--resume")[:2] == (0, finished)
-    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--set", "resume=auto")[1]
-    assert shell("train", "runs/job", "--resume")[:2] == (0, "runs/job is finished already\n")
+    assert shell("train", "job.yaml", "--set", "resume=auto")[:2] == (0, finished)
+    assert shell("train", "runs/job", "--resume")[:2] == (0, finished)
 
 
 @pytest.mark.parametrize("how", ["config", "raise_early"])
@@ -158,14 +158,73 @@ def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
     assert out.startswith("resuming runs/job\n")
     assert "restored  step 8" in out
     finished = "runs/job is finished already; more `train.epochs` go on with it\n"
-    assert shell("train", "job.yaml", "--resume")[:2] == (0, finished)
-    assert "runs/job is finished: starting a new run" in shell("train", "job.yaml", "--set", "resume=auto")[1]
+    assert shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")[:2] == (0, finished)
+    code, out, err = shell("train", "job.yaml", "--resume")
+    assert (code, out) == (2, "")
+    assert "this config would give other numbers: train.epochs: 3 -> 2" in err
 
 
 def test_resume_of_nothing(shell: Shell) -> None:
     code, out, _ = shell("train", "job.yaml", "--resume")
     assert code == 0
     assert out.startswith("there is no run called job yet: starting it\n")
+
+
+def test_resume_takes_the_older_unfinished_run_and_no_other_experiment(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    assert shell("train", "job.yaml", "-q")[0] == 0
+    assert shell("train", "job.yaml", "-q", "--name", "job-3", FAKE="fail")[0] == 3
+    resume = ("job.yaml", "--resume", "--set", "seed=4")
+    planned = shell("plan", *resume, "--no-variables")[1]
+    assert planned.startswith("resuming runs/job, which is unfinished; runs/job-2 is newer, and finished: ")
+    assert "--run-dir" in planned
+    code, out, err = shell("train", *resume)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == planned.splitlines()[0]
+    runs = {name: RunDir(shell.directory / "runs" / name).next_attempt() for name in ("job", "job-2", "job-3")}
+    assert runs == {"job": 2, "job-2": 1, "job-3": 1}
+
+
+def test_resume_makes_the_exports_that_a_finished_run_lacks(shell: Shell) -> None:
+    resume = ("train", "job.yaml", "--resume", "--set", "export=[keras]")
+    assert shell("train", "job.yaml", "-q", "--set", "export=[keras]", FAKE="fail_export")[0] == 3
+    (shell.directory / "runs/job/checkpoints/step-00000008").mkdir()  # which the fake worker has only told
+    for _ in range(2):
+        code, out, _ = shell(*resume, FAKE="fail_export")
+        assert (code, out.splitlines()[0]) == (3, "runs/job is finished, but lacks its export as keras: adding that")
+    plan = json.loads(shell("plan", *resume[1:], "--json", "--no-variables")[1])
+    assert plan["mode"] == "export"
+    assert "lacks its export as keras" in plan["note"]
+    code, out, err = shell(*resume)
+    assert (code, err) == (0, "")
+    assert "exported  keras" in out
+    finished = "runs/job is finished already; more `train.epochs` go on with it"
+    assert shell(*resume)[:2] == (0, finished + "\n")
+    assert shell("plan", *resume[1:])[:2] == (0, finished + "\n")
+    plan = json.loads(shell("plan", *resume[1:], "--json")[1])
+    assert (plan["tasks"], plan["note"]) == ([], finished)
+
+
+def test_tasks_of_a_given_cluster_follow_the_run_of_their_chief(shell: Shell) -> None:
+    two = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
+
+    def planned(index: int, *overrides: str) -> list[str]:
+        task = {"type": "worker", "index": index}
+        tf_config = json.dumps({"cluster": {"worker": ["localhost:1", "localhost:2"]}, "task": task})
+        words = [word for each in overrides for word in ("--set", each)]
+        code, out, err = shell("plan", "job.yaml", "--resume", "--no-variables", *two, *words, TF_CONFIG=tf_config)
+        return [str(code), *(out or err).splitlines()]
+
+    assert planned(1)[1] == "there is no run called job-worker-1 yet: starting it"
+    for name in ("job", "job-worker-1", "job-worker-1"):
+        assert shell("train", "job.yaml", "-q", "--name", name)[0] == 0
+    assert planned(0)[1] == "runs/job is finished already; more `train.epochs` go on with it"
+    assert planned(1)[1] == "runs/job, the run of the chief, is finished already; more `train.epochs` go on with it"
+    assert planned(1, "seed=1")[0] == "2"
+    assert planned(1, "train.epochs=3")[1] == "resuming runs/job-worker-1"  # with the number of the chief's run
+    assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
+    assert planned(0)[1] == "resuming runs/job-2"
+    assert planned(1)[1] == "resuming runs/job-worker-1-2"
 
 
 def test_config_problems_of_workers_have_lines(shell: Shell) -> None:

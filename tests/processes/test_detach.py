@@ -125,7 +125,8 @@ def test_a_run_in_use_or_finished(shell: Shell) -> None:
     assert shell("train", "job.yaml", "--detach", "--resume", "-q") == (0, "", "")
     wait_until(lambda: not run_of(shell).is_busy())
     assert run_of(shell).attempts() == [0, 1]
-    assert shell("train", "runs/job", "--detach", "--resume")[:2] == (0, "runs/job is finished already\n")
+    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    assert shell("train", "runs/job", "--detach", "--resume")[:2] == (0, finished)
 
 
 def test_stop(shell: Shell) -> None:

@@ -15,12 +15,17 @@ from click.testing import CliRunner, Result
 from supervised import wait_until
 from test_commands import CONFIG
 
+from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.event_files import EventWriter
+from distlaunch.base.events import RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.cli.main import cli
+from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
 from distlaunch.engines.slurm.script import batch_script
+from distlaunch.jobs.job import JobRequest, choose
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _LAUNCHER = """#!/bin/bash
@@ -85,6 +90,35 @@ def test_a_pending_job(folder: Path) -> None:
     assert submit("runs/job", "--resume", "--set", "train.epochs=7").exit_code == 0
     assert "epochs: 7" in run.config.read_text()
     assert statuses(folder)["job"] == "pending"
+
+
+def test_resume_submits_what_train_would_resume(folder: Path) -> None:
+    assert submit("job.yaml").exit_code == 0
+    assert call("stop", "runs/job").exit_code == 0
+    run = RunDir(folder / "runs/job")
+    again = submit("job.yaml", "--resume")
+    assert again.exit_code == 0, again.output
+    assert again.stdout == "runs/job\n"
+    assert again.stderr.startswith("resuming runs/job\n")
+    assert call("stop", "runs/job").exit_code == 0
+    epochs = load_resolved(run.config).train.epochs
+    run.attempt_config(0).parent.mkdir(parents=True)
+    run.attempt_config(0).write_text(run.config.read_text())
+    writer = EventWriter(run.events, attempt=0, task="worker:0")
+    writer.write(RunEnded(status="done", step=4, epochs_done=epochs, seconds=1.0))
+    run.write_json(run.environment, {"config_folder": str(folder), "directory": str(folder)})
+    finished = submit("job.yaml", "--resume")
+    assert (finished.exit_code, finished.stdout) == (0, ""), finished.exception
+    assert finished.stderr == "runs/job is finished already; more `train.epochs` go on with it\n"
+    assert json.loads(submit("job.yaml", "--resume", "--json").stdout) == {
+        "run": str(run.path), "engine": None, "job": None, "script": None
+    }  # fmt: skip
+    other = submit("job.yaml", "--resume", "--set", "seed=7")
+    assert other.exit_code == ExitCode.USAGE or isinstance(other.exception, UsageError)
+    more = submit("job.yaml", "--resume", "--set", f"train.epochs={epochs + 1}")
+    assert more.exit_code == 0, more.output
+    # what the job executes
+    assert not choose(JobRequest(str(run.path), resume=True), {}).finished
 
 
 def test_a_machine_without_a_configuration_of_slurm(folder: Path) -> None:

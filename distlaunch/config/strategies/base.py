@@ -28,6 +28,8 @@ TrialSections = tuple[dict[str, Any], dict[str, Any]]
 class StrategySection(Section):
     """The traits of a strategy. The defaults are those of one process that changes the model in place."""
 
+    is_neutral: ClassVar[bool] = True
+
     kind: Any
     """A literal of its own in each strategy; the first field, so that it comes first in files."""
 

@@ -43,6 +43,10 @@ class Partitioner(Section):
 class ParameterServer(StrategySection):
     """Workers compute, parameter servers hold the variables, updates are asynchronous."""
 
+    is_neutral: ClassVar[bool] = False
+    # updates are asynchronous, so it gives other numbers than the other strategies
+    neutral_keys: ClassVar[frozenset[str]] = frozenset({"partitioner"})
+
     kind: Literal["parameter_server"]
     partitioner: Partitioner | None = None
     """None: each variable lies on one server whole."""

@@ -19,7 +19,7 @@ from distlaunch.runs.paths import shown
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job that is ready to be submitted; nothing is written yet."""
+    """A job that is ready to be submitted, unless the run is finished; nothing is written yet."""
 
     choice: Choice
     queue: Queue
@@ -58,8 +58,6 @@ def prepare(request: JobRequest, engine: str | None, environ: Mapping[str, str])
     environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
     overrides = (*request.overrides, *([f"engine.kind={engine}"] if engine else []))
     choice = choose(JobRequest(request.target, overrides, request.name, request.resume), environ)
-    if choice.run is not None and choice.finished:
-        raise UsageError(f"{shown(choice.run.path)} is finished already; there is nothing to submit")
     kind = choice.config.engine.kind
     if kind not in QUEUES:
         known = " or ".join(f"--engine {name}" for name in QUEUES)
