@@ -124,14 +124,6 @@ class RunDir:
     def name(self) -> str:
         return self.path.name
 
-    def identity(self) -> tuple[str, int | None]:
-        """Return the run's name, and its number among those of the name if that is recorded."""
-        try:
-            found = json.loads((self.path / "run.json").read_bytes())
-            return str(found["name"]), int(found["number"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return self.name, None
-
     def exists(self) -> bool:
         return self.has_config() or self.plan.is_file()
 
@@ -260,9 +252,13 @@ class RunDir:
     def write_json(self, path: Path, data: Any) -> None:
         write_atomically(path, json.dumps(data, indent=2) + "\n")
 
+    def recorded_identity(self) -> Identity | None:
+        """The name and number that the run was started with; None: not known."""
+        return Identity.read(self._identity)
+
     def identity(self) -> Identity | None:
-        """The run's name and number; None: not known, or the folder was renamed or copied and has another name."""
-        found = Identity.read(self._identity)
+        """The same; None also where the folder was renamed or copied and has another name."""
+        found = self.recorded_identity()
         return found if found is not None and found.folder == self.path.name else None
 
     @staticmethod

@@ -107,7 +107,10 @@ class JsonView(QuietView):
     def begin(self, run: RunDir | None) -> None:
         """Print the first event. None: the command uses no run."""
         self._begun = True
-        path, (name, number) = (str(run.path), run.identity()) if run is not None else ("", ("", None))
+        path, name, number = "", "", None
+        if run is not None:
+            recorded = run.recorded_identity()
+            path, name, number = (str(run.path), *(recorded or (run.name, None)))
         _print_event(CommandStarted(run=path, name=name, number=number, config=self._config))
 
     def finished(self, status: str, exit_code: int) -> None:
