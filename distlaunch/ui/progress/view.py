@@ -107,10 +107,12 @@ class JsonView(QuietView):
     def begin(self, run: RunDir | None) -> None:
         """Print the first event. None: the command uses no run."""
         self._begun = True
-        path, name, number = "", "", None
-        if run is not None:
-            recorded = run.recorded_identity()
-            path, name, number = (str(run.path), *(recorded or (run.name, None)))
+        path = "" if run is None else str(run.path)
+        recorded = None if run is None else run.recorded_identity()
+        if recorded is not None:
+            name, number = recorded.name, recorded.number
+        else:
+            name, number = "" if run is None else run.name, None
         _print_event(CommandStarted(run=path, name=name, number=number, config=self._config))
 
     def finished(self, status: str, exit_code: int) -> None:
