@@ -21,6 +21,7 @@ _PROGRAMS = {"ip": "iproute2", "nft": "nftables", "sshd": "openssh-server", "ssh
              "ssh-keygen": "openssh-client", "unshare": "util-linux", "nsenter": "util-linux"}  # fmt: skip
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _ENTRY = "from distlaunch.cli.main import main; main()"
+COMMAND = [sys.executable, "-c", _ENTRY]
 
 
 def what_is_missing(programs: Mapping[str, str] = _PROGRAMS) -> str:
@@ -182,7 +183,7 @@ class Lab:
 
     def start(self, *words: str, folder: Path | None = None) -> Job:
         """Starts a command of distlaunch on the login host."""
-        return self.run(0, [sys.executable, "-c", _ENTRY, *words], folder=folder)
+        return self.run(0, [*COMMAND, *words], folder=folder)
 
     def run(self, number: int, words: Sequence[str], folder: Path | None = None, **environ: str) -> Job:
         """Starts a program on a host."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from lab import HAS_IPV6, NETWORK_6, Job, Lab
+from lab import COMMAND, HAS_IPV6, NETWORK_6, Job, Lab
 
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import EpochEnded
@@ -117,7 +117,7 @@ def test_hosts_reach_each_other_past_a_proxy(
     engine = {"kind": "ssh", "hosts": HOSTS, "env": list(variables)}
     name = f"proxy-{strategy['kind']}"
     config = write_config(tmp_path, own_disk, name, strategy=strategy, cluster=cluster, engine=engine)
-    job = lab.run(0, ["distlaunch", "train", config], **variables)
+    job = lab.run(0, [*COMMAND, "train", config], **variables)
     assert job.end(180) == 0, job.output
     assert len(losses(RunDir(own_disk / name))) == 2
 
