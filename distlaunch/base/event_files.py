@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.regular_files import NotRegularError, open_regular
+from distlaunch.base.run_dir import RunDir
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -79,6 +81,21 @@ def parse_events(data: bytes) -> Iterator[Event]:
 def read_events(path: Path) -> list[Event]:
     """All events of a file, oldest first."""
     return list(EventReader(path).read())
+
+
+def read_all_events(run: RunDir) -> list[Event]:
+    """All events of a run in the order of time, with those of attempts that only use what it has trained."""
+    return _in_order([read_events(path) for path in run.event_files()])
+
+
+def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
+    """As `read_all_events`, for some kinds of events."""
+    return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
+
+
+def _in_order(files: Sequence[list[Event]]) -> list[Event]:
+    # what one file holds stays in its order: a clock may have been set back
+    return list(heapq.merge(*files, key=lambda event: event.time))
 
 
 def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:

@@ -25,5 +25,8 @@ JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 EVENT_FORMAT = 2
 """Of the lines of event files; see `distlaunch.base.events`."""
 
+READ_MODES = ("evaluate", "predict", "export")
+"""Use what a run has trained. Several may do so at a time, also while it trains."""
+
 RUN_MODES = ("train", "run")
 """What a run directory is there for; all other modes do something with a run."""

@@ -143,6 +143,56 @@ class RunDir:
         """Files of a task such as `worker:1`."""
         return TaskDir(self._attempts / str(attempt) / task.replace(":", "-"))
 
+    def attempt_events(self, attempt: int) -> Path:
+        """The events of an attempt that only uses what the run has trained; `events` has those of all others."""
+        return self._attempts / str(attempt) / "events.jsonl"
+
+    def attempt_compiled(self, attempt: int) -> Path:
+        """As `compiled`, for an attempt that only uses what the run has trained."""
+        return self._attempts / str(attempt) / "compiled"
+
+    def attempt_control(self, attempt: int) -> Path:
+        """As `control`, for an attempt that only uses what the run has trained."""
+        return self._attempts / str(attempt) / ".control"
+
+    def attempt_lock(self, attempt: int) -> contextlib.AbstractContextManager[None]:
+        """As `lock`, for an attempt that only uses what the run has trained."""
+        return lock_run(self._attempts / str(attempt) / ".lock")
+
+    def attempt_is_busy(self, attempt: int) -> bool:
+        """Whether a launcher holds `attempt_lock`."""
+        return owner_of(self._attempts / str(attempt) / ".lock") is not None
+
+    def export_lock(self, kind: str) -> Path:
+        """The lock of the process that writes an export of one format."""
+        return self.path / f".export-{kind}.lock"
+
+    def event_files(self) -> list[Path]:
+        """The files of the run's events, with those of attempts that only use what it has trained."""
+        own = (self.attempt_events(number) for number in self.attempts())
+        return [self.events, *(path for path in own if path.exists())]
+
+    @contextlib.contextmanager
+    def claim_attempt(self) -> Iterator[int]:
+        """Make the directory of the next attempt, and give its number; it is removed if nothing is put into it."""
+        while True:
+            path = self._attempts / str(self.next_attempt())
+            try:
+                # `mkdir` and not a look first: of two launchers one gets the number
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+        try:
+            yield int(path.name)
+        finally:
+            with contextlib.suppress(OSError):  # it has been used
+                path.rmdir()
+
+    def may_be_written(self) -> bool:
+        """Whether this user can start an attempt in the run."""
+        return os.access(self._attempts if self._attempts.exists() else self.path, os.W_OK | os.X_OK)
+
     def record(self, attempt: int) -> Path:
         """What a trial of `verify` has recorded."""
         return self._attempts / str(attempt) / "record.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.errors import ConfigError
-from distlaunch.base.event_files import read_events_of
+from distlaunch.base.event_files import read_all_events_of, read_events_of
 from distlaunch.base.events import Evaluated, Exported, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -92,7 +92,7 @@ def _config_of(run: RunDir, attempt: int) -> RunConfig | None:
 
 def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]:
     # at any time: one that was exported since from another checkpoint, as somebody asked for, stays
-    made = {event.format for event in read_events_of(run.events, Exported)
+    made = {event.format for event in read_all_events_of(run, Exported)
             if isinstance(event, Exported) and event.step in (step, None)}  # fmt: skip
     for kind in dict.fromkeys(config.export):
         if kind not in made or not run.exported(kind).exists():
@@ -102,7 +102,7 @@ def _missing_formats(config: RunConfig, run: RunDir, step: int) -> Iterator[str]
 def _is_evaluated(run: RunDir, step: int) -> bool:
     return any(
         isinstance(event, Evaluated) and event.split == "validation" and event.step == step
-        for event in read_events_of(run.events, Evaluated)
+        for event in read_all_events_of(run, Evaluated)
     )
 
 

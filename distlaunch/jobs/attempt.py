@@ -22,6 +22,7 @@ from distlaunch.engines.base import Needs
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
 from distlaunch.runs.paths import shown
+from distlaunch.runs.report import newest_training
 from distlaunch.supervise.allocation import Allocation
 from distlaunch.supervise.observer import Observer
 from distlaunch.supervise.outcome import Outcome
@@ -181,13 +182,14 @@ def run_attempt(
             observer.note(note)
         if (number := config.cluster.num_workers) < wanted:
             observer.note(f"there is room for {number} of {wanted} workers")
-        attempt = run.next_attempt()
-        config, plan = _plan(config, run, attempt, mode, allocation, extra)
-        _write_attempt(run, config, plan)
+        with run.claim_attempt() as attempt:
+            config, plan = _plan(config, run, attempt, mode, allocation, extra)
+            _write_attempt(run, config, plan)
         if mode == "train":
             # a run that is resumed may have all of its workers again
             before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
-        outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+        with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
+            outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
         if before is not None and _was_in_vain(run, attempt, outcome):
@@ -249,8 +251,8 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     """
     allocation = allocate(config, environ)
     cluster, here = _cluster(config, allocation)
-    places, engine = allocation.places, allocation.engine
-    plan = plan_launch(config, run, run.attempts()[-1], "train", cluster, here=here, places=places, engine=engine)
+    places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
+    plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, engine=engine)
     for task in plan.tasks:
         task.files.path.mkdir(parents=True, exist_ok=True)
         task.files.archive_error()

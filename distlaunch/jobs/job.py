@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.errors import ConfigError, Problem, RunBusyError, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.identity import Identity
+from distlaunch.base.run_files.run_lock import lock_run, owner_of
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
@@ -24,10 +27,11 @@ from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, ru
 from distlaunch.jobs.has_validation import check_has_validation
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.list_checkpoint import check_kept
+from distlaunch.jobs.reading_copy import reading_copy
 from distlaunch.jobs.restarts import run_job
 from distlaunch.plan.train import LaunchPlan, Mode, fit_config, task_run_name
 from distlaunch.runs.paths import shown
-from distlaunch.runs.report import open_run
+from distlaunch.runs.report import newest_training, open_run
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 if TYPE_CHECKING:
@@ -322,7 +326,7 @@ def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan | 
     if choice.finished:
         return None, choice
     run = choice.would_be
-    attempt = run.attempts()[-1] if choice.beside else run.next_attempt()
+    attempt = (newest_training(run) or 0) if choice.beside else run.next_attempt()
     if choice.uses:
         mode, extra = choice.uses[0]
         return plan_attempt(config_for_use(choice.config, environ), run, attempt, environ, mode, extra), choice
@@ -357,8 +361,38 @@ def use_run(
         check_has_validation(run, config, mode)
     config = config_for_use(config, environ)
     isolate_if_configured(config, environ)
-    with ThreadedObserver.of(observer) as threaded, run.lock():
+    with contextlib.ExitStack() as stack:
+        if mode == "export":
+            _claim_exports(run, config, extra, stack)
+        if not run.may_be_written():
+            extra = [*extra, *_output_elsewhere(mode, extra)]
+            observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
+            run = stack.enter_context(reading_copy(run))
+        threaded = stack.enter_context(ThreadedObserver.of(observer))
         return checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+
+
+def _claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: contextlib.ExitStack) -> None:
+    """Hold the locks of the formats that are written. Raises UsageError, RunBusyError."""
+    if not os.access(run.path, os.W_OK | os.X_OK):
+        raise UsageError(f"{shown(run.path)} can only be read: an export is written into the run; copy the run first")
+    # without any, the model decides between two
+    formats = extra[1].split(",") if extra[:1] == ["--formats"] else config.export or ["keras", "saved_model"]
+    for kind in sorted(formats):
+        try:
+            stack.enter_context(lock_run(run.export_lock(kind)))
+        except RunBusyError:
+            owner = owner_of(run.export_lock(kind))
+            who = owner.description if owner is not None else "another process"
+            message = f"{shown(run.path)}: {who} is writing its export as {kind}; wait until it has ended"
+            raise RunBusyError(message) from None
+
+
+def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
+    """Return the argument for predictions that cannot be written into the run."""
+    if mode != "predict" or "--output" in extra:
+        return []
+    return ["--output", str(Path(f"predictions-{extra[1]}.npz").absolute())]
 
 
 def config_for_use(config: RunConfig, environ: Mapping[str, str]) -> RunConfig:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.protocol import RUN_MODES, SAFE_MODULE, UNBUFFERED
+from distlaunch.base.protocol import READ_MODES, RUN_MODES, SAFE_MODULE, UNBUFFERED
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
@@ -102,6 +102,17 @@ class LaunchPlan:
     def is_run(self) -> bool:
         """Whether this is what the run directory is there for, and not something done with a run."""
         return self.mode in RUN_MODES
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether this only uses what the run has trained, and writes nowhere but in its own attempt."""
+        return self.mode in READ_MODES
+
+    @property
+    def events(self) -> Path:
+        """Where the lead task reports how the attempt goes."""
+        run = RunDir(self.run_dir)
+        return run.attempt_events(self.attempt) if self.is_reader else run.events
 
     @property
     def is_beside(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from distlaunch.agent.log_noise import is_noise
 from distlaunch.agent.output import LineSplitter
 from distlaunch.base.errors import UsageError
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import read_all_events
 from distlaunch.base.events import Event, ExportFailed, TaskFailed
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import NotRegularError, open_regular, read_json
@@ -137,7 +137,7 @@ class AttemptLogs:
         """How the attempt has ended."""
         if self._events is None:
             return
-        report = attempt_report(self._run, self.attempt, RunFacts.of(read_events(self._run.events)))
+        report = attempt_report(self._run, self.attempt, RunFacts.of(read_all_events(self._run)))
         if report.status == KILLED:
             self._observer.note("the launcher is gone without a word: killed, or lost with its machine")
         elif report.culprit == "config":

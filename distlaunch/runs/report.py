@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from distlaunch.base.errors import ConfigError, UsageError
-from distlaunch.base.event_files import read_events
+from distlaunch.base.event_files import read_all_events, read_events
 from distlaunch.base.events import (
     CheckpointSaved,
     DataResolved,
@@ -19,7 +19,7 @@ from distlaunch.base.events import (
     StepsTimed,
     TrainingStarted,
 )
-from distlaunch.base.protocol import RUN_MODES, SCRIPT_ENTRY
+from distlaunch.base.protocol import READ_MODES, RUN_MODES, SCRIPT_ENTRY
 from distlaunch.base.regular_files import read_json
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
@@ -152,7 +152,7 @@ def read_report(run: RunDir, job: JobState | None = None) -> RunReport:
     Args:
         job: how its submitted job stands; None: it has none, or nobody knows.
     """
-    facts = RunFacts.of(read_events(run.events))
+    facts = RunFacts.of(read_all_events(run))
     attempts = tuple(attempt_report(run, number, facts) for number in run.attempts())
     saved = {
         # a step that was saved again counts once
@@ -205,8 +205,9 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
     good = (end is not None and end.status != "failed") or own.has_result
     # read from the tasks: nobody writes these into the events
     problems = "" if failure or good else config_problems(run, number)
-    # only the newest can be running, and the lock says so, not the events
-    running = number == max(run.attempts()) and run.is_busy()
+    # the lock says so, not the events; of those that train, only the newest can be running
+    reads = mode in READ_MODES
+    running = run.attempt_is_busy(number) if reads else number == newest_training(run) and run.is_busy()
     if end is not None and own.stopped_after_failure:  # asked to, instead of the next attempt
         status = end.status
     elif failure is not None or problems:
@@ -228,6 +229,12 @@ def attempt_report(run: RunDir, number: int, facts: RunFacts) -> AttemptReport:
         log=failure.log if failure else "",
         restarts=dict(own.restarts),
     )
+
+
+def newest_training(run: RunDir) -> int | None:
+    """Return the number of the newest attempt that does not only use what the run has trained; None: none has."""
+    numbers = reversed(run.attempts())
+    return next((number for number in numbers if planned_mode(run, number) not in READ_MODES), None)
 
 
 def _command(run: RunDir) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from distlaunch.base.events import (
     TaskStarted,
     TrainingStarted,
 )
-from distlaunch.base.run_dir import RunDir
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.facts import Closed, Fact, Finished, Progressed, Ready, Training
 
@@ -36,7 +35,7 @@ class EventFollower:
         self._skipped: set[str] = set()  # in another pass another task may have the same example
         self._readers = [
             # the run's file has the events of earlier attempts, too
-            EventReader(RunDir(plan.run_dir).events, from_end=from_now),
+            EventReader(plan.events, from_end=from_now),
             *(EventReader(task.files.events) for task in plan.tasks if not task.unsupervised),
         ]
 

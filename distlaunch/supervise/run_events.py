@@ -17,7 +17,7 @@ from distlaunch.supervise.event_facts import LAUNCHER
 
 def write_end(plan: LaunchPlan, status: str) -> Event | None:
     """Appends another end to an attempt that has failed, because the next was cancelled. None: the disk is full."""
-    path = RunDir(plan.run_dir).events
+    path = plan.events
     attempt = RunFacts.of(read_events(path)).attempts.get(plan.attempt, AttemptFacts())
     last = attempt.ended or RunEnded(status=status, step=0, epochs_done=0, seconds=0.0)
     try:
@@ -45,7 +45,7 @@ def write_end_again(run: RunDir, end: RunEnded) -> None:
 def write_events(plan: LaunchPlan, events: Iterable[Event], *, task: str = LAUNCHER) -> None:
     """Appends events of the controller itself, or of a task that writes none, to the run's events."""
     with contextlib.suppress(OSError):  # a full disk; the screen still shows it
-        path = plan.tasks[0].files.events if plan.is_beside else RunDir(plan.run_dir).events
+        path = plan.tasks[0].files.events if plan.is_beside else plan.events
         writer = EventWriter(path, attempt=plan.attempt, task=task)
         for event in events:
             writer.write(event)

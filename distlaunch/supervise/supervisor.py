@@ -99,7 +99,9 @@ class Supervisor:
 
     def _own_signals(self) -> SignalPipe:
         # an evaluator beside a run has no say in it
-        return SignalPipe(None if self._plan.is_beside else RunDir(self._plan.run_dir).control)
+        run = RunDir(self._plan.run_dir)
+        control = run.attempt_control(self._plan.attempt) if self._plan.is_reader else run.control
+        return SignalPipe(None if self._plan.is_beside else control)
 
     @property
     def _is_run_itself(self) -> bool:

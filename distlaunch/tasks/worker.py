@@ -23,6 +23,7 @@ from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
+from distlaunch.base.protocol import READ_MODES
 from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.base.run_files.task_error import write_exception, write_problems
 from distlaunch.base.run_files.trial_records import TrialOrder
@@ -251,7 +252,13 @@ def _train(part: _Part) -> ExitCode:
 
 def _use_checkpoint(part: _Part) -> ExitCode:
     arguments, heartbeat = part.arguments, part.heartbeat
-    session = _session(part, saving=heartbeat.saving, on_step=heartbeat.at_step, on_meeting=heartbeat.turn)
+    session = _session(
+        part,
+        saving=heartbeat.saving,
+        on_step=heartbeat.at_step,
+        on_meeting=heartbeat.turn,
+        compiled=part.run.attempt_compiled(arguments.attempt),
+    )
     if arguments.mode == "evaluate":
         session.evaluate(arguments.split, arguments.checkpoint)
     elif arguments.mode == "predict":
@@ -276,14 +283,17 @@ def _run_trial(part: _Part) -> ExitCode:
 
 
 def _event_file(run: RunDir, arguments: argparse.Namespace) -> Any:
-    """The chief writes the run's own events; every other task writes beside its logs."""
+    """Return the file of a task's events: every task but the chief writes beside its logs.
+
+    The chief writes the run's own events, or those of its attempt if that only uses what the run has trained.
+    """
     from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 
     text = os.environ.get("TF_CONFIG")
     spec = from_tf_config(text)[0] if text else ClusterSpec({})
     # without a cluster that is worker:0, the only task
     if arguments.task == spec.chief:
-        return run.events
+        return run.attempt_events(arguments.attempt) if arguments.mode in READ_MODES else run.events
     return run.task(arguments.attempt, str(arguments.task)).events
 
 

@@ -75,6 +75,7 @@ class Session:
         should_stop: whether this process was asked to stop.
         on_connected: called when all processes have found each other; TensorFlow has set its signal handlers by then.
         on_step, on_meeting, saving, writing, is_stopping: as of `Surroundings`.
+        compiled: where compiled programs are kept; None: in the run.
         on_built: called with the model under the strategy's scope, before its steps are made.
     """
 
@@ -85,7 +86,8 @@ class Session:
                  on_meeting: Callable[[], None] = lambda: None,
                  saving: Callable[[], AbstractContextManager[None]] = nullcontext,
                  writing: Callable[[], AbstractContextManager[None]] = nullcontext,
-                 is_stopping: Callable[[], bool] = lambda: False) -> None:  # fmt: skip
+                 is_stopping: Callable[[], bool] = lambda: False,
+                 compiled: Path | None = None) -> None:  # fmt: skip
         self._config, self._run, self._emit, self._should_stop = config, run, emit, should_stop
         self._on_step, self._on_meeting, self._saving, self._writing = on_step, on_meeting, saving, writing
         self._is_stopping = is_stopping
@@ -94,7 +96,7 @@ class Session:
         grow_gpu_memory()
         # before anything computes: it splits the CPU into devices, and joins the cluster
         self.strategy: Strategy = create(config, task)
-        self.strategy.keep_compiled(run.compiled)
+        self.strategy.keep_compiled(compiled or run.compiled)
         on_connected()
         self._report_shares()
         for warning in new_warnings(run, config.strategy.backend) if self.strategy.is_chief else ():
@@ -125,7 +127,9 @@ class Session:
         self.program = self.strategy.program(make_steps(config, self.model, self.train.first_rows))
         for note in self.strategy.notes():
             emit(Notice(level="info", message=note))
-        self.store = CheckpointStore(run.checkpoints, config.checkpoint.keep)
+        # of a run that may only be read, it is a link, and its target is what users know
+        checkpoints = run.checkpoints.resolve() if run.checkpoints.is_symlink() else run.checkpoints
+        self.store = CheckpointStore(checkpoints, config.checkpoint.keep)
         self._restorer = Restorer(config, self.strategy, self.store, emit)
 
     def run_training(self, *, check_exports: bool = True) -> LoopEnd:

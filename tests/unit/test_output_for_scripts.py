@@ -46,7 +46,7 @@ def test_colours_in_a_file_are_no_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("name", "number"), [("a", 1), ("net-50", 3)])
 def test_the_first_and_the_last_event(name: str, number: int, tmp_path: Path, capsys) -> None:
-    run = RunDir(tmp_path / "somewhere")
+    run = RunDir(tmp_path / (name if number == 1 else f"{name}-{number}"))
     run.path.mkdir()
     (run.path / "run.json").write_text(json.dumps({"name": name, "number": number}))
     plan = LaunchPlan(run.path, 0, "train", (), 0, 0)

@@ -59,7 +59,8 @@ class HostAttempt:
         self._beat_at = self._scan_at = float("-inf")
         if copy is not None:
             copy.begin()
-            copy.follow(self._name(run.events), whole_lines=True)
+            for path in (run.events, run.attempt_events(number)):
+                copy.follow(self._name(path), whole_lines=True)
 
     def start(self, frame: Frame, tasks: HostTasks) -> None:
         """Starts a task, perhaps again."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
 _BEFORE = ".before.tmp"
+_LOOKS, _LOOKS_APART_S = 20, 0.05
+"""How often a reader looks whether a checkpoint that it could not read is being deleted, and when."""
 """What a checkpoint's name ends with while another of the same step takes its place."""
 
 
@@ -213,22 +215,31 @@ class CheckpointStore:
         self,
         on_damaged: Callable[[int, DamagedError], None] = lambda step, error: None,
         memory: Callable[[], SharedMemory | None] = lambda: None,
+        *,
+        repairs: bool = True,
     ) -> Saved | None:
-        """The newest checkpoint that is whole, None if none was ever written; to be called while nobody writes.
+        """The newest checkpoint that is whole, None if none was ever written.
 
         Args:
+            repairs: put back what a killed process was about to replace, while nobody writes. Otherwise nothing is
+                changed, and a checkpoint that is deleted meanwhile gives way to a newer one.
             on_damaged: hears of each newer one that is damaged.
             memory: as of `load`, for each that is tried.
 
         Raises:
             CheckpointError: there are checkpoints, but all are damaged; or one cannot be read, also when tried again.
         """
-        self._recover()
+        if repairs:
+            self._recover()
         damaged = []
         for step in reversed(self.steps()):
             try:
                 return self._load_patiently(step, memory)
-            except DamagedError as error:
+            except CheckpointError as error:
+                if not repairs and self._is_being_replaced(step):
+                    return self.newest_good(on_damaged, memory, repairs=repairs)
+                if not isinstance(error, DamagedError):
+                    raise
                 damaged.append(checkpoint_name(step))
                 on_damaged(step, error)
         # those that earlier attempts have moved away
@@ -238,6 +249,21 @@ class CheckpointStore:
         message = f"{self.directory}: no good checkpoint is left, all are damaged: {', '.join(damaged)}"
         hint = f"restore one of them from a copy; to begin anew on purpose, start a new run, or delete {self.directory}"
         raise CheckpointError(f"{message}; {hint}")
+
+    def _is_being_replaced(self, step: int) -> bool:
+        """Wait a moment, and return True if training has deleted a checkpoint, or written it again, while it was read.
+
+        That a newer one is there shows that it may have been deleted.
+        """
+        path = self._path(step)
+        for _ in range(_LOOKS):
+            if not path.exists():
+                # no newer one: the same step is being put in its place
+                return bool(self.steps()) or path.with_name(f".{path.name}{_BEFORE}").exists()
+            if self.steps()[-1:] == [step]:
+                return False
+            threading.Event().wait(_LOOKS_APART_S)
+        return False
 
     def _load_patiently(self, step: int, memory: Callable[[], SharedMemory | None]) -> Saved:
         """Reads one that may be out of reach for a moment: a network disk that does not answer is no damage."""

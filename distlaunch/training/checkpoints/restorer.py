@@ -87,7 +87,7 @@ class Restorer:
             damaged.append(step)
             self._emit(CheckpointFailed(step=step, reason=str(error)))
 
-        saved = self._store.newest_good(pass_over, memory)
+        saved = self._store.newest_good(pass_over, memory, repairs=archive)
         if damaged and saved is not None:
             self._emit(Notice(level="warning", message=f"the checkpoint of step {saved.progress.step} is used instead"))
         # only training renames them: others may read beside a run

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.file_locks import lock
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.patches.keras_private import layers_of
@@ -24,6 +27,7 @@ from distlaunch.training.build import build_model
 from distlaunch.training.export.backends import export_backend
 
 _STAGING = ".new_"
+_OLD = f"{_STAGING}old_"
 
 
 def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
@@ -38,18 +42,35 @@ def rebuild(config: RunConfig, state: State, rows: Batch) -> keras.Model:
 
 @contextlib.contextmanager
 def staging(directory: Path) -> Iterator[Path]:
-    """A folder beside the exports for new ones, away afterwards; what a killed process left goes first."""
+    """A folder beside the exports for new ones, away afterwards; what a killed process left goes first.
+
+    Another process may write another format at the same time, and holds the lock of its own folder.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     for left in directory.glob(f"{_STAGING}*"):
-        remove(left)
+        if not left.name.startswith(_OLD):
+            with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(left):
+                remove(left)
     # in the same folder: a rename must not cross file systems
-    with tempfile.TemporaryDirectory(dir=directory, prefix=_STAGING) as folder:
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_STAGING) as folder, _locked(Path(folder)):
         yield Path(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a folder. Raises BlockingIOError if another process does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # a disk without locks has nobody else who could tell
+        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def put_in_place(new: Path, final: Path) -> None:
     """Replaces an export by one that is complete and good."""
-    old = final.with_name(f"{_STAGING}old_{final.name}")
+    old = final.with_name(f"{_OLD}{final.name}")
     remove(old)
     if final.exists():
         final.rename(old)  # a folder cannot be replaced at once

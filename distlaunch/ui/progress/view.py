@@ -102,7 +102,8 @@ class JsonView(QuietView):
 
     def started(self, plan: LaunchPlan) -> None:
         if not self._begun:
-            self.begin(RunDir(plan.run_dir))
+            # of a run that may only be read, the attempt's folder is another
+            self.begin(RunDir(self._config if plan.is_reader else plan.run_dir))
 
     def begin(self, run: RunDir | None) -> None:
         """Print the first event. None: the command uses no run."""
