@@ -248,6 +248,14 @@ class RunDir:
         paths = [Path(path) if isinstance(path, str) else None for path in (folder, directory)]
         return paths[0], paths[1]
 
+    def recorded_path(self) -> Path | None:
+        """Where the run was when it was started last; None: not known."""
+        try:
+            path = read_json(self.environment)["run_dir"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return Path(path) if isinstance(path, str) else None
+
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""
         return owner_of(self._lock)

@@ -222,7 +222,7 @@ def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: All
         before = former
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
-    run.write_json(run.environment, describe_environment(allocation.places[0].gpus, config.folder))
+    run.write_json(run.environment, describe_environment(allocation.places[0].gpus, config.folder, run.path))
     return before
 
 

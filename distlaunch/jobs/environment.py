@@ -17,10 +17,13 @@ from distlaunch.cluster.cores import num_visible_cores
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
 
 
-def describe_environment(gpus: Sequence[str], config_folder: Path | None = None) -> dict[str, Any]:
+def describe_environment(
+    gpus: Sequence[str], config_folder: Path | None = None, run_dir: Path | None = None
+) -> dict[str, Any]:
     """Plain data for environment.json.
 
     Args:
+        run_dir: from which the paths of the run's code are known relatively, too, if the run is moved.
         config_folder: from which paths in the config start; None: the current directory.
     """
     return {
@@ -28,6 +31,7 @@ def describe_environment(gpus: Sequence[str], config_folder: Path | None = None)
         "command": sys.argv,
         "directory": os.getcwd(),
         "config_folder": str(config_folder or Path.cwd()),
+        **({"run_dir": str(run_dir)} if run_dir is not None else {}),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),

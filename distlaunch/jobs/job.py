@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
+from distlaunch.config.references.moved import find_moved
 from distlaunch.config.run import RunConfig
 from distlaunch.config.run_name import check_name
 from distlaunch.config.tf_config import tf_config_cluster
@@ -202,14 +204,18 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         raise UsageError(f"{shown(run.path)} is a run directory: add --resume to resume it, or give a config file")
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
-    config, locate, warnings = _load_run(run, request.overrides, environ)
+    notes = list[str]()
+    config, locate, warnings = _load_run(run, request.overrides, environ, notes.append)
     _check_place(run, config)
     way_to_new = "give its config file without --resume"
     left = _whats_left(config, run, way_to_new) if run.finished() else None
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     found = (*warnings, *_unused(config, locate))
-    return _choice_of(Choice(config, run.name, locate, run, note=f"{word} {shown(run.path)}", warnings=found), left)
+    return _choice_of(
+        Choice(config, run.name, locate, run, note="; ".join([f"{word} {shown(run.path)}", *notes]), warnings=found),
+        left,
+    )
 
 
 def _check_place(run: RunDir, config: RunConfig) -> None:
@@ -353,7 +359,7 @@ def use_run(
     if checkpoint is not None:
         check_kept(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
-    config, locate, warnings = _load_run(run, overrides, environ)
+    config, locate, warnings = _load_run(run, overrides, environ, observer.note)
     for warning in warnings:
         observer.note(f"warning: {warning}")
     _note_backend(config, observer, environ)
@@ -423,10 +429,36 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
     ]
 
 
-def _load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate, list[str]]:
-    from distlaunch.config.read.load import load_resolved
+def _dotted(key: tuple[str | int, ...]) -> str:
+    """Return a key as `--set` reads it, whatever characters its parts have."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f'["{part}"]' for part in key)
 
-    config, locate = _load(run.config, overrides, environ) if overrides else (load_resolved(run.config), list)
-    folder, launched_in = run.started_from()
-    config, warnings = with_argument_paths(config.in_folder(folder), launched_in)
+
+def _load_run(
+    run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+) -> tuple[RunConfig, Locate, list[str]]:
+    """Load the config of a run, which may have been moved. Raises ConfigError, also for code that is not found."""
+    from distlaunch.config.read.load import load_resolved
+    from distlaunch.config.read.overrides import split
+    from distlaunch.config.read.scalars import escape
+
+    config = load_resolved(run.config)
+    moved = find_moved(config, run)
+    given = set[tuple[str | int, ...]]()
+    for text in overrides:
+        with contextlib.suppress(ValueError):
+            given.add(split(text)[0])
+    if missing := [each for each in moved.problems if not any(each.key[: len(key)] == key for key in given)]:
+        raise ConfigError(missing)
+    locate: Locate = list
+    if overrides:
+        # before those of the user, which win
+        changed = (f"{_dotted(key)}={json.dumps(escape(value))}" for key, value in moved.values.items())
+        config, locate = _load(run.config, (*changed, *overrides), environ)
+    else:
+        config = moved.applied_to(config)
+    if moved.note:
+        note(moved.note)
+    _, launched_in = run.started_from()
+    config, warnings = with_argument_paths(config.in_folder(moved.folder), launched_in)
     return config, locate, warnings

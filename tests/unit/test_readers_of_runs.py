@@ -1,4 +1,4 @@
-"""Attempts that only use what a run has trained: several at a time, beside training, and where nothing may be written."""
+"""Attempts that only use what a run has trained: several at a time, beside training, on disks to be read only."""
 
 from __future__ import annotations
 
@@ -125,9 +125,13 @@ def test_two_formats_are_exported_at_the_same_time(tmp_path: Path) -> None:
 
 def test_one_process_exports_a_format(tmp_path: Path) -> None:
     run = run_in(tmp_path)
-    with lock_run(run.export_lock("keras")), lock_run(run.export_lock("tflite")):
-        with pytest.raises(RunBusyError), lock_run(run.export_lock("keras")):
-            pass
+    with (
+        lock_run(run.export_lock("keras")),
+        lock_run(run.export_lock("tflite")),
+        pytest.raises(RunBusyError),
+        lock_run(run.export_lock("keras")),
+    ):
+        pass
 
 
 def test_a_run_that_may_only_be_read(tmp_path: Path) -> None:
