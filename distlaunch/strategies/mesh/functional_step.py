@@ -65,7 +65,7 @@ class FunctionalStep:
             # a mask is an attribute of a tensor, and those that come out of differentiation are new tensors
             masks = [mask_of(leaf) for leaf in tree.flatten(predictions)]
             # of a loss with a value for each row TensorFlow takes the gradient of the sum, and JAX none
-            scaled = ops.sum(scaled) if len(ops.shape(scaled)) else scaled
+            scaled = ops.sum(scaled) if ops.ndim(scaled) else scaled
             return scaled, (loss, predictions, masks, *self._others_and_metrics(scope))
 
         (_, aux), gradients = _value_and_grad(loss_of)(trainable)
