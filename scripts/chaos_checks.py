@@ -53,7 +53,7 @@ class Aftermath:
         trial = self._result.trial
         task_fault = trial.fault in (*KILLS, "stop", "exit1", "exception")
         codes = {
-            "pause": {0}, "full_disk": {0}, "term_job": {4}, "int_job": {130}, "truncate": {-9}, "lost_launcher": {-9},
+            "pause": {0}, "full_disk": {0}, "term_job": {4}, "int_job": {4}, "truncate": {-9}, "lost_launcher": {-9},
             "term_task": {4, 0, 3} if trial.strategy == "parameter_server" else {4},
         }.get(trial.fault, {0, 3} if trial.restarts or trial.victim.startswith("worker") else {3})  # fmt: skip
         if code not in codes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import errno
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -14,14 +16,42 @@ _OPERATION = re.compile(r" \[Op:\w+\].*$")
 
 
 class ExitCode(enum.IntEnum):
-    """What the process returns to a shell or a scheduler."""
+    """What the process returns to a shell or a scheduler. `MEANINGS` has the words for users."""
 
     DONE = 0
-    DIFFERS = 1  # `verify`: a strategy does not give one device's numbers
-    USAGE = 2  # bad usage or config; nothing was started
-    FAILED = 3  # a task failed; the summary names it
-    PREEMPTED = 4  # stopped with a checkpoint written; run again to go on
+    DIFFERS = 1
+    USAGE = 2
+    FAILED = 3
+    PREEMPTED = 4
+    TEMPORARY = 75  # EX_TEMPFAIL
     INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+MEANINGS = {
+    ExitCode.DONE: "done",
+    ExitCode.DIFFERS: "`verify`: a strategy does not give the numbers of one device",
+    ExitCode.USAGE: "your mistake, or what you named is not there or not permitted; nothing was trained",
+    ExitCode.FAILED: "the job fails and would fail again; the summary says why and what to do",
+    ExitCode.PREEMPTED: "`train` and `run`: stopped; run again to continue",
+    ExitCode.TEMPORARY: "a cause outside the job: a host or task is lost, no space, a run that another launcher holds; "
+    "a later try may succeed",
+    ExitCode.INTERRUPTED: "other commands: interrupted with Ctrl-C; 128 + the signal for other signals",
+}
+"""The one list of exit codes: `--help` and the documents show it."""
+
+_OUTSIDE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO)
+_ABSENT_ERRNOS = (
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
+)  # fmt: skip
+OUTSIDE_ERRORS = tuple(os.strerror(number) for number in _OUTSIDE_ERRNOS)
+"""What the system calls a disk that is full or does not answer."""
+
+
+def code_of_os_error(error: OSError) -> ExitCode:
+    """Return the exit code of an error of the system that ends a command."""
+    if error.errno in _OUTSIDE_ERRNOS:
+        return ExitCode.TEMPORARY
+    return ExitCode.USAGE if error.errno in _ABSENT_ERRNOS and error.filename is not None else ExitCode.FAILED
 
 
 class Problem(NamedTuple):
@@ -107,9 +137,19 @@ class UsageError(DistlaunchError, ValueError):
 class RunBusyError(UsageError):
     """The run directory belongs to a run that is still going on."""
 
+    exit_code = ExitCode.TEMPORARY
+
+
+class HostsError(UsageError):
+    """Hosts cannot be reached, or do not answer, for a reason that may pass."""
+
+    exit_code = ExitCode.TEMPORARY
+
 
 class QueueBusyError(DistlaunchError):
     """A scheduler has refused a request, or did not answer, for a reason that may pass."""
+
+    exit_code = ExitCode.TEMPORARY
 
 
 class DataError(DistlaunchError):
@@ -134,9 +174,6 @@ class StopRequested(BaseException):
     """
 
     def __init__(self, number: signal.Signals) -> None:
-        super().__init__(f"stopped ({number.name}) before any task was started")
+        super().__init__(f"stopped ({number.name}) before any task was started; run the same command again")
         self.number = number
-
-    @property
-    def exit_code(self) -> ExitCode:
-        return ExitCode.INTERRUPTED if self.number == signal.SIGINT else ExitCode.PREEMPTED
+        self.exit_code: int = ExitCode.PREEMPTED

@@ -301,6 +301,14 @@ class Notice(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobFailed(Event):
+    """The last attempt of a job has failed: the exit code of the launcher, and the step that was reached."""
+
+    exit_code: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskFailed(Event):
     """The launcher's finding about the task that failed first."""
 

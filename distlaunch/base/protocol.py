@@ -28,5 +28,8 @@ EVENT_FORMAT = 2
 READ_MODES = ("evaluate", "predict", "export")
 """Use what a run has trained. Several may do so at a time, also while it trains."""
 
+HELD_ENV, HELD_CODE = "DISTLAUNCH_HELD_CODE", 76
+"""A batch job asks its launcher to end with this code instead of 75 if another launcher holds the run."""
+
 RUN_MODES = ("train", "run")
 """What a run directory is there for; all other modes do something with a run."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.errors import ExitCode, UsageError, code_of_os_error
 from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
@@ -99,6 +99,7 @@ class RunDir:
         self.batch_script = self.path / "job.sh"
         self._submission = self.path / "job.json"
         self.batch_exit = self.path / "job.exit"
+        self.batch_not_before = self.path / "job.not_before"
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
         self._reserve = self.path / ".reserve"
@@ -285,8 +286,8 @@ class RunDir:
 
     def may_be_queued(self) -> bool:
         """Whether its submitted job, if it has one, may wait or run, as far as its own word goes."""
-        # Slurm itself may queue a job again that has stopped with a checkpoint
-        return self.job_exit_code() in (None, ExitCode.PREEMPTED)
+        # one that has stopped, or has met a cause outside of it, may be queued again
+        return self.job_exit_code() in (None, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 
     def reserve_room(self) -> None:
         """Take some room on the disk, so that the run's end can be recorded when the disk is full."""
@@ -339,6 +340,8 @@ class RunDir:
                     ) from None
                 continue
             except OSError as error:
+                if code_of_os_error(error) is ExitCode.TEMPORARY:
+                    raise
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
             try:
                 run.write_json(run._identity, identity.to_plain())

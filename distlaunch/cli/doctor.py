@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from distlaunch.base.plural import count
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, OVERRIDES
 
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @click.argument("config", metavar="CONFIG", type=FILE)
 @OVERRIDES
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

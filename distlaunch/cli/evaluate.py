@@ -7,10 +7,11 @@ import os
 import click
 
 from distlaunch.base.run_dir import BestName
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CHECKPOINT, JSON_EVENTS, OVERRIDES, QUIET, RunPath
 
 
-@click.command("evaluate")
+@click.command("evaluate", cls=Command)
 @click.argument("run", metavar="RUN", type=RunPath())
 @OVERRIDES
 @CHECKPOINT

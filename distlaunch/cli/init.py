@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from distlaunch.base.errors import UsageError
+from distlaunch.cli.exit_codes import Command
 
 
-@click.command("init")
+@click.command("init", cls=Command)
 @click.argument("target", metavar="[DIR|CONFIG.yaml]", type=click.Path(path_type=Path), default=".")
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 def command(target: Path, force: bool) -> None:

@@ -12,6 +12,7 @@ import click
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.standard_streams import output_error
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import RunPath
 
 _MOMENT_MS = 200  # how late new lines are shown
@@ -19,7 +20,7 @@ _WRITE_S = 0.5
 """A task writes its stacks in a signal handler, which runs between two bytecodes."""
 
 
-@click.command("logs")
+@click.command("logs", cls=Command)
 @click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--follow", "-f", is_flag=True, help="Keep following, across restarts, until the run ends.")
 @click.option("--task", metavar="TASK", help="Show only this task, e.g. worker:1.")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode, StopRequested, UsageError
+from distlaunch.base.errors import DistlaunchError, ExitCode, RunBusyError, StopRequested, UsageError, code_of_os_error
+from distlaunch.base.protocol import HELD_ENV
+from distlaunch.base.signals import ENDING
 from distlaunch.base.standard_streams import (
     keep_going_without_readers,
     open_missing_streams,
@@ -32,6 +36,7 @@ COMMANDS = {
     "export": "Export a run's model as SavedModel, .keras, weights or TFLite.",
     "runs": "List runs and their status.",
     "logs": "Show the output of a run's tasks, also while it is running.",
+    "wait": "Wait until runs have ended, and exit with the worst code.",
     "stop": "Stop a running job, with a checkpoint.",
     "report": "Report on a run: attempts, epochs, checkpoints, variables.",
     "schema": "Print the JSON Schema of the config.",
@@ -86,6 +91,28 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
     )
 
 
+_RESUMED = ("train", "run")
+"""Commands that are run again when they were stopped."""
+
+
+def _code_of_interrupt() -> int:
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    return ExitCode.PREEMPTED if command in _RESUMED else ExitCode.INTERRUPTED
+
+
+def _stop_at_once() -> None:
+    """From the first instant on, signals end these commands with the exit code for that; later the job takes them."""
+    if any(command in sys.argv[1:2] for command in _RESUMED):
+        for number in ENDING:
+            # a signal that was ignored before (`nohup`) stays ignored
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, _raise_stop)
+
+
+def _raise_stop(number: int, frame: FrameType | None) -> None:
+    raise StopRequested(signal.Signals(number))
+
+
 def _check_directory() -> None:
     """Raise UsageError if the current directory was deleted: relative paths lead nowhere then."""
     try:
@@ -99,6 +126,7 @@ def main() -> None:
     open_missing_streams()
     keep_going_without_readers()
     try:
+        _stop_at_once()
         _check_directory()
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)
@@ -106,19 +134,19 @@ def main() -> None:
         (_with_key(error) if isinstance(error, click.NoSuchOption) else error).show()
         code = error.exit_code
     # what click makes of Ctrl-C
-    except click.Abort:
-        code = ExitCode.INTERRUPTED
-    except KeyboardInterrupt:
-        code = ExitCode.INTERRUPTED
+    except (click.Abort, KeyboardInterrupt):
+        code = _code_of_interrupt()
     except StopRequested as asked:
         click.echo(str(asked), err=True)
         code = asked.exit_code
     except DistlaunchError as error:
         click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
         code = error.exit_code
+        if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():
+            code = int(held)
     except OSError as error:
         # a full disk, a directory that may not be written
-        code = ExitCode.FAILED
+        code = code_of_os_error(error)
         message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
         if isinstance(error, FileNotFoundError) and error.filename is None:
             # of `os.getcwd`, which names no file

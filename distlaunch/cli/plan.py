@@ -8,10 +8,11 @@ import sys
 
 import click
 
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, OVERRIDES
 
 
-@click.command("plan")
+@click.command("plan", cls=Command)
 @click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")

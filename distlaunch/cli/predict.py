@@ -9,13 +9,14 @@ import click
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CHECKPOINT, FILE, JSON_EVENTS, OVERRIDES, QUIET
 from distlaunch.jobs.predict_export import PredictRequest, is_export, predict_export
 
 _BATCH = 32  # rows, as Keras's `predict`
 
 
-@click.command("predict")
+@click.command("predict", cls=Command)
 @click.argument("target", metavar="RUN|EXPORT", type=FILE)
 @click.option(
     "--input", "input_file", metavar="FILE", type=FILE, help="Rows to predict: .npy, .npz, .csv, .tsv, .txt or .jsonl."

@@ -7,12 +7,13 @@ import os
 import click
 
 from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import CheckpointName, RunPath
 
 _NEWEST = -1  # stands for the option without a value; steps are not negative
 
 
-@click.command("report")
+@click.command("report", cls=Command)
 @click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from distlaunch.base.errors import UsageError
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, QUIET, Seconds
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _COUNT = click.IntRange(min=1)
 _SECONDS = Seconds(min=0, min_open=True)
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=Command, context_settings={"allow_interspersed_args": False})
 @click.option("--workers", type=_COUNT, metavar="N", help="Number of workers. Default: 1.")
 @click.option("--ps", type=_COUNT, metavar="N", help="Number of parameter servers. Adds a chief, the coordinator.")
 @click.option("--chief", is_flag=True, help="Add a task `chief`; without it, worker 0 leads.")
@@ -96,7 +97,7 @@ def command(
     SCRIPT is a Python script (.py), a module with -m, or any program; what comes after it is its own. All tasks end
     when one has failed, and the first failure is named. A restart starts the script anew: it goes on from its own
     checkpoints. It finds DISTLAUNCH_ATTEMPT (0, 1, ...), DISTLAUNCH_RUN_DIR and DISTLAUNCH_TASK (worker:1) in its
-    environment. Exit codes: 0 done, 2 bad usage, 3 a task failed, 4 stopped, 130 interrupted.
+    environment.
     """
     from distlaunch.config.read.engine_options import load_engine
     from distlaunch.config.restarts import AUTO_RESTARTS

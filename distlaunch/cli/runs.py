@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FOLDER
 
 _DEFAULT = "runs"
 
 
-@click.command("runs")
+@click.command("runs", cls=Command)
 @click.argument("directory", metavar="[DIR]", type=FOLDER, default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def command(directory: str, as_json: bool) -> None:

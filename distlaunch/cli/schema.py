@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from distlaunch.cli.exit_codes import Command
 
-@click.command("schema")
+
+@click.command("schema", cls=Command)
 def command() -> None:
     """Print the JSON Schema of the config, for editors.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import RunPath, Seconds
 
 
-@click.command("stop")
+@click.command("stop", cls=Command)
 @click.argument("run", metavar="RUN", type=RunPath())
 @click.option("--now", is_flag=True, help="Do not wait for the step and its checkpoint, like Ctrl-C twice.")
 @click.option("--timeout", type=Seconds(min=0), metavar="S", help="Wait at most this many seconds. Default: no limit.")

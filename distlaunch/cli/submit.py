@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distlaunch.base.errors import ConfigError, ExitCode, UsageError
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.logs import wait_a_moment
 from distlaunch.cli.options import FILE, OVERRIDES, QUIET
 from distlaunch.config.read.scalars import escape
@@ -44,7 +45,7 @@ def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command("submit")
+@click.command("submit", cls=Command)
 @click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @click.option("--engine", type=click.Choice(["slurm"]), help="Whose queue the job goes to. Default: the config's.")
 @_job_options
@@ -61,7 +62,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     The run directory gets the config and the script, so later changes to the config file do not matter. Before its time
     limit and on preemption the job stops with a checkpoint, is queued again and resumes. All settings have a key in the
     config's section engine.slurm; options win. `logs -f`, `runs` and `stop` work on the run from here.
-    Exit codes: 0 submitted, 2 bad usage or config, or refused by the queue; with --wait, the code of the job.
+    Its exit code is 0 when the job is submitted, 2 if the queue refuses it; with --wait, the code of the job.
     """
     from distlaunch.jobs.batch import submit
     from distlaunch.jobs.job import JobRequest

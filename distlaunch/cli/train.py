@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.jobs.job import JobRequest
 
 
-@click.command("train")
+@click.command("train", cls=Command)
 @click.argument("target", metavar="CONFIG|RUN", type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
@@ -43,7 +44,6 @@ def command(
     With --debug, functions run line by line in Python, data.map and data.augment included, at the same global batch
     size, in a run called NAME-debug. With --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs`
     work on it.
-    Exit codes: 0 done, 2 bad usage or config, 3 a task failed, 4 stopped with a checkpoint, 130 interrupted.
     """
     from distlaunch.jobs import job
     from distlaunch.jobs import smoke as smoking

@@ -11,10 +11,11 @@ import click
 
 from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
 from distlaunch.base.visible import visible
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE
 
 
-@click.command("validate")
+@click.command("validate", cls=Command)
 @click.argument("configs", nargs=-1, required=True, metavar="CONFIG...", type=FILE)
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3."

@@ -7,6 +7,7 @@ import os
 import click
 
 from distlaunch.base.errors import ExitCode
+from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, FOLDER, OVERRIDES
 
 
@@ -31,7 +32,7 @@ def _numbers(context: click.Context, option: click.Parameter, value: str) -> tup
     return tuple(map(int, numbers))
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @click.argument("config", metavar="CONFIG", type=FILE)
 @click.option("--steps", type=click.IntRange(min=2), default=30, show_default=True, help="Steps in each trial.")
 @click.option(
@@ -69,8 +70,8 @@ def command(
     do not run. A difference that the documentation explains, such as that of sparse gradients on a mesh, has the
     verdict "differs as documented".
 
-    Exit codes: 0 all that were compared are equal, 1 some differ, 2 bad usage or config, or nothing could be compared,
-    3 one device failed, 130 interrupted.
+    Its exit code is 0 if all that were compared are equal, 1 if some differ, 2 if nothing could be compared, 3 if one
+    device failed.
     """
     from distlaunch.ui import verify as shown
     from distlaunch.ui.progress.view import QuietView

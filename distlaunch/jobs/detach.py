@@ -25,7 +25,7 @@ class Waiting:
             at_work = os.read(self.pipe, 1) != b""
         except KeyboardInterrupt:  # which the launcher's session does not get
             os.kill(self.pid, signal.SIGTERM)
-            return ExitCode.INTERRUPTED
+            return ExitCode.PREEMPTED
         finally:
             os.close(self.pipe)
         if at_work:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distlaunch.base.errors import ConfigError, Problem, RunBusyError, UsageError
+from distlaunch.base.errors import ConfigError, Problem, RunBusyError, StopRequested, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.run_lock import lock_run, owner_of
@@ -28,6 +28,7 @@ from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.has_validation import check_has_validation
 from distlaunch.jobs.isolation import isolate
+from distlaunch.jobs.job_end import judge_result, judging_errors
 from distlaunch.jobs.list_checkpoint import check_kept
 from distlaunch.jobs.reading_copy import reading_copy
 from distlaunch.jobs.restarts import run_job
@@ -298,7 +299,9 @@ def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str])
     with ThreadedObserver.of(observer) as threaded, run.lock_claim():
         if choice.uses:
             return _do_uses(choice, run, threaded, environ)
-        return checked(run_job(choice.config, run, threaded, environ), choice.locate)
+        with judging_errors(run):
+            result = run_job(choice.config, run, threaded, environ)
+        return checked(judge_result(run, result), choice.locate)
 
 
 def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
@@ -375,7 +378,13 @@ def use_run(
             observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
             run = stack.enter_context(reading_copy(run))
         threaded = stack.enter_context(ThreadedObserver.of(observer))
-        return checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+        try:
+            result = checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+        except StopRequested as asked:
+            # nothing is left to resume, as it is of `train`
+            asked.exit_code = 128 + asked.number
+            raise
+        return replace(result, outcome=replace(result.outcome, exit_code=result.outcome.code_of_command))
 
 
 def _claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: contextlib.ExitStack) -> None:

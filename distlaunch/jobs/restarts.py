@@ -15,6 +15,7 @@ from distlaunch.agent.messages import LOST_HOST
 from distlaunch.base.errors import ExitCode, StopRequested, UsageError
 from distlaunch.base.plural import count, listed
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.signals import ENDING
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import fitting_workers
 from distlaunch.config.cluster import Span
@@ -27,7 +28,7 @@ from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.outcome import Outcome
-from distlaunch.supervise.requests.signals import ENDING, SignalPipe
+from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.supervise.run_events import write_end
 
 _LONGEST_BACKOFF_S = 300.0  # as the config's `restarts.backoff_s` says
@@ -196,9 +197,7 @@ def _stop_signal_within(signals: SignalPipe, seconds: float) -> signal.Signals |
 def _stopped(result: AttemptResult, number: signal.Signals, threaded: ThreadedObserver) -> AttemptResult:
     """The end of a job that was asked to stop while none of its processes ran; the run's events record it."""
     threaded.note(f"stopping ({number.name})")
-    interrupted = number == signal.SIGINT
-    code = ExitCode.INTERRUPTED if interrupted else ExitCode.PREEMPTED
-    outcome = Outcome("interrupted" if interrupted else "stopped", code)
+    outcome = Outcome("interrupted" if number == signal.SIGINT else "stopped", ExitCode.PREEMPTED, stopped_by=number)
     if (end := write_end(result.plan, outcome.status)) is not None:
         threaded.event(end)
     return dataclasses.replace(result, outcome=outcome)

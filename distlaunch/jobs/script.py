@@ -22,6 +22,7 @@ from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.isolation import isolate
+from distlaunch.jobs.job_end import judge_result
 from distlaunch.jobs.restarts import Limits, note_hosts, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.supervise.observer import Observer, ThreadedObserver
@@ -69,7 +70,7 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
 
         note_hosts(engine, threaded.note)
         with engine.kept():
-            return repeat(start, request.limits, threaded, run.control)
+            return judge_result(run, repeat(start, request.limits, threaded, run.control))
 
 
 def _attempt(

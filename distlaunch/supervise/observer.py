@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Protocol
 
-from distlaunch.base.errors import ExitCode
+from distlaunch.base.errors import ExitCode, StopRequested
 from distlaunch.base.events import Event
 from distlaunch.plan.train import LaunchPlan
 
@@ -141,9 +141,10 @@ class ThreadedObserver:
         self._calls.put(None)
         try:
             self._over.wait()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, StopRequested) as stop:
             # the interpreter's own end wants the lock of the output, which the thread may hold for ever: it would abort
-            atexit.register(os._exit, ExitCode.INTERRUPTED)
+            code = ExitCode.PREEMPTED if isinstance(stop, StopRequested) else ExitCode.INTERRUPTED
+            atexit.register(os._exit, code)
             raise
         thread.join()
         self._over.clear()

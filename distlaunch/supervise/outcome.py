@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.errors import Problem
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.facts import Rules
@@ -23,16 +24,24 @@ class Outcome:
         retryable: it failed for a reason that need not come again, and nobody asked to stop.
         mark: of an exception or an exit: what it was, and at which step. The same twice in a row will come again.
         lost: it failed since a task was killed, lost or frozen, not by an exception of its own.
+        stopped_by: the signal that asked it to end first; None: none did.
     """
 
     status: str
-    exit_code: ExitCode
+    exit_code: int
     failure: Failure | None = None
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     retryable: bool = False
     mark: str = ""
     lost: bool = False
+    stopped_by: signal.Signals | None = None
+
+    @property
+    def code_of_command(self) -> int:
+        """The exit code of a command that is not `train` or `run`: when it was stopped, 128 + the signal."""
+        is_stopped = self.status in ("interrupted", "stopped")
+        return 128 + (self.stopped_by or signal.SIGTERM) if is_stopped else self.exit_code
 
 
 def rules_of(plan: LaunchPlan) -> Rules:

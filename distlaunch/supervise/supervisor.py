@@ -281,13 +281,14 @@ class Supervisor:
         shares = self._probes.shares() if self._allocation.sees_tasks_at_once else {}
         return Outcome(
             verdict.status,
-            ExitCode.USAGE if found.problems else verdict.exit_code,
+            ExitCode.USAGE if found.problems else ExitCode.TEMPORARY if found.outside else verdict.exit_code,
             found.failure,
             found.problems,
             warnings_of(self._plan, verdict, sorted(self._state.given_up), shares),
             retryable=found.is_retryable and not was_signalled,
             mark=found.mark,
             lost=found.lost,
+            stopped_by=self._state.signals[0].number if was_signalled else None,
         )
 
     def _write_stall(self, name: str, *, frozen: bool) -> None:

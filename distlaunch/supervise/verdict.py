@@ -50,7 +50,7 @@ def conclude(history: Sequence[Fact], now: float, rules: Rules) -> Verdict:
     if state.signals and state.signals[0].number == signal.SIGINT and why is Cause.INTERRUPT:
         if _all_done(state, rules):
             return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
-        return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
+        return Verdict("interrupted", ExitCode.PREEMPTED, why, late=late)
     if why is Cause.FAILURE:
         if _had_closed(state, rules):
             return _closed(state, rules, late)
@@ -103,7 +103,7 @@ def _stopped(state: RunState, rules: Rules, why: Cause, late: tuple[str, ...]) -
     if _all_done(state, rules):
         return Verdict("done", ExitCode.DONE, Cause.NOTHING, late=late)
     if any(fact.number == signal.SIGINT for fact in state.signals):
-        return Verdict("interrupted", ExitCode.INTERRUPTED, why, late=late)
+        return Verdict("interrupted", ExitCode.PREEMPTED, why, late=late)
     if rules.needs_finish and rules.chief in state.closed:
         return _closed(state, rules, late)
     trained = state.training_at is not None and state.training_at <= asked_at

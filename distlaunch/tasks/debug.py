@@ -51,7 +51,7 @@ def _main() -> int:
         return _debug(loaded, arguments.name or loaded.config.name or "")
     except (KeyboardInterrupt, bdb.BdbQuit):  # Ctrl-C, or `q` at a prompt
         print("interrupted", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+        return ExitCode.PREEMPTED
     except DistlaunchError as error:
         print(f"error: {error}" if "\n" not in str(error) else error, file=sys.stderr)
         return error.exit_code

@@ -6,6 +6,7 @@ Its input is argv, TF_CONFIG and the run directory; it reports through events, `
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import signal
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.code_origins import format_exception
-from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, code_of_os_error
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event, RunEnded, TaskStarted
 from distlaunch.base.heartbeat import Heartbeat
@@ -155,8 +156,11 @@ def _run(arguments: argparse.Namespace) -> int:
         user_error = isinstance(error, DistlaunchError)  # the launcher prints its whole message
         if not user_error:
             print(format_exception(error), end="", file=sys.stderr)
-        write_exception(files, error, step=heartbeat.step, user_error=user_error)
-        return ExitCode.FAILED
+        # the exit code as well: on a full disk the file may not be written
+        is_outside = isinstance(error, OSError) and code_of_os_error(error) is ExitCode.TEMPORARY
+        with contextlib.suppress(OSError):
+            write_exception(files, error, step=heartbeat.step, user_error=user_error)
+        return ExitCode.TEMPORARY if is_outside else ExitCode.FAILED
 
 
 def _prepare_process(config: RunConfig, task: Task) -> None:

@@ -75,10 +75,10 @@ class VerifyResult:
     rows: list[Row] = field(default_factory=list)
     reference: Record | None = None
     failed: AttemptResult | None = None
-    interrupted: ExitCode | None = None
+    interrupted: int | None = None
 
     @property
-    def exit_code(self) -> ExitCode:
+    def exit_code(self) -> int:
         if self.interrupted is not None:
             return self.interrupted
         if self.failed is not None:

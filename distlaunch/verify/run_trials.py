@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distlaunch.base.errors import ExitCode, StopRequested
+from distlaunch.base.errors import StopRequested
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
 from distlaunch.config.run import RunConfig
@@ -23,7 +23,7 @@ from distlaunch.verify.trials import PlannedTrial, reference_config
 class Ended(Exception):  # noqa: N818 (no error)
     """The user has ended the command, or the reference has failed."""
 
-    def __init__(self, result: AttemptResult | None, code: ExitCode | None) -> None:
+    def __init__(self, result: AttemptResult | None, code: int | None) -> None:
         self.result, self.code = result, code
 
 
@@ -112,13 +112,13 @@ class Bench:
             try:
                 result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
             except StopRequested as asked:
-                raise Ended(None, asked.exit_code) from None
+                raise Ended(None, 128 + asked.number) from None
         if result.outcome.status in ("interrupted", "stopped"):
-            raise Ended(None, result.outcome.exit_code)
+            raise Ended(None, 128 + (result.outcome.stopped_by or signal.SIGTERM))
         return result
 
     def _stop_if_asked(self) -> None:
         # SIGCHLD is for the supervisor; between attempts it means nothing
         asked = [number for number in self._signals.read() if number != signal.SIGCHLD]
         if asked:
-            raise Ended(None, ExitCode.INTERRUPTED if signal.SIGINT in asked else ExitCode.PREEMPTED)
+            raise Ended(None, 128 + (signal.SIGINT if signal.SIGINT in asked else asked[0]))

@@ -143,7 +143,7 @@ def test_stop_now_and_ctrl_c_while_waiting(lab: Lab, slurm: Slurm, tmp_path: Pat
     assert f"stop it distlaunch stop {run.path}" in job.said
     assert status(slurm, run) == "running"
     assert slurm.distlaunch("stop", "--now", str(run.path)).end(120) == 0
-    assert run.job_exit_code() == 130
+    assert run.job_exit_code() == 4
     assert status(slurm, run) == "interrupted"
 
 

@@ -268,11 +268,11 @@ def test_a_run_in_use(shell: Shell) -> None:
     first = shell.start("train", "job.yaml", FAKE="wait")
     wait_until(lambda: (shell.directory / "runs/job/waiting-worker:0").exists())
     code, out, err = shell("train", "runs/job", "--resume")
-    assert (code, out) == (2, "")
+    assert (code, out) == (75, "")
     assert f"this run is still running (process {first.pid})" in err
     first.send_signal(signal.SIGINT)
     out, _ = first.communicate(timeout=20)
-    assert first.returncode == 130
+    assert first.returncode == 4
     assert "stopping after the current step; press Ctrl-C again to end at once" in out
     assert "next" in out
     assert "distlaunch train runs/job --resume" in out

@@ -169,7 +169,7 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
     look(terminal, "step")
     terminal.press_until("\x03", rf"--KeyboardInterrupt--\n{PROMPT}")
     terminal.type("q\n")
-    assert terminal.wait() == 130, terminal.seen
+    assert terminal.wait() == 4, terminal.seen
     assert "Traceback" not in terminal.seen
     assert (project / "runs" / "other-debug").is_dir()
 
@@ -194,7 +194,7 @@ def test_q_where_data_are_made_ends_the_run_as_interrupted(
     for answer in ["c\n"] * (prompts - 1) + ["q\n"]:
         look(terminal, where)
         terminal.type(answer)
-    assert terminal.wait() == 130, terminal.seen
+    assert terminal.wait() == 4, terminal.seen
     assert "interrupted" in terminal.seen
     assert "Traceback" not in terminal.seen
     assert "error" not in terminal.seen.partition("interrupted")[2]

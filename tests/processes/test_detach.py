@@ -119,7 +119,7 @@ def test_mistakes_are_told_at_once(shell: Shell) -> None:
 def test_a_run_in_use_or_finished(shell: Shell) -> None:
     pid = detach(shell)
     code, out, err = shell("train", "job.yaml", "--detach", "--resume")
-    assert (code, out) == (2, "")
+    assert (code, out) == (75, "")
     assert f"this run is still running (process {pid})" in err
     assert shell("stop", "runs/job")[0] == 0
     assert shell("train", "job.yaml", "--detach", "--resume", "-q") == (0, "", "")
@@ -183,7 +183,7 @@ def test_a_run_that_was_started_with_ctrl_c_ignored_ends_at_once(shell: Shell) -
     process = subprocess.Popen(["sh", "-c", words], cwd=shell.directory, env={**shell.env, "FAKE": "wait"})
     wait_until(lambda: list(shell.directory.glob("runs/job/waiting-*")))
     assert shell("stop", "runs/job", "--now")[0] == 0
-    assert process.wait(timeout=10) == 130
+    assert process.wait(timeout=10) == 4
 
 
 def test_stacks_of_a_run_that_goes_on(shell: Shell) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from test_commands import CONFIG
 from distlaunch.base.errors import ExitCode, UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import RunEnded
+from distlaunch.base.protocol import HELD_CODE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.cli.main import cli
@@ -29,8 +31,9 @@ from distlaunch.jobs.job import JobRequest, choose
 
 COMMANDS = ("sbatch", "squeue", "scancel", "scontrol")
 _LAUNCHER = """#!/bin/bash
+[ ! -f {told}.code ] || {{ echo "$@" > {told}; exit "$(cat {told}.code)"; }}
 trap 'echo stopped; exit 4' TERM
-trap 'echo interrupted; exit 130' INT
+trap 'echo interrupted; exit 4' INT
 echo "$@" > {told}
 while :; do sleep 0.05; done
 """
@@ -180,7 +183,7 @@ class Batch:
 
     def __init__(self, folder: Path, state: str = "RUNNING", restarts: str = "0", **slurm: Any) -> None:
         self.run = RunDir(folder / "runs" / "batch")
-        self.run.path.mkdir(parents=True)
+        self.run.path.mkdir(parents=True, exist_ok=True)
         self.run.write_submission(Submission("slurm", "1", 0.0))
         self.state = folder / "jobs" / "1"
         self.state.write_text(f"{state}\n")
@@ -231,10 +234,44 @@ def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: 
     assert batch.state.read_text() == f"{state}\n"
 
 
+@pytest.mark.parametrize(
+    ("code", "restarts", "again", "ends_with"),
+    [(75, "0", True, 75), (75, "2", False, 75), (HELD_CODE, "0", False, 75), (3, "0", False, 3), (2, "0", False, 2)],
+)
+def test_a_cause_outside_the_job_queues_it_again(
+    folder: Path, code: int, restarts: str, again: bool, ends_with: int
+) -> None:
+    (folder / "told.code").write_text(str(code))
+    before = time.time()
+    batch = Batch(folder, restarts=restarts, requeues=2)
+    output, _ = batch.process.communicate(timeout=60)
+    assert batch.process.returncode == ends_with, output
+    assert (batch.state.read_text() == "PENDING\n") == again
+    assert batch.run.job_exit_code() == (None if again else ends_with)
+    assert batch.run.may_be_queued() == (ends_with == 75)
+    if again:  # a minute later
+        assert before + 59 <= int(batch.run.batch_not_before.read_text()) <= time.time() + 61
+    else:
+        assert not batch.run.batch_not_before.exists()
+
+
+def test_a_job_that_was_started_too_early_waits(folder: Path) -> None:
+    run = RunDir(folder / "runs" / "batch")
+    (folder / "told.code").write_text("0")
+    until = int(time.time()) + 2
+    run.path.mkdir(parents=True)
+    run.batch_not_before.write_text(f"{until}\n")
+    batch = Batch(folder)
+    output, _ = batch.process.communicate(timeout=60)
+    assert (batch.process.returncode, output) == (0, "")
+    assert time.time() >= until
+    assert not run.batch_not_before.exists()
+
+
 def test_stop_now_is_ctrl_c_twice(folder: Path) -> None:
     batch = Batch(folder)
-    assert batch.signal(signal.SIGINT) == (130, "interrupted\n")
-    assert batch.run.job_exit_code() == 130
+    assert batch.signal(signal.SIGINT) == (4, "interrupted\n")
+    assert batch.run.job_exit_code() == 4
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ def test_all_done(run_dir: Path) -> None:
 )
 def test_first_failure_is_named(run_dir: Path, culprit: list[str], expected: str) -> None:
     outcome = supervise(make_plan(run_dir, PEER, culprit))
-    assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.FAILED)
+    code = ExitCode.TEMPORARY if expected == "killed by SIGKILL" else ExitCode.FAILED
+    assert (outcome.status, outcome.exit_code) == ("failed", code)
     assert outcome.failure is not None
     assert (outcome.failure.task, outcome.failure.host) == ("worker:1", "host-1")
     assert outcome.failure.reason.startswith(expected)
@@ -119,7 +120,7 @@ def test_a_program_that_is_not_there(run_dir: Path) -> None:
 def test_start_deadline_names_who_has_not_come(run_dir: Path) -> None:
     plan = make_plan(run_dir, ["come", "ignore_sigterm", "hang"], ["hang"], start_timeout_s=2, stop_timeout_s=0.5)
     outcome = supervise(plan)
-    assert outcome.exit_code == ExitCode.FAILED
+    assert outcome.exit_code == ExitCode.TEMPORARY
     assert outcome.failure is not None
     assert outcome.failure.task == "worker:1"
     assert outcome.failure.reason.startswith("worker:1 (127.0.0.1:1001) did not come up within 2 s")

@@ -278,19 +278,19 @@ VERDICTS: dict[str, tuple[list[Fact], str, ExitCode, str | None]] = {
     "SIGTERM, then Ctrl-C": (
         [*TRAINING, Signal(10, TERM), Signal(11, INT), Sent(11, KILL), Exited(11, A, -9), Exited(11, B, -9)],
         "interrupted",
-        ExitCode.INTERRUPTED,
+        ExitCode.PREEMPTED,
         None,
     ),
     "Ctrl-C": (
         [*TRAINING, Signal(10, INT), Exited(11, A, 4), Exited(11, B, 4)],
         "interrupted",
-        ExitCode.INTERRUPTED,
+        ExitCode.PREEMPTED,
         None,
     ),
     "Ctrl-C twice": (
         [*TRAINING, Signal(10, INT), Signal(11, INT), Sent(11, KILL), Exited(11.1, A, -9), Exited(11.1, B, -9)],
         "interrupted",
-        ExitCode.INTERRUPTED,
+        ExitCode.PREEMPTED,
         None,
     ),
     "stopped by someone else": ([*TRAINING, Exited(10, A, 4), Exited(10, B, 4)], "stopped", ExitCode.PREEMPTED, None),

@@ -146,7 +146,17 @@ def test_how_a_job_ends(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["read_error", "last_lines", "config_problems", "find_failure", "is_retryable", "mark_of", "is_lost"]
+    "part",
+    [
+        "read_error",
+        "last_lines",
+        "config_problems",
+        "find_failure",
+        "is_retryable",
+        "mark_of",
+        "is_lost",
+        "is_outside_job",
+    ],
 )
 def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
@@ -158,7 +168,9 @@ def test_a_diagnosis_that_fails_costs_neither_the_exit_code_nor_the_summary(
     monkeypatch.setattr(module, part, broken)
     case = CASES["a worker is killed"]
     outcome, _ = supervise(tmp_path, case)
-    assert (outcome.status, outcome.exit_code) == ("failed", ExitCode.FAILED)
+    # without the file of the task's error, nothing is proven
+    code = ExitCode.FAILED if part in ("read_error", "is_outside_job") else ExitCode.TEMPORARY
+    assert (outcome.status, outcome.exit_code) == ("failed", code)
     console = Console(file=io.StringIO(), width=200)
     print_failure(console, ProgressState(), AttemptResult(plan_of(tmp_path, *case.scripts), outcome))
     said = console.file.getvalue()  # type: ignore[attr-defined]

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from distlaunch.agent.remote.frames import Frame
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import HostsError, UsageError
 from distlaunch.engines.remote.link import LinkError
+from distlaunch.engines.remote.ssh_errors import ADDRESS_PROBLEM, NO_SERVER
 
 ANSWER_S = 30.0
 
@@ -23,7 +24,7 @@ def unanswered(futures: Mapping[str, Future[Frame]] | Mapping[str, Future[None]]
         except LinkError as error:
             failed[name] = str(error)
         except FutureTimeoutError:
-            failed[name] = f"it has not answered within {seconds:g} s"
+            failed[name] = f"{NO_ANSWER} {seconds:g} s"
     return failed
 
 
@@ -35,6 +36,16 @@ def refusals(pending: Mapping[str, Future[Frame]], seconds: float = ANSWER_S) ->
 
 
 def raise_for(wrong: Mapping[str, str]) -> None:
-    """Raises UsageError if there is anything, with a line for each host."""
+    """Raises UsageError if there is anything, with a line for each host; HostsError if all of it may pass."""
     if wrong:
-        raise UsageError("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
+        kind = HostsError if all(map(may_pass, wrong.values())) else UsageError
+        raise kind("\n".join(f"{name}: {reason}" for name, reason in wrong.items()))
+
+
+NO_ANSWER = "it has not answered within"
+_MAY_PASS = (ADDRESS_PROBLEM, NO_SERVER, NO_ANSWER)
+
+
+def may_pass(reason: str) -> bool:
+    """Whether a host cannot be used because it is down or its network is, and not because of the config."""
+    return any(part in reason for part in _MAY_PASS)

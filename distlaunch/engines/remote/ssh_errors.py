@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_ADDRESS_PROBLEM = "its network cannot be reached from here; check its address, and that it is up"
+ADDRESS_PROBLEM = "its network cannot be reached from here; check its address, and that it is up"
+NO_SERVER = "no ssh server answers"
 _CAUSES: tuple[tuple[str, str], ...] = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that ssh knows; if that is right, remove "
      "the old one (`ssh-keygen -R {name}`)"),
@@ -13,8 +14,8 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     (r"Permission denied \(|Too many authentication failures|No more authentication methods",
      "permission denied; ssh must log in without a password (a key, an agent): try `ssh -o BatchMode=yes {target}`"),
     (r"Could not resolve hostname|Name or service not known", "there is no host of this name; check its spelling"),
-    (r"Connection refused", "no ssh server answers; check that sshd runs there, and the port"),
-    (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", _ADDRESS_PROBLEM),
+    (r"Connection refused", f"{NO_SERVER}; check that sshd runs there, and the port"),
+    (r"Connection timed out|No route to host|Network is unreachable|Operation timed out", ADDRESS_PROBLEM),
     (r"account is currently not available|This service allows sftp connections only|administratively prohibited",
      "the account may not run commands there"),
 )  # fmt: skip

@@ -6,9 +6,13 @@ import re
 import shlex
 
 from distlaunch.base.errors import ExitCode
+from distlaunch.base.protocol import HELD_CODE, HELD_ENV
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
+
+_PAUSE_S = 60
+"""How long a job waits at least before it starts again after a cause outside of it."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+\Z")
 
@@ -49,6 +53,14 @@ if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {requeues} ]; then
   echo "distlaunch: not started again: engine.slurm.requeues is {requeues}"
   finish {preempted}
 fi
+# where the queue has started it earlier
+if [ -f "$run/{not_before}" ]; then
+  until=$(cat "$run/{not_before}") && rm -f "$run/{not_before}"
+  while [ -z "$signalled" ] && [ "$(date +%s)" -lt "${{until:-0}}" ]; do
+    sleep 1 &
+    wait "$!"
+  done
+fi
 unset TF_CONFIG
 cd {folder} || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/{script}" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
@@ -66,22 +78,31 @@ code={preempted}
 if [ -z "$signalled" ]; then
   # with job control, since background jobs of a script ignore SIGINT otherwise
   set -m
-  "$python" -P -m distlaunch train "$run" --resume &
+  {held_env}={held} "$python" -P -m distlaunch train "$run" --resume &
   child=$!
   # one that came before there was anybody to hand it to
   [ -z "$signalled" ] || kill -TERM "$child"
   while signalled=; wait "$child"; code=$?; [ -n "$signalled" ]; do :; done
   child=
 fi
+# {held}: another launcher holds the run, and will bring it to its end
+held=
+[ "$code" != {held} ] || {{ held=1; code={temporary}; }}
 """
 
 _REQUEUE = """\
 # after `scancel` and a failure the job is over
-if [ "$code" = {preempted} ] && [ -z "$ending" ] && \\
+case "$code" in {preempted} | {temporary}) again=1 ;; *) again= ;; esac
+if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \\
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {requeues} ]; then
     echo "distlaunch: job $SLURM_JOB_ID is queued again, to resume ($((${{SLURM_RESTART_COUNT:-0}} + 1)) of {requeues})"
-    scontrol requeue "$SLURM_JOB_ID" && exit {preempted}
+    # a cause outside the job takes its time to pass
+    [ "$code" != {temporary} ] || echo $(($(date +%s) + {pause_s})) > "$run/{not_before}"
+    if scontrol requeue "$SLURM_JOB_ID"; then
+      [ "$code" != {temporary} ] || scontrol update StartTime=now+{pause_s} JobId="$SLURM_JOB_ID"
+      exit "$code"
+    fi
   else
     echo "distlaunch: not queued again: engine.slurm.requeues is {requeues}"
   fi
@@ -99,7 +120,8 @@ def batch_script(config: RunConfig, start: Start) -> str:
     words = {
         "run": shlex.quote(str(run.path)), "script": run.batch_script.name, "exit": run.batch_exit.name,
         "python": shlex.quote(start.python), "folder": shlex.quote(str(start.folder)), "requeues": job.requeues,
-        "usage": int(ExitCode.USAGE), "preempted": int(ExitCode.PREEMPTED),
+        "not_before": run.batch_not_before.name, "pause_s": _PAUSE_S, "held": HELD_CODE, "held_env": HELD_ENV,
+        "usage": int(ExitCode.USAGE), "temporary": int(ExitCode.TEMPORARY), "preempted": int(ExitCode.PREEMPTED),
     }  # fmt: skip
     setup = [
         _SETUP.format(command=each, message=shlex.quote(f"this line of engine.slurm.setup failed: {each}"))

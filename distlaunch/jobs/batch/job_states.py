@@ -95,7 +95,7 @@ class JobWatch:
         where = f"see {shown(self._run.launcher_log)}" if wrote else _NOTHING_WRITTEN.format(shown(self._run.path))
         how = f" as {word}" if word else ""
         self._note(f"job {self._job.job} has ended{how}, without reporting how the run ended; {where}")
-        return ExitCode.FAILED
+        return ExitCode.TEMPORARY
 
     def _note_state(self) -> None:
         state = self._state

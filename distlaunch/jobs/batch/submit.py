@@ -82,6 +82,7 @@ def submit(prepared: Prepared) -> Submitted:
     log_bytes = run.launcher_log.stat().st_size if run.launcher_log.exists() else 0
     try:
         run.batch_exit.unlink(missing_ok=True)
+        run.batch_not_before.unlink(missing_ok=True)
         write_atomically(run.config, dump_config(choice.config))
         write_atomically(run.batch_script, prepared.script(run))
         submission = prepared.queue.submit(run.batch_script, choice.config, prepared.environ)

@@ -18,6 +18,7 @@ from distlaunch.supervise.diagnose.first_failure import (
     config_problems,
     find_failure,
     is_lost,
+    is_outside_job,
     is_retryable,
     mark_of,
 )
@@ -29,13 +30,18 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `Outcome` says of a failure. `is_retryable` does not know whether somebody asked to stop."""
+    """What `Outcome` says of a failure. `is_retryable` does not know whether somebody asked to stop.
+
+    Attributes:
+        outside: it has a proven cause outside the job, and a later try may succeed.
+    """
 
     problems: tuple[Problem, ...] = ()
     failure: Failure | None = None
     is_retryable: bool = False
     mark: str = ""
     lost: bool = False
+    outside: bool = False
 
 
 def diagnose(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Diagnosis:
@@ -56,9 +62,10 @@ def diagnose(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Diagnosis:
     failure = found(lambda: find_failure(plan, verdict, traces), _plain_failure(plan, verdict, traces))
     retryable = found(lambda: is_retryable(plan, verdict, traces), False)
     mark, lost = found(lambda: mark_of(plan, verdict, traces), ""), found(lambda: is_lost(plan, verdict, traces), False)
+    outside = found(lambda: is_outside_job(plan, verdict, traces), False) and not problems
     if errors:
         failure = dataclasses.replace(failure, hint=_hint(errors[0]))
-    return Diagnosis(problems, None if problems else failure, retryable and not problems, mark, lost)
+    return Diagnosis(problems, None if problems else failure, retryable and not problems, mark, lost, outside)
 
 
 def _plain_failure(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> Failure:

@@ -10,7 +10,7 @@ from itertools import dropwhile
 from pathlib import Path
 
 from distlaunch.agent.log_noise import is_noise
-from distlaunch.base.errors import ExitCode, Problem
+from distlaunch.base.errors import OUTSIDE_ERRORS, ExitCode, Problem
 from distlaunch.base.regular_files import open_regular, read_json
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.supervise.diagnose.headline import COLOURS, GRAPH_ERROR, cut, headline, without_listing
@@ -171,13 +171,17 @@ def describe_code(code: int, *, oom: bool | None = None) -> str:
     return f"killed by {name}"
 
 
+_OF_OURS = (ExitCode.FAILED, ExitCode.TEMPORARY)
+"""What a task of ours ends with after an exception."""
+
+
 def explain_exit(code: int | None, error: TaskError | None, *, oom: bool | None = None) -> str:
     """The reason for a task's failure: its exception if it reported one, and how its process ended."""
     how = describe_code(code, oom=oom) if code is not None else ""
     if error is None:
         return how or "failed"
     # what has raised, and did not end, was killed
-    plain_exit = code is None or code in (1, int(ExitCode.FAILED), -signal.SIGTERM, -signal.SIGKILL)
+    plain_exit = code is None or code in (1, *_OF_OURS, -signal.SIGTERM, -signal.SIGKILL)
     return error.summary if plain_exit else f"{error.summary} ({how})"
 
 
@@ -205,6 +209,32 @@ def is_outside(code: int | None, error: TaskError | None) -> bool:
         return False
     # from 128 on shells and containers mean a signal
     return code < 0 or code == PREEMPTION_CODE or code >= 128
+
+
+_SENT = (
+    signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+    signal.SIGPWR,
+)  # fmt: skip
+"""Signals that somebody, a scheduler or the system sends; others report what the program itself has done."""
+_DISK_ERRORS = ("OSError", "CheckpointWriteError", "ResourceExhaustedError", "UnknownError", "InternalError")
+"""Exceptions that may report what the system says of a disk."""
+
+
+def is_from_outside(code: int | None, error: TaskError | None, *, oom: bool | None) -> bool:
+    """Whether a task's end is proven to have a cause outside its program, which may be gone later.
+
+    Args:
+        oom: whether the kernel has killed for memory: the same program would need as much again.
+    """
+    if error is not None:
+        is_of_disk = error.kind in _DISK_ERRORS and any(text in error.summary for text in OUTSIDE_ERRORS)
+        return error.lost or is_of_disk
+    if code is None:
+        return False
+    number = _signal_of(code)
+    if number == signal.SIGKILL and oom:
+        return False
+    return code in (PREEMPTION_CODE, ExitCode.TEMPORARY) or number in _SENT
 
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)

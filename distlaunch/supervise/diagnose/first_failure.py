@@ -14,6 +14,7 @@ from distlaunch.supervise.diagnose.exit_reason import (
     Failure,
     TaskError,
     explain_exit,
+    is_from_outside,
     is_outside,
     last_lines,
     may_be_temporary,
@@ -88,6 +89,41 @@ def is_lost(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
     if verdict.culprit is None:
         return False
     return verdict.why is Cause.STALLED or is_outside(traces.codes.get(verdict.culprit), _error_of(plan, verdict))
+
+
+def is_outside_job(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> bool:
+    """Whether what ended an attempt is proven to lie outside the job: the same command may succeed later.
+
+    Stricter than `is_lost`, which says that a restart is worth a try: a task that hangs may hang again, and one that
+    complains of a peer proves nothing about why that is gone.
+    """
+    culprit = str(verdict.culprit)
+    if culprit in verdict.late or verdict.unready or culprit in traces.spawn_errors:
+        return False
+    if verdict.why is Cause.OVERDUE:
+        # that never came up; where all have, they ran without reaching a step
+        return bool(plan.elsewhere or verdict.silent)
+    if verdict.why is Cause.STALLED:
+        return verdict.frozen and traces.suspended.get(culprit, False)
+    if verdict.why is not Cause.FAILURE or verdict.culprit is None:
+        return False
+    error = _error_of(plan, verdict)
+    if error is None or not error.consequence:
+        return is_from_outside(traces.codes.get(culprit), error, oom=traces.ooms.get(culprit))
+    if verdict.left:
+        return False
+    if plan.elsewhere or any(traces.suspended.get(name, False) for name in verdict.silent):
+        return True
+    # each of them runs, so it is the network
+    parted = error.unheard and (
+        (len(verdict.silent) == 1 and _runs_elsewhere(verdict.silent[0], culprit, traces))
+        or (not verdict.silent and bool(_who_else_heard_nothing(_task_of(plan, culprit), plan, traces)))
+    )
+    return parted
+
+
+def _task_of(plan: LaunchPlan, name: str) -> TaskPlan:
+    return next(task for task in plan.tasks if str(task.task) == name)
 
 
 def mark_of(plan: LaunchPlan, verdict: Verdict, traces: Traces) -> str:

@@ -12,10 +12,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from distlaunch.base.errors import StopRequested
+from distlaunch.base.signals import ENDING
 from distlaunch.supervise.requests.control import ControlChannel
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Ask the job to end."""
 _TAKEN = (*ENDING, signal.SIGCHLD)
 
 
@@ -112,8 +111,11 @@ class SignalPipe:
         for number, handler in self._before.items():
             # a default stays away where it would do harm: with that of SIGCHLD, Python complains if a child ends just
             # then; after a request to end, a second one would kill this process while it cleans up
-            is_harmful = number == signal.SIGCHLD or isinstance(error, StopRequested)
-            if handler != signal.SIG_DFL or not is_harmful:
+            was_asked = isinstance(error, StopRequested) and number != signal.SIGINT
+            is_harmful = was_asked or (
+                handler == signal.SIG_DFL and (number == signal.SIGCHLD or isinstance(error, StopRequested))
+            )
+            if not is_harmful:
                 # None: a handler that was not set from Python
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)

@@ -45,6 +45,14 @@ if [ "${SLURM_RESTART_COUNT:-0}" -gt 10 ]; then
   echo "distlaunch: not started again: engine.slurm.requeues is 10"
   finish 4
 fi
+# where the queue has started it earlier
+if [ -f "$run/job.not_before" ]; then
+  until=$(cat "$run/job.not_before") && rm -f "$run/job.not_before"
+  while [ -z "$signalled" ] && [ "$(date +%s)" -lt "${until:-0}" ]; do
+    sleep 1 &
+    wait "$!"
+  done
+fi
 unset TF_CONFIG
 cd /home/me/project || fail 'the working directory is not here; it must be on a disk that the nodes share'
 [ -f "$run/job.sh" ] || fail "$run is not here; runs_dir must be on a disk that the nodes share"
@@ -58,20 +66,29 @@ code=4
 if [ -z "$signalled" ]; then
   # with job control, since background jobs of a script ignore SIGINT otherwise
   set -m
-  "$python" -P -m distlaunch train "$run" --resume &
+  DISTLAUNCH_HELD_CODE=76 "$python" -P -m distlaunch train "$run" --resume &
   child=$!
   # one that came before there was anybody to hand it to
   [ -z "$signalled" ] || kill -TERM "$child"
   while signalled=; wait "$child"; code=$?; [ -n "$signalled" ]; do :; done
   child=
 fi
+# 76: another launcher holds the run, and will bring it to its end
+held=
+[ "$code" != 76 ] || { held=1; code=75; }
 
 # after `scancel` and a failure the job is over
-if [ "$code" = 4 ] && [ -z "$ending" ] && \
+case "$code" in 4 | 75) again=1 ;; *) again= ;; esac
+if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \
     [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
   if [ "${SLURM_RESTART_COUNT:-0}" -lt 10 ]; then
     echo "distlaunch: job $SLURM_JOB_ID is queued again, to resume ($((${SLURM_RESTART_COUNT:-0} + 1)) of 10)"
-    scontrol requeue "$SLURM_JOB_ID" && exit 4
+    # a cause outside the job takes its time to pass
+    [ "$code" != 75 ] || echo $(($(date +%s) + 60)) > "$run/job.not_before"
+    if scontrol requeue "$SLURM_JOB_ID"; then
+      [ "$code" != 75 ] || scontrol update StartTime=now+60 JobId="$SLURM_JOB_ID"
+      exit "$code"
+    fi
   else
     echo "distlaunch: not queued again: engine.slurm.requeues is 10"
   fi

@@ -1,0 +1,43 @@
+"""`distlaunch wait`: waits until runs have ended."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from distlaunch.cli.exit_codes import Command
+from distlaunch.cli.options import QUIET, RunPath
+
+
+@click.command("wait", cls=Command)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RunPath())
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each run as it ends.")
+@QUIET
+def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
+    """Wait until runs have ended, over restarts and requeues, and exit with the worst of their codes.
+
+    A run has ended when no launcher holds it and no job for it is queued. The worst code is the first of 2, 3, 75, 4
+    and 0 that a run has; a run that was killed without a word counts as 75. A signal ends only this command, and leaves
+    the runs alone.
+    """
+    from distlaunch.base.run_dir import RunDir
+    from distlaunch.jobs.batch.job_states import state_of
+    from distlaunch.jobs.wait import wait_for_runs
+    from distlaunch.runs.final_code import worst_code
+    from distlaunch.runs.listing import summarize
+    from distlaunch.runs.paths import shown
+    from distlaunch.runs.report import open_run
+    from distlaunch.ui.progress.view import finish_output
+
+    # one that waits for its hosts has no files yet, but somebody works on it
+    found = [given if given.is_busy() else open_run(run) for run in runs if (given := RunDir(run))]
+    codes: list[int] = []
+    for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else click.echo(text, err=True)):
+        codes.append(code)
+        if as_json or not quiet:
+            status = summarize(run, job=state_of(run)).status if run.exists() else "stopped"
+            plain = {"run": str(run.path), "status": status, "exit_code": int(code)}
+            click.echo(json.dumps(plain) if as_json else f"{shown(run.path)}: {status}, exit code {int(code)}")
+    finish_output()
+    return int(worst_code(codes))

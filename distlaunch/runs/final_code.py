@@ -1,0 +1,53 @@
+"""The exit code that a run has ended with, from what it has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from distlaunch.base.errors import ExitCode
+from distlaunch.base.event_files import read_events_of
+from distlaunch.base.events import Exported, ExportFailed, JobFailed, RunEnded
+from distlaunch.base.protocol import RUN_MODES
+from distlaunch.base.run_dir import RunDir
+from distlaunch.runs.report import planned_mode
+
+_WORST = (ExitCode.USAGE, ExitCode.FAILED, ExitCode.TEMPORARY, ExitCode.PREEMPTED, ExitCode.DONE)
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """Return the code that asks for most: 2, 3, 75, 4, then 0."""
+    return min(codes, key=lambda code: _WORST.index(code) if code in _WORST else -1)
+
+
+def final_code(run: RunDir) -> int:
+    """Return the exit code of a run on which nobody works: that of its launcher, or of its submitted job."""
+    attempts = [number for number in run.attempts() if planned_mode(run, number) in RUN_MODES]
+    reported = run.job_exit_code()
+    if reported is not None and (not attempts or _is_newer(run.batch_exit, run.events)):
+        return reported
+    codes: dict[int, int] = {}
+    last, export_failed = int(ExitCode.DONE), False
+    for event in read_events_of(run.events, RunEnded, JobFailed, ExportFailed, Exported):
+        match event:
+            case RunEnded():
+                last = codes[event.attempt] = _code_of(event.status)
+            case JobFailed():
+                last = codes[event.attempt] = event.exit_code
+            case _:
+                export_failed = isinstance(event, ExportFailed)
+    if not attempts or attempts[-1] not in codes:
+        return ExitCode.TEMPORARY  # killed without a word
+    return ExitCode.FAILED if last == ExitCode.DONE and export_failed else last
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    try:
+        return path.stat().st_mtime >= other.stat().st_mtime
+    except OSError:
+        return path.exists()
+
+
+def _code_of(status: str) -> int:
+    known = {"done": ExitCode.DONE, "stopped": ExitCode.PREEMPTED, "interrupted": ExitCode.PREEMPTED}
+    return known.get(status, ExitCode.FAILED)
