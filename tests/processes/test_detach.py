@@ -271,6 +271,35 @@ def test_logs_follow_over_restarts(shell: Shell) -> None:
     assert "restored" in printed()
 
 
+def test_waiting_for_several_runs(shell: Shell) -> None:
+    assert shell("train", "job.yaml", "-q", "--name", "done")[0] == 0
+    assert shell("train", "job.yaml", "-q", "--name", "failed", FAKE="fail")[0] == 3
+    launcher = psutil.Process(detach(shell))
+    words = (sys.executable, "-m", "distlaunch", "wait", "--json", "runs/job")
+    for number, code in ((signal.SIGTERM, -signal.SIGTERM), (None, 4)):
+        with subprocess.Popen(
+            [*words, *(() if number else ("runs/done",))], cwd=shell.directory, env=shell.env, stdout=subprocess.PIPE
+        ) as waiting:
+            if number is None:
+                assert waiting.stdout is not None
+                assert json.loads(waiting.stdout.readline())["exit_code"] == 0  # the other is still waited for
+                assert shell("stop", "runs/job")[0] == 0
+                told = json.loads(waiting.stdout.readline())
+                assert (Path(told["run"]).name, told["status"], told["exit_code"]) == ("job", "stopped", 4)
+            else:
+                waiting.send_signal(number)
+        assert waiting.returncode == code
+        assert number is None or launcher.is_running()
+    code, out, err = shell("wait", "runs/job", "runs/failed", "runs/done")
+    assert (code, err) == (3, "")
+    assert sorted(out.splitlines()) == [
+        "runs/done: done, exit code 0", "runs/failed: failed, exit code 3", "runs/job: stopped, exit code 4",
+    ]  # fmt: skip
+    code, out, err = shell("wait", "runs/done", "runs/no")
+    assert (code, out) == (2, "")
+    assert "runs/no: no run directory" in err
+
+
 def test_following_ends_with_ctrl_c_and_with_its_reader(shell: Shell) -> None:
     detach(shell)
     process, printed = follow(shell, "runs/job")

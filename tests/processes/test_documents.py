@@ -63,6 +63,7 @@ ELSEWHERE = {
     "distlaunch evaluate RUN": "test_documents.py::test_the_first_commands_of_the_readme",
     "distlaunch export RUN": "test_documents.py::test_the_first_commands_of_the_readme",
     "distlaunch logs RUN --stacks": "test_detach.py::test_stacks_of_a_run_that_goes_on",
+    "distlaunch wait RUN...": "test_detach.py::test_waiting_for_several_runs",
     "distlaunch stop runs/fashion-mnist --now": "test_detach.py::test_stop_now",
     "distlaunch train runs/fashion-mnist --resume": "test_commands.py::test_more_epochs_for_a_finished_run",
     "distlaunch validate CONFIG": "../unit/test_config_commands.py::test_validate",
