@@ -100,17 +100,28 @@ def _code_of_interrupt() -> int:
     return ExitCode.PREEMPTED if command in _RESUMED else ExitCode.INTERRUPTED
 
 
-def _stop_at_once() -> None:
-    """From the first instant on, signals end these commands with the exit code for that; later the job takes them."""
-    if any(command in sys.argv[1:2] for command in _RESUMED):
-        for number in ENDING:
-            # a signal that was ignored before (`nohup`) stays ignored
-            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                signal.signal(number, _raise_stop)
+def _handle_signals() -> None:
+    """Make signals end a command as an exception does, from its first instant on: it leaves no folders and no helpers.
+
+    A job takes them later itself.
+    """
+    is_job = any(command in sys.argv[1:2] for command in _RESUMED)
+    for number in ENDING:
+        # a signal that was ignored before (`nohup`) stays ignored; of other commands click takes Ctrl-C
+        unhandled = (signal.SIG_DFL, signal.default_int_handler) if is_job else (signal.SIG_DFL,)
+        if signal.getsignal(number) in unhandled:
+            signal.signal(number, _raise_stop if is_job else _end_with_cleanup)
 
 
 def _raise_stop(number: int, frame: FrameType | None) -> None:
     raise StopRequested(signal.Signals(number))
+
+
+def _end_with_cleanup(number: int, frame: FrameType | None) -> None:
+    # a second one must not interrupt the cleanup that the first has begun
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _check_directory() -> None:
@@ -126,7 +137,7 @@ def main() -> None:
     open_missing_streams()
     keep_going_without_readers()
     try:
-        _stop_at_once()
+        _handle_signals()
         _check_directory()
         # else click would print errors and exit by itself, with codes of its own
         code = cli.main(standalone_mode=False)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from distlaunch.agent.leavers import end_leavers
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.cluster.hosts import TooFewSlotsError
@@ -96,7 +97,10 @@ def _attempt(
         run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
         run.write_json(run.plan, plan.to_plain())
         run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
-        return AttemptResult(plan, Supervisor(plan, allocation, observer, signals=signals).run())
+        outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+        if ended := end_leavers(str(run.path)):
+            observer.note(f"ended what had left its task and was still running: {', '.join(ended)}")
+        return AttemptResult(plan, outcome)
     finally:
         allocation.release()
 

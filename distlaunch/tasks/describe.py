@@ -46,7 +46,8 @@ def _describe(
         config = load_resolved(path)
         choose_backend(config.strategy.backend)
         begin_program(program_of(config))
-        with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
+        # in the launcher's folder, which goes even if this process is killed
+        with tempfile.TemporaryDirectory(dir=Path(path).parent) as folder:
             return ExitCode.DONE, describe(config, RunDir(folder))
     except ConfigError as error:
         return ExitCode.USAGE, {"problems": [problem.to_plain() for problem in error.problems]}

@@ -1,0 +1,58 @@
+"""Processes of a script that have left the group of their task, such as daemons: they end with the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+
+from distlaunch.base.protocol import RUN_DIR
+
+_ENDS_WITHIN_S = 2.0
+
+
+def end_leavers(run_dir: str) -> list[str]:
+    """End the processes of this host whose environment names a run, and return a description of each.
+
+    A process without DISTLAUNCH_RUN_DIR has declared that it is no part of the job, and so has a detached launcher.
+
+    Args:
+        run_dir: as DISTLAUNCH_RUN_DIR has it.
+    """
+    left = list(_leavers(run_dir))
+    named = [f"{process.info['name']} ({process.pid})" for process in left]
+    for process in left:
+        _signal(process, gently=True)
+    for process in psutil.wait_procs(left, _ENDS_WITHIN_S)[1]:
+        _signal(process, gently=False)
+    return named
+
+
+def _leavers(run_dir: str) -> Iterator[psutil.Process]:
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter(["name", "uids", "status"]):
+        try:
+            is_mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
+            if process.pid in own or not is_mine or process.info["status"] == psutil.STATUS_ZOMBIE:
+                continue
+            if process.environ().get(RUN_DIR) == run_dir and not _is_detached(process):
+                yield process
+        except psutil.Error:  # it has ended meanwhile, or hides its environment
+            continue
+
+
+def _is_detached(process: psutil.Process) -> bool:
+    """Return True for a launcher that was started with --detach, and for all that it has started."""
+    for each in (process, *process.parents()):
+        words = each.cmdline()
+        if {"--detach", "-d"} & set(words) and any("distlaunch" in word for word in words[:4]):
+            return True
+    return False
+
+
+def _signal(process: psutil.Process, *, gently: bool) -> None:
+    try:
+        process.terminate() if gently else process.kill()
+    except psutil.Error:
+        return

@@ -1,0 +1,58 @@
+"""What commands leave behind: no temporary folders, and no processes that a script has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from supervised import wait_until
+from tiny_job import MODULE, command, environment, kill_all, run_command, write_job
+
+_STARTS = """#!/bin/bash
+{prefix} setsid bash -c 'echo $$ > {pid}; exec sleep 600' < /dev/null > /dev/null 2>&1 &
+until [ -s {pid} ]; do sleep 0.01; done
+exit {code}
+"""
+_WAITS = MODULE.replace("def data():", "def data():\n    open('begun', 'w').close(); import time; time.sleep(600)")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "code", "lives"), [("", 0, False), ("", 7, False), ("env -u DISTLAUNCH_RUN_DIR", 0, True)]
+)
+def test_a_child_in_a_session_of_its_own(tmp_path: Path, prefix: str, code: int, lives: bool) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text(_STARTS.format(prefix=prefix, pid=tmp_path / "pid", code=code))
+    script.chmod(0o755)
+    done = run_command("run", "./job.sh", cwd=tmp_path)
+    pid = int((tmp_path / "pid").read_text())
+    try:
+        assert done.code == (3 if code else 0), done.text
+        assert psutil.pid_exists(pid) == lives
+        assert (f"ended what had left its task and was still running: sleep ({pid})" in done.text) != lives
+    finally:
+        kill_all(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_plan_that_is_ended_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
+    write_job(tmp_path, _WAITS)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    words = [*command(), "plan", "job.yaml", "--data"]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, env=environment(TMPDIR=str(temporary)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    try:
+        wait_until(lambda: (tmp_path / "begun").exists(), timeout_s=60)
+        assert os.listdir(temporary)
+        process.send_signal(number)
+        error = process.communicate(timeout=30)[1]
+        assert process.returncode == 128 + number
+        assert b"Traceback" not in error
+        assert os.listdir(temporary) == []
+    finally:
+        kill_all(process.pid)
