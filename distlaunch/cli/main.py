@@ -12,7 +12,15 @@ from typing import Any
 import click
 
 from distlaunch import __version__
-from distlaunch.base.errors import DistlaunchError, ExitCode, RunBusyError, StopRequested, UsageError, code_of_os_error
+from distlaunch.base.errors import (
+    ConfigError,
+    DistlaunchError,
+    ExitCode,
+    RunBusyError,
+    StopRequested,
+    UsageError,
+    code_of_os_error,
+)
 from distlaunch.base.protocol import HELD_ENV
 from distlaunch.base.signals import ENDING
 from distlaunch.base.standard_streams import (
@@ -151,6 +159,10 @@ def main() -> None:
         click.echo(str(asked), err=True)
         code = asked.exit_code
     except DistlaunchError as error:
+        if isinstance(error, ConfigError):
+            from distlaunch.ui.ci import annotate
+
+            annotate(error.problems)
         click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
         code = error.exit_code
         if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():

@@ -61,6 +61,9 @@ class FolderPath(click.ParamType):
 FILE = click.Path()
 """A file to be completed in the shell. What it must be is checked where it is read."""
 FOLDER = FolderPath()
+JUNIT = click.option(
+    "--junit-xml", metavar="FILE", type=FILE, help="Also write a JUnit report with a test case for each config."
+)
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Which checkpoint. Default: the newest."
 )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.base.visible import visible
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import FILE, JSON_EVENTS, OVERRIDES, QUIET
+from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.jobs.job import JobRequest
 
 
 @click.command("train", cls=Command)
-@click.argument("target", metavar="CONFIG|RUN", type=FILE)
+@click.argument("targets", metavar="CONFIG|RUN", nargs=-1, required=True, type=FILE)
 @OVERRIDES
 @click.option("--name", help="Name of the run directory. Default: the config's.")
 @click.option(
@@ -25,16 +28,18 @@ if TYPE_CHECKING:
 @click.option("--smoke", is_flag=True, help="Prove the config in about a minute: a few steps, a restart, an export.")
 @click.option("--debug", is_flag=True, help="Train on one device in this process, so that breakpoint() works.")
 @click.option("--detach", "-d", is_flag=True, help="Start the job and return; it survives a closed terminal.")
+@JUNIT
 @JSON_EVENTS
 @QUIET
 def command(
-    target: str,
+    targets: tuple[str, ...],
     overrides: tuple[str, ...],
     name: str | None,
     resume: bool,
     smoke: bool,
     debug: bool,
     detach: bool,
+    junit_xml: str | None,
     as_json: bool,
     quiet: bool,
 ) -> int:
@@ -42,14 +47,18 @@ def command(
 
     With --resume, a run directory may be given instead of a config; training continues from its newest good checkpoint.
     With --debug, functions run line by line in Python, data.map and data.augment included, at the same global batch
-    size, in a run called NAME-debug. With --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs`
-    work on it.
+    size, in a run called NAME-debug. With --smoke, several configs may be given; the worst exit code counts. With
+    --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs` work on it.
     """
     from distlaunch.jobs import job
-    from distlaunch.jobs import smoke as smoking
-    from distlaunch.ui.progress.view import make_view, reporting_errors, show
-    from distlaunch.ui.smoke import print_proofs
+    from distlaunch.ui.progress.view import make_view, show
 
+    target = targets[0]
+    if not smoke and (len(targets) > 1 or junit_xml is not None):
+        what = "--junit-xml" if junit_xml is not None else f"got {len(targets)} configs"
+        raise UsageError(f"{what}: only `train --smoke` and `validate` take that; a training has a command of its own")
+    if name is not None and len(targets) > 1:
+        raise UsageError("--name: several configs cannot have one name; leave it out")
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
         _debug(target, overrides, name, [option for option, given in others.items() if given])
@@ -58,17 +67,63 @@ def command(
         if smoke:
             raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")
         return _detached(request, as_json=as_json, quiet=quiet)
+    if smoke:
+        requests = [replace(request, target=each) for each in targets]
+        return _smoke_all(requests, junit_xml, as_json=as_json, quiet=quiet)
     view = make_view(as_json=as_json, quiet=quiet, config=target)
-    if not smoke:
-        return show(view, lambda: job.train(request, view, os.environ))
+    return show(view, lambda: job.train(request, view, os.environ))
+
+
+def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bool, quiet: bool) -> int:
+    """Prove each config, and return the worst exit code. A single one that is wrong raises, as elsewhere."""
+    from distlaunch.runs.final_code import worst_code
+    from distlaunch.ui.ci import Case, annotate, write_junit
+
+    cases, codes = list[Case](), list[int]()
+    for request in requests:
+        began, raised = time.monotonic(), None
+        try:
+            code, failure = _smoke(request, as_json=as_json, quiet=quiet)
+        except DistlaunchError as error:
+            raised, code, failure = error, int(error.exit_code), str(error)
+            if len(requests) > 1:
+                click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
+                annotate(error.problems if isinstance(error, ConfigError) else ())
+        cases.append(Case(request.target, time.monotonic() - began, failure))
+        codes.append(code)
+        if raised is not None and len(requests) == 1:
+            if junit_xml is not None:
+                write_junit(junit_xml, "smoke", cases)
+            raise raised
+        if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):  # that was meant for all
+            break
+    if junit_xml is not None:
+        write_junit(junit_xml, "smoke", cases)
+    if len(requests) > 1:
+        for case, code in zip(cases, codes, strict=True):
+            how = f"no, exit code {code}: {case.failure.splitlines()[0]}" if code else f"ok ({case.seconds:.0f} s)"
+            click.echo(visible(f"{case.config}: {how}"), err=as_json)
+    return worst_code(codes)
+
+
+def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, str]:
+    """Prove a config; return the exit code, and what is wrong."""
+    from distlaunch.jobs import smoke as smoking
+    from distlaunch.ui.progress.view import make_view, reporting_errors
+    from distlaunch.ui.smoke import print_proofs
+
+    view = make_view(as_json=as_json, quiet=quiet, config=request.target)
     with reporting_errors(view):
         proven = smoking.smoke(request, view, os.environ)
     view.report(proven.last)
     print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
+    outcome = proven.last.outcome
     # an attempt may be done, and have shown less than it should
-    code = proven.last.outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED)
-    view.finished(proven.last.outcome.status if proven.passed else "failed", int(code))
-    return int(code)
+    code = int(outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED))
+    view.finished(outcome.status if proven.passed else "failed", code)
+    missing = [f"not seen: {proof.what}" for proof in proven.proofs if not proof.holds]
+    failed = [f"{outcome.failure.task}: {outcome.failure.reason}"] if outcome.failure is not None else []
+    return code, "\n".join([*failed, *missing] or [outcome.status]) if code else ""
 
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
 from distlaunch.base.visible import visible
 from distlaunch.cli.exit_codes import Command
-from distlaunch.cli.options import FILE
+from distlaunch.cli.options import FILE, JUNIT
 
 
 @click.command("validate", cls=Command)
@@ -20,10 +21,25 @@ from distlaunch.cli.options import FILE
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change a value, e.g. --set train.epochs=3."
 )
+@JUNIT
 @click.option("--json", "as_json", is_flag=True, help="Print the results as a JSON list.")
-def command(configs: tuple[str, ...], overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check configs completely: types, names, arithmetic, functions. Starts nothing. Exits with 2 if one is wrong."""
-    results = [_check(config, overrides) for config in configs]
+def command(configs: tuple[str, ...], overrides: tuple[str, ...], junit_xml: str | None, as_json: bool) -> None:
+    """Check configs completely: types, names, arithmetic, functions. Starts nothing. Exits with 2 if one is wrong.
+
+    In a job of GitHub Actions, problems are annotations of their lines.
+    """
+    from distlaunch.ui.ci import Case, annotate, write_junit
+
+    results, cases = list[FileResult](), list[Case]()
+    for config in configs:
+        began = time.monotonic()
+        result = _check(config, overrides)
+        results.append(result)
+        annotate(result.problems)
+        annotate(result.warnings, level="warning")
+        cases.append(Case(config, time.monotonic() - began, "\n".join(map(str, result.problems))))
+    if junit_xml is not None:
+        write_junit(junit_xml, "validate", cases)
     if as_json:
         click.echo(json.dumps([result.to_plain() for result in results], indent=2))
     else:

@@ -1,0 +1,77 @@
+"""What CI systems show: annotations of GitHub Actions, and JUnit reports."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree
+
+import click
+
+from distlaunch.base.errors import Problem, UsageError
+from distlaunch.base.visible import visible
+
+
+@dataclass(frozen=True)
+class Case:
+    """The result for one config.
+
+    Attributes:
+        failure: what is wrong, a line each; empty if nothing is.
+    """
+
+    config: str
+    seconds: float
+    failure: str = ""
+
+
+def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
+    """Write a JUnit report. Raises UsageError if it cannot be written.
+
+    Args:
+        suite: the command.
+    """
+    failed = [case for case in cases if case.failure]
+    numbers = {"tests": str(len(cases)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
+    seconds = f"{sum(case.seconds for case in cases):.3f}"
+    root = ElementTree.Element("testsuites")
+    top = ElementTree.SubElement(root, "testsuite", {"name": f"distlaunch {suite}", **numbers, "time": seconds})
+    for case in cases:
+        attributes = {"classname": suite, "name": visible(case.config), "time": f"{case.seconds:.3f}"}
+        element = ElementTree.SubElement(top, "testcase", attributes)
+        if case.failure:
+            text = visible(case.failure)
+            first = text.splitlines()[0]
+            ElementTree.SubElement(element, "failure", {"message": first}).text = text
+    ElementTree.indent(root)
+    try:
+        Path(path).write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
+    except OSError as error:
+        raise UsageError(f"--junit-xml {path}: cannot be written: {error.strerror}") from None
+
+
+def annotate(
+    problems: Sequence[Problem],
+    environ: Mapping[str, str] = os.environ,
+    level: Literal["error", "warning"] = "error",
+) -> None:
+    """Make problems annotations of the lines that they are about, if this is a job of GitHub Actions."""
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return
+    for problem in problems:
+        file, _, line = (problem.source or "").rpartition(":")
+        if not line.isdigit() or file.startswith("--set"):
+            file, line = problem.source or "", ""
+        where = {} if file.startswith("--") or not file else {"file": os.path.relpath(file)}
+        where |= {"line": line} if where and line else {}
+        text = ": ".join(part for part in (problem.dotted, problem.message) if part)
+        properties = ",".join(f"{name}={_escaped(value, ',:')}" for name, value in where.items())
+        # beside the messages: what a command prints on standard output is for programs
+        click.echo(f"::{level}{' ' if properties else ''}{properties}::{_escaped(text)}", err=True)
+
+
+def _escaped(text: str, also: str = "") -> str:
+    return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{also}" else letter for letter in text)
