@@ -28,7 +28,6 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import shown
     from distlaunch.runs.report import open_run
-    from distlaunch.ui.progress.view import finish_output
 
     # one that waits for its hosts has no files yet, but somebody works on it
     found = [given if given.is_busy() else open_run(run) for run in runs if (given := RunDir(run))]
@@ -39,5 +38,4 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
             status = summarize(run, job=state_of(run)).status if run.exists() else "stopped"
             plain = {"run": str(run.path), "status": status, "exit_code": int(code)}
             click.echo(json.dumps(plain) if as_json else f"{shown(run.path)}: {status}, exit code {int(code)}")
-    finish_output()
     return int(worst_code(codes))

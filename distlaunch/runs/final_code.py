@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from distlaunch.base.errors import ExitCode
-from distlaunch.base.event_files import read_events_of
+from distlaunch.base.event_files import read_all_events_of
 from distlaunch.base.events import Exported, ExportFailed, JobFailed, RunEnded
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.run_dir import RunDir
@@ -27,18 +27,21 @@ def final_code(run: RunDir) -> int:
     if reported is not None and (not attempts or _is_newer(run.batch_exit, run.events)):
         return reported
     codes: dict[int, int] = {}
-    last, export_failed = int(ExitCode.DONE), False
-    for event in read_events_of(run.events, RunEnded, JobFailed, ExportFailed, Exported):
+    last, failed_at, exported_at = int(ExitCode.DONE), 0.0, 0.0
+    # of exports that were made later, too, which have events of their own
+    for event in read_all_events_of(run, RunEnded, JobFailed, ExportFailed, Exported):
         match event:
             case RunEnded():
                 last = codes[event.attempt] = _code_of(event.status)
             case JobFailed():
                 last = codes[event.attempt] = event.exit_code
+            case ExportFailed():
+                failed_at = max(failed_at, event.time)
             case _:
-                export_failed = isinstance(event, ExportFailed)
+                exported_at = max(exported_at, event.time)
     if not attempts or attempts[-1] not in codes:
         return ExitCode.TEMPORARY  # killed without a word
-    return ExitCode.FAILED if last == ExitCode.DONE and export_failed else last
+    return ExitCode.FAILED if last == ExitCode.DONE and failed_at > exported_at else last
 
 
 def _is_newer(path: Path, other: Path) -> bool:

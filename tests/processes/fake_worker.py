@@ -15,6 +15,7 @@ import yaml
 from distlaunch.base import events as ev
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.heartbeat import Heartbeat
+from distlaunch.base.protocol import READ_MODES
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signals import DUMP_SIGNAL
 from distlaunch.cluster.spec import ClusterSpec, from_tf_config
@@ -30,7 +31,8 @@ CONFIG = yaml.safe_load(RUN.attempt_config(ATTEMPT).read_text())  # importing py
 FILES = RUN.task(ATTEMPT, ARGS.task)
 TF_CONFIG = os.environ.get("TF_CONFIG")
 CHIEF = str((from_tf_config(TF_CONFIG)[0] if TF_CONFIG else ClusterSpec({})).chief)
-WRITER = EventWriter(RUN.events if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
+OF_RUN = RUN.attempt_events(ATTEMPT) if ARGS.mode in READ_MODES else RUN.events
+WRITER = EventWriter(OF_RUN if ARGS.task == CHIEF else FILES.events, attempt=ATTEMPT, task=ARGS.task)
 SAVED = RUN.checkpoints / "step"
 HEARTBEAT = Heartbeat(FILES.heartbeat)
 faulthandler.register(DUMP_SIGNAL, all_threads=True)

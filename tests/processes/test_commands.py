@@ -94,8 +94,8 @@ def test_json_is_nothing_but_events(shell: Shell) -> None:
     code, out, err = shell("train", "job.yaml", "--json")
     assert (code, err) == (0, "")
     kinds = [json.loads(line)["event"] for line in out.splitlines()]
-    assert kinds[0] == "TaskStarted"
-    assert kinds[-1] == "RunEnded"
+    assert kinds[:2] == ["CommandStarted", "TaskStarted"]
+    assert kinds[-2:] == ["RunEnded", "CommandEnded"]
 
 
 def test_quiet_is_silent(shell: Shell) -> None:
