@@ -52,10 +52,11 @@ class Aftermath:
         """
         trial = self._result.trial
         task_fault = trial.fault in (*KILLS, "stop", "exit1", "exception")
+        failed = {3} if trial.fault in ("exit1", "exception") else {3, 75}
         codes = {
             "pause": {0}, "full_disk": {0}, "term_job": {4}, "int_job": {4}, "truncate": {-9}, "lost_launcher": {-9},
-            "term_task": {4, 0, 3} if trial.strategy == "parameter_server" else {4},
-        }.get(trial.fault, {0, 3} if trial.restarts or trial.victim.startswith("worker") else {3})  # fmt: skip
+            "term_task": {4, 0, 3, 75} if trial.strategy == "parameter_server" else {4},
+        }.get(trial.fault, {0, *failed} if trial.restarts or trial.victim.startswith("worker") else failed)  # fmt: skip
         if code not in codes:
             self.fail(f"exit {code}, expected one of {sorted(codes)}: {launch.text[-400:]}")
         if task_fault:

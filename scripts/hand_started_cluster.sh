@@ -14,7 +14,7 @@
 #
 # The order does not matter: who comes first waits for the others, up to the config's cluster.start_timeout_s.
 # The number of workers is that of the addresses, whatever cluster.workers says. If one machine fails, the others
-# end with exit code 3 and say so; run the same lines again with --resume to go on from the last checkpoint.
+# end with exit code 75 and say so; run the same lines again with --resume to go on from the last checkpoint.
 #
 # DISTLAUNCH names the command if `distlaunch` is not on PATH.
 set -euo pipefail
