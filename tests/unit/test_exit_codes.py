@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,8 +30,9 @@ from distlaunch.base.events import Event, Exported, ExportFailed, JobFailed, Run
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_error import write_exception, write_lost
+from distlaunch.base.signals import ENDING
 from distlaunch.cli.exit_codes import CODES
-from distlaunch.cli.main import COMMANDS, cli
+from distlaunch.cli.main import COMMANDS, cli, main
 from distlaunch.engines.remote.answers import raise_for
 from distlaunch.engines.remote.ssh_errors import explain
 from distlaunch.jobs.attempt import AttemptResult
@@ -186,6 +188,29 @@ def test_other_commands_end_with_the_signal(
     outcome = play(tmp_path, End(STOPPED, TRAINING, signals=((50, number),)), monkeypatch)
     assert (outcome.exit_code, outcome.code_of_command) == (STOPPED, code)
     assert Outcome("failed", ExitCode.FAILED).code_of_command == FAILED
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [("train", signal.SIGTERM, 4), ("train", signal.SIGINT, 4), ("run", signal.SIGHUP, 4), ("run", signal.SIGUSR1, 4),
+     ("evaluate", signal.SIGINT, 130)],
+)  # fmt: skip
+def test_a_signal_before_there_is_a_job(
+    monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals, code: int
+) -> None:
+    def called(**_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    before = {each: signal.getsignal(each) for each in ENDING}
+    monkeypatch.setattr(sys, "argv", ["distlaunch", command, "x"])
+    monkeypatch.setattr(cli, "main", called)
+    try:
+        with pytest.raises(SystemExit) as ended_with:
+            main()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert ended_with.value.code == code
 
 
 @pytest.mark.parametrize(
