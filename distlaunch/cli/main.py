@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from distlaunch.cli.first_signals import RESUMED, end_at_once_if_asked
+
+# isort: split
 import importlib
 import os
 import signal
@@ -99,30 +102,21 @@ def _with_key(error: click.NoSuchOption) -> click.UsageError:
     )
 
 
-_RESUMED = ("train", "run")
-"""Commands that are run again when they were stopped."""
-
-
 def _code_of_interrupt() -> int:
     command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
-    return ExitCode.PREEMPTED if command in _RESUMED else ExitCode.INTERRUPTED
+    return ExitCode.PREEMPTED if command in RESUMED else ExitCode.INTERRUPTED
 
 
 def _handle_signals() -> None:
     """Make signals end a command as an exception does, from its first instant on: it leaves no folders and no helpers.
 
-    A job takes them later itself.
+    A job takes them later itself, and until then it ends at once.
     """
-    is_job = any(command in sys.argv[1:2] for command in _RESUMED)
+    end_at_once_if_asked()
     for number in ENDING:
-        # a signal that was ignored before (`nohup`) stays ignored; of other commands click takes Ctrl-C
-        unhandled = (signal.SIG_DFL, signal.default_int_handler) if is_job else (signal.SIG_DFL,)
-        if signal.getsignal(number) in unhandled:
-            signal.signal(number, _raise_stop if is_job else _end_with_cleanup)
-
-
-def _raise_stop(number: int, frame: FrameType | None) -> None:
-    raise StopRequested(signal.Signals(number))
+        # a signal that was ignored before (`nohup`) stays ignored; click takes Ctrl-C
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end_with_cleanup)
 
 
 def _end_with_cleanup(number: int, frame: FrameType | None) -> None:

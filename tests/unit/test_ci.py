@@ -56,9 +56,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
         write_junit(str(tmp_path / "none" / "out.xml"), "validate", [Case("a.yaml", 1.0)])
 
 
-@pytest.mark.parametrize(
-    ("codes", "expected"), [((0, 0), 0), ((0, 3), 3), ((3, 2, 0), 2), ((0, 4, 3), 4), ((2, 4), 2)]
-)
+@pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((0, 3), 3), ((3, 2, 0), 2), ((0, 4, 3), 4), ((2, 4), 2)])
 def test_several_smoke_runs(
     codes: tuple[int, ...], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

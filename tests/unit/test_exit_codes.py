@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,9 +31,8 @@ from distlaunch.base.events import Event, Exported, ExportFailed, JobFailed, Run
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.base.run_files.task_error import write_exception, write_lost
-from distlaunch.base.signals import ENDING
 from distlaunch.cli.exit_codes import CODES
-from distlaunch.cli.main import COMMANDS, cli, main
+from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.engines.remote.answers import raise_for
 from distlaunch.engines.remote.ssh_errors import explain
 from distlaunch.jobs.attempt import AttemptResult
@@ -195,22 +195,10 @@ def test_other_commands_end_with_the_signal(
     [("train", signal.SIGTERM, 4), ("train", signal.SIGINT, 4), ("run", signal.SIGHUP, 4), ("run", signal.SIGUSR1, 4),
      ("evaluate", signal.SIGINT, 130)],
 )  # fmt: skip
-def test_a_signal_before_there_is_a_job(
-    monkeypatch: pytest.MonkeyPatch, command: str, number: signal.Signals, code: int
-) -> None:
-    def called(**_: object) -> None:
-        os.kill(os.getpid(), number)
-
-    before = {each: signal.getsignal(each) for each in ENDING}
-    monkeypatch.setattr(sys, "argv", ["distlaunch", command, "x"])
-    monkeypatch.setattr(cli, "main", called)
-    try:
-        with pytest.raises(SystemExit) as ended_with:
-            main()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    assert ended_with.value.code == code
+def test_a_signal_before_there_is_a_job(command: str, number: signal.Signals, code: int) -> None:
+    words = f"import os, sys; sys.argv = ['distlaunch', '{command}', 'x']; from distlaunch.cli import main as cli\n"
+    words += f"cli.cli.main = lambda **_: os.kill(os.getpid(), {int(number)})\ncli.main()"
+    assert subprocess.run([sys.executable, "-c", words], check=False, capture_output=True).returncode == code
 
 
 @pytest.mark.parametrize(
