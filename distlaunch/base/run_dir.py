@@ -26,6 +26,7 @@ EXPORTS = {
 }
 """What each format is called in the folder of exports."""
 
+_IDENTITY = "run.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # no folder, no option of a command, and no hidden file
 BestName = Literal["best"]
 BEST: BestName = "best"
@@ -85,7 +86,7 @@ class RunDir:
     def __init__(self, path: Path | str) -> None:
         # tasks may change their working directory
         self.path = Path(path).absolute()
-        self._identity = self.path / "run.json"
+        self._identity = self.path / _IDENTITY
         self.config = self.path / "config.yaml"
         self.plan = self.path / "plan.json"
         self.environment = self.path / "environment.json"
@@ -344,7 +345,7 @@ class RunDir:
                     raise
                 raise UsageError(f"cannot make the run directory {run.path}: {error.strerror}") from None
             try:
-                run.write_json(run._identity, identity.to_plain())
+                run.write_json(run.path / _IDENTITY, identity.to_plain())
             except BaseException:
                 run.discard()
                 raise
