@@ -221,7 +221,9 @@ def test_output_and_the_summary(runner: Runner) -> None:
 def test_json_events(runner: Runner) -> None:
     code, out, err = runner("--json", "--workers", "2", runner.script("print('x')\n"))
     assert (code, err) == (0, "")
-    assert sorted(json.loads(line)["event"] for line in out.splitlines()) == ["RunEnded", "TaskStarted", "TaskStarted"]
+    first, *others, last = [json.loads(line)["event"] for line in out.splitlines()]
+    assert (first, last) == ("CommandStarted", "CommandEnded")
+    assert sorted(others) == ["RunEnded", "TaskStarted", "TaskStarted"]
 
 
 def test_a_second_run_has_its_own_directory(runner: Runner) -> None:

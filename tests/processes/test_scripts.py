@@ -110,7 +110,7 @@ def test_a_machine_that_dies(machine: Machine, strategy: tuple[str, ...], victim
     pids = [event.pid for event in read_events(reports[victim]) if isinstance(event, TaskStarted)]
     os.kill(pids[0], signal.SIGKILL)
     told = [end(launcher, 180) for launcher in launchers]
-    assert [code for code, _, _ in told] == [ExitCode.FAILED, ExitCode.FAILED], told
+    assert [code for code, _, _ in told] == [ExitCode.TEMPORARY, ExitCode.TEMPORARY], told
     assert re.search(r"^failed at step [\d,]+: killed by SIGKILL", told[victim][2], re.MULTILINE)
     error = told[1 - victim][2]
     assert re.search(rf"^failed( at step [\d,]+)?: worker:{victim} at 127\.0\.0\.1:", error, re.MULTILINE)

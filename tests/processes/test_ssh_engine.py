@@ -19,6 +19,7 @@ import yaml
 from limits import limited
 from supervised import wait_until
 
+from distlaunch.base.errors import ExitCode
 from distlaunch.base.run_dir import RunDir
 
 _SSH = """#!/bin/sh
@@ -219,7 +220,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
     assert f"restart 1 of {restarts} in 0.01 s: " in told
     assert "second is left out: " in told
     if restarts == "1":
-        assert done.returncode == 3, told
+        assert done.returncode == ExitCode.TEMPORARY, told
         assert f"warning: cannot be started again: {why}" in told
     else:
         assert done.returncode == 0, told

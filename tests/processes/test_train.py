@@ -22,6 +22,7 @@ from real import (
     wait_for,
 )
 
+from distlaunch.base.errors import ExitCode
 from distlaunch.base.event_files import read_events
 from distlaunch.base.events import (
     CheckpointSaved,
@@ -61,7 +62,7 @@ def test_killed_and_resumed_is_as_never_killed(tmp_path: Path, strategy: tuple[s
     victim = 1 if strategy == TWO_WORKERS else 0
     kill_task(killed, victim)
     code, _, err = finish(job)
-    assert code == 3, err
+    assert code == ExitCode.TEMPORARY, err
     [failed] = [event for event in read_events(killed.events) if isinstance(event, TaskFailed)]
     assert (failed.failed_task, "SIGKILL" in failed.reason) == (f"worker:{victim}", True), err
     assert_nothing_left(killed)
