@@ -292,9 +292,8 @@ class TrainingLoop:
         # Keras hands its callbacks a copy, to which one may add, as those do that change the learning rate
         added = {name: values[-1] for name, values in self._model.history.history.items() if name not in logs
                  and len(values) > known.get(name, 0)}  # fmt: skip
-        logs = {**logs, **scalars(added)}
         best = self._around.is_chief and self._saver.best.improves(reported, validated=bool(validation_logs))
-        self._finish_epoch(epoch, logs, self._around.clock() - began, best=best)
+        self._finish_epoch(epoch, {**logs, **scalars(added)}, self._around.clock() - began, best=best)
         return logs
 
     def _check_monitors(self, logs: Logs, train_logs: Logs) -> None:
