@@ -60,8 +60,8 @@ STRATEGIES = {
     "dtensor": "{kind: dtensor, mesh: {batch: 2}}",
     "jax": "{kind: jax, mesh: {batch: 2}}",
 }
-# of these, test_sentiment.py, test_exit_hooks.py and the smoke tests export too
-ELSEWHERE = ("one_device", "dtensor", "servers", "jax")
+# test_sentiment.py, test_exit_hooks.py, test_train.py and the smoke tests export too
+ELSEWHERE = ("one_device", "mirrored", "dtensor", "servers", "jax")
 SIGNATURE = "serve(item: float32[?,3], user: int32[?]) -> (kind: float32[?,2], rating: float32[?,1])"
 
 LOAD = """
