@@ -16,7 +16,7 @@ _OPERATION = re.compile(r" \[Op:\w+\].*$")
 
 
 class ExitCode(enum.IntEnum):
-    """What the process returns to a shell or a scheduler. `MEANINGS` has the words for users."""
+    """The code that a process returns to a shell or a scheduler. `MEANINGS` has the words for users."""
 
     DONE = 0
     DIFFERS = 1
@@ -44,7 +44,7 @@ _ABSENT_ERRNOS = (
     errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG
 )  # fmt: skip
 OUTSIDE_ERRORS = tuple(os.strerror(number) for number in _OUTSIDE_ERRNOS)
-"""What the system calls a disk that is full or does not answer."""
+"""The words of the system for a disk that is full or does not answer."""
 
 
 def code_of_os_error(error: OSError) -> ExitCode:

@@ -57,7 +57,7 @@ class EventReader:
         try:
             if os.stat(self._path).st_size <= self._offset:  # of a thousand files few have anything new
                 return
-            with os.fdopen(open_regular(self._path), "rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 data = file.read()
         except (FileNotFoundError, NotRegularError):
@@ -89,7 +89,7 @@ def read_all_events(run: RunDir) -> list[Event]:
 
 
 def read_all_events_of(run: RunDir, *kinds: type[Event]) -> list[Event]:
-    """As `read_all_events`, for some kinds of events."""
+    """Events of some kinds of a run, from the same files and in the same order as `read_all_events`."""
     return _in_order([read_events_of(path, *kinds) for path in run.event_files()])
 
 
@@ -102,7 +102,7 @@ def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
     """Events of some kinds, oldest first; other lines, which may be a great many, are not parsed."""
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with open_regular(path) as file:
             data = file.read()
     except (FileNotFoundError, NotRegularError):
         return []
@@ -112,7 +112,7 @@ def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
 def read_tail(path: Path) -> list[Event]:
     """The newest events of a file, oldest first; of a task, those of some ten seconds at least."""
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             return list(parse_events(file.read()))
     except OSError:

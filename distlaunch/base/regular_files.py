@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""Of a record: metadata, plans, errors."""
+"""Largest size of a record: metadata, a plan, an error."""
 
 
 class NotRegularError(OSError):
-    """What a path leads to is a folder, a pipe or a device."""
+    """Raised where a path leads to a folder, a pipe or a device."""
 
 
-def open_regular(path: str | Path) -> int:
-    """Return a descriptor of a file, for reading.
+def open_regular(path: str | Path, buffering: int = -1) -> Any:
+    """Open a file for reading bytes.
+
+    Args:
+        buffering: as of `open`.
 
     Raises:
         NotRegularError: it is no regular file.
@@ -29,7 +32,7 @@ def open_regular(path: str | Path) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotRegularError(errno.EINVAL, "is no regular file", str(path))
-    return fd
+    return os.fdopen(fd, "rb", buffering)
 
 
 def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
@@ -41,7 +44,7 @@ def read_regular(path: str | Path, most: int = MOST_BYTES) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or is larger.
     """
-    with os.fdopen(open_regular(path), "rb") as file:
+    with open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", str(path))

@@ -165,9 +165,6 @@ def main() -> None:
         # a full disk, a directory that may not be written
         code = code_of_os_error(error)
         message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        if isinstance(error, FileNotFoundError) and error.filename is None:
-            # of `os.getcwd`, which names no file
-            message, code = "the current directory does not exist any more; change to one that does", ExitCode.USAGE
         click.echo(visible(f"error: {message}"), err=True)
     # commands that return nothing have gone well
     sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
@@ -182,5 +179,5 @@ def _after_output(code: int) -> int:
         return code
     click.echo(f"error: standard output: {error.strerror}; a part of the output is lost", err=True)
     # a job is worth more than its output
-    is_job = sys.argv[1:2] in (["train"], ["run"])
+    is_job = any(command in sys.argv[1:2] for command in RESUMED)
     return code or (ExitCode.DONE if is_job else ExitCode.FAILED)

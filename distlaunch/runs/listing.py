@@ -140,7 +140,7 @@ def _began(run: RunDir, events: Sequence[Event]) -> float:
 def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
     """The first events of a file, and so many of the last that they tell about an attempt and its progress."""
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD_BYTES)
             length = _TAIL_BYTES

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ class LogFollower:
 
     def read(self) -> Iterator[str]:
         try:
-            file = os.fdopen(open_regular(self._path), "rb")
+            file = open_regular(self._path)
         except (FileNotFoundError, NotRegularError):
             return
         with file:

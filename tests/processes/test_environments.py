@@ -113,7 +113,7 @@ SLOW = {
     "a folder like an option": Case(folder="--help"),
     "a folder that is a link": Case(shell='ln -s "$PWD" ../linked && cd ../linked && "$@"'),
     "a folder that is gone": Case(shell='mkdir ../gone && cd ../gone && rmdir ../gone && "$@"',
-                                  refused=(2, "the current directory does not exist any more")),
+                                  refused=(2, "the current directory cannot be used")),
     "a file in the place of runs": Case(prepare=lambda folder: (folder / "runs").write_text(""), refused=(2, "runs")),
     "more modules that shadow": Case(prepare=_files("keras.py", "numpy.py", "distlaunch.py", "tensorflow.py",
                                                     "click.py")),

@@ -40,9 +40,14 @@ class CodeFiles:
         self._outside = [name for name in files if not Path(name).is_relative_to(folder)]
 
     @functools.cached_property
-    def _names(self) -> list[str]:
+    def _there(self) -> tuple[list[str], list[str]]:
+        """Files that git tracks, and others that may be code."""
         tracked, others = _git_files(self._folder)
-        others = others if tracked or others else [*islice(_walked(self._folder), _MOST)]
+        return tracked, others if tracked or others else [*islice(_walked(self._folder), _MOST)]
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        tracked, others = self._there
         sent = [*tracked, *(name for name in others if not _looks_secret(name))]
         found = [name for name in sent[:_MOST] if (self._folder / name).is_file() and not self._is_of_run(name)]
         return sorted({*found, *self._more})
@@ -50,9 +55,11 @@ class CodeFiles:
     @functools.cached_property
     def left_out(self) -> list[str]:
         """Names of files that look like secrets, and are not sent."""
-        tracked, others = _git_files(self._folder)
-        others = others if tracked or others else [*islice(_walked(self._folder), _MOST)]
-        return [name for name in others if _looks_secret(name) and not self._is_of_run(name) and name not in self._more]
+        return [
+            name
+            for name in self._there[1]
+            if _looks_secret(name) and not self._is_of_run(name) and name not in self._more
+        ]
 
     def _is_of_run(self, name: str) -> bool:
         """Return True for a file of a run, wherever runs are kept."""

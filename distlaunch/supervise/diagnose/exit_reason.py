@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from dataclasses import dataclass
@@ -299,7 +298,7 @@ def _tail_of(lines: list[str], limit: int) -> tuple[str, ...]:
 
 def _tail_text(path: Path) -> str:
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with open_regular(path) as file:
             # a log may have gigabytes
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             # the first character may be cut in two; progress bars end with \r

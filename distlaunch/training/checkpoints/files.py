@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
 _BEFORE = ".before.tmp"
+"""Ending of a checkpoint's name while another of the same step takes its place."""
 _LOOKS, _LOOKS_APART_S = 20, 0.05
-"""How often a reader looks whether a checkpoint that it could not read is being deleted, and when."""
-"""What a checkpoint's name ends with while another of the same step takes its place."""
+"""How often a reader looks whether a checkpoint that it could not read is being deleted, and the pause between."""
 
 
 class DamagedError(CheckpointError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,7 @@ def read_older(folder: Path, version: int, sha256: str) -> State:
         OSError: it is missing, or the disk does not give it out.
     """
     name = STATE_FILE if version >= SAFETENSORS else OLDER_STATE_FILE
-    with os.fdopen(open_regular(folder / name), "rb") as file:
+    with open_regular(folder / name) as file:
         try:
             if version >= SAFETENSORS:
                 state, found = read_state(file)

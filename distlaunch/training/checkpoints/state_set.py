@@ -118,7 +118,7 @@ class _OpenFile:
 
     def __init__(self, folder: Path, facts: StateFile) -> None:
         self._file_facts, self.name = facts, facts.name
-        self._file = os.fdopen(open_regular(folder / facts.name), "rb", buffering=0)
+        self._file = open_regular(folder / facts.name, buffering=0)
         self._fd = self._file.fileno()
         try:
             self._read_header()

@@ -51,21 +51,21 @@ def check_fixed_batch(
         if not config.strategy.runs_tensorflow:
             warn(f"{message}, but Keras drops that on JAX, and begins each with zeros; use kind: one_device")
     batch = config.data.batch
+    message = f"the model takes {declared} rows at once, as its inputs declare, and"
     lasts = {number % batch for number in examples if number} - {0}
-    for rows in sorted(_rows_of_replicas(batch, replicas) - {declared}, reverse=True):
-        if reason := _refusal(model, first_rows(rows)):
-            what = f"each of {replicas} replicas gets {rows} of them" if replicas > 1 else f"it would get {rows}"
-            message = f"the model takes {declared} rows at once, as its inputs declare, and {what} ({reason})"
-            hint = f"write global_batch: {declared * replicas}, or leave the number of rows out of its inputs"
-            raise ConfigError(Problem(("data", "global_batch"), f"{message}; {hint}"))
-    for last in sorted(lasts):
-        for rows in sorted(_rows_of_replicas(last, replicas) - {declared}, reverse=True):
-            if reason := _refusal(model, first_rows(rows)):
-                message = f"the model takes {declared} rows at once, as its inputs declare"
-                rest = f"the last batch of a pass has {last} ({reason})"
+    for size in (batch, *sorted(lasts)):
+        for rows in sorted(_rows_of_replicas(size, replicas) - {declared}, reverse=True):
+            reason = _refusal(model, first_rows(rows))
+            if not reason:
+                continue
+            if size == batch:
+                what = f"each of {replicas} replicas gets {rows} of them" if replicas > 1 else f"it would get {rows}"
+                hint = f"write global_batch: {declared * replicas}"
+            else:
+                what = f"the last batch of a pass has {size}"
                 hint = f"give splits whose number of examples is a multiple of {batch}"
-                hint += ", or leave the number of rows out of its inputs"
-                raise ConfigError(Problem(("data", "global_batch"), f"{message}, and {rest}; {hint}"))
+            hint += ", or leave the number of rows out of its inputs"
+            raise ConfigError(Problem(("data", "global_batch"), f"{message} {what} ({reason}); {hint}"))
 
 
 def _rows_of_replicas(batch: int, replicas: int) -> set[int]:
