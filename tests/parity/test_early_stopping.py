@@ -9,11 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from distlaunch.base.events import EpochEnded, Event, Notice
-from distlaunch.base.run_dir import RunDir
-from distlaunch.cluster.spec import Task
-from distlaunch.config.run import RunConfig
-from distlaunch.training.session import Session
+from tests.parity.attempts import losses_and_notices
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 HERE = "tests.parity.test_early_stopping"
@@ -37,17 +33,8 @@ def trained(
     folder: Path, epochs: tuple[int, ...], strategy: dict[str, Any], patience: int
 ) -> tuple[list[float], list[str]]:
     """Return the loss of each epoch, in one attempt after the other, and what the run said."""
-    losses: list[float] = []
-    said: list[str] = []
-
-    def emit(event: Event) -> None:
-        if isinstance(event, EpochEnded):
-            losses.append(event.logs["loss"])
-        elif isinstance(event, Notice):
-            said.append(event.message)
-
-    for number in epochs:
-        raw = {
+    configs = [
+        {
             "model": {"function": f"{HERE}:model"},
             "data": {"function": f"{HERE}:data", "global_batch": 8, "shuffle": False},
             "train": {
@@ -56,9 +43,9 @@ def trained(
             },
             "strategy": strategy,
         }
-        session = Session(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), emit, lambda: False)
-        session.run_training()
-    return losses, said
+        for number in epochs
+    ]
+    return losses_and_notices(folder, configs)
 
 
 def fitted(calls: tuple[tuple[int, int], ...], patience: int) -> list[float]:

@@ -15,13 +15,9 @@ tf = pytest.importorskip("tensorflow")
 
 import keras  # noqa: E402
 
-from distlaunch.base.events import EpochEnded, Event, Notice  # noqa: E402
-from distlaunch.base.run_dir import RunDir  # noqa: E402
-from distlaunch.cluster.spec import Task  # noqa: E402
-from distlaunch.config.run import RunConfig  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.strategies.patches import tensorflow_shuffle  # noqa: E402
-from distlaunch.training.session import Session  # noqa: E402
+from tests.parity.attempts import losses_and_notices  # noqa: E402
 
 HERE = "tests.unit.test_user_shuffles"
 ROWS = 24
@@ -123,25 +119,16 @@ def data(shared: bool = False) -> dict[str, Any]:
 
 def trained(folder: Path, *epochs: int, strategy: dict[str, Any], **args: Any) -> tuple[list[float], list[str]]:
     """Return the loss of each epoch, in one attempt after the other, and what the run said."""
-    losses: list[float] = []
-    said: list[str] = []
-
-    def emit(event: Event) -> None:
-        if isinstance(event, EpochEnded):
-            losses.append(event.logs["loss"])
-        elif isinstance(event, Notice):
-            said.append(event.message)
-
-    for number in epochs:
-        raw = {
+    configs = [
+        {
             "model": {"function": f"{HERE}:model"},
             "data": {"function": f"{HERE}:data", "args": args, "global_batch": 8, "batched": True},
             "train": {"epochs": number},
             "strategy": strategy,
         }
-        session = Session(RunConfig.model_validate(raw), RunDir(folder), Task("worker", 0), emit, lambda: False)
-        session.run_training()
-    return losses, said
+        for number in epochs
+    ]
+    return losses_and_notices(folder, configs)
 
 
 @pytest.mark.parametrize("strategy", [{"kind": "one_device"}, {"kind": "mirrored", "replicas": 3}], ids=str)
