@@ -173,5 +173,5 @@ def test_a_failure_is_not_repeated(lab: Lab, slurm: Slurm, tmp_path: Path) -> No
     run = submit(slurm, tmp_path, "killed", train={"epochs": 5000})
     wait_until(lambda: losses(run), 120)
     lab.task(1, "worker:0").kill()
-    wait_until(lambda: run.job_exit_code() == 3)
+    wait_until(lambda: run.job_exit_code() == 75)
     assert status(slurm, run) == "failed"
