@@ -56,6 +56,10 @@ def is_cold() -> bool:
     return _COLD in os.environ
 
 
+# tracing makes millions of objects that live on: collected at Python's usual 700, they are looked at again and again
+gc.set_threshold(50_000, 20, 100)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_there_is_not_collected() -> None:
     """Collections look at all that earlier tests have imported and traced: a quarter of the time, measured."""

@@ -70,7 +70,11 @@ def test_after_its_last_epoch(tmp_path: Path, strategy: dict[str, Any]) -> None:
     assert any("EarlyStopping has put the weights of epoch 1 back" in each for each in said)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+@pytest.mark.parametrize(
+    "strategy",
+    [STRATEGIES[0], pytest.param(STRATEGIES[1], marks=pytest.mark.slow)],
+    ids=lambda strategy: strategy["kind"],
+)
 def test_after_an_early_end(tmp_path: Path, strategy: dict[str, Any]) -> None:
     losses, said = trained(tmp_path, (9, 20), strategy, patience=2)
     assert len(losses) == 6

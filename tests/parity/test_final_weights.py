@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distlaunch.config.strategies import MODELS
-from tests.parity.optimizer_runs import Run, chosen, difference, fitted
+from tests.parity.optimizer_runs import Run, difference, fitted
 from tests.warm import run_module
 
 HERE = "tests.parity.test_final_weights"
@@ -25,7 +26,7 @@ MODELS_WITH_AVERAGES: dict[str, tuple[str, dict[str, Any]]] = {
 def _nothing(model: Any) -> None: ...
 
 
-def final(kind: str, folder: Path) -> Any:
+def final(kind: str, folder: Path, cases: Collection[str] = tuple(MODELS_WITH_AVERAGES)) -> Any:
     """The weights at the end, those that a resume trains on to, what `evaluate` sees, and what is exported."""
     import keras
     import numpy as np
@@ -33,7 +34,8 @@ def final(kind: str, folder: Path) -> Any:
     from tests.parity import optimizer_models
 
     found = {}
-    for case, (name, args) in MODELS_WITH_AVERAGES.items():
+    for case in cases:
+        name, args = MODELS_WITH_AVERAGES[case]
         if kind == "parameter_server" and case == "overwriting":
             continue  # refused by name
         make = getattr(optimizer_models, name)
@@ -51,6 +53,10 @@ def final(kind: str, folder: Path) -> Any:
         exported = [keras.ops.convert_to_numpy(weight) for weight in session.trained_model().weights]
         found[f"{case}, exported"] = max(float(np.abs(a - b).max()) for a, b in zip(exported, run.weights, strict=True))
     return found
+
+
+def two(kind: str, folder: Path) -> Any:
+    return final(kind, folder, ("momentum", "scaled"))
 
 
 def interrupted(kind: str, folder: Path) -> Any:
@@ -77,13 +83,16 @@ def interrupted(kind: str, folder: Path) -> Any:
     }
 
 
+KINDS = ("one_device", "mirrored", "parameter_server", "dtensor", "jax")
+
+
 @pytest.mark.parametrize(
-    "kind", chosen("one_device", among=("one_device", "mirrored", "parameter_server", "dtensor", "jax"))
+    ("kind", "which"), [("one_device", "two"), *(pytest.param(kind, "final", marks=pytest.mark.slow) for kind in KINDS)]
 )
-def test_a_run_ends_with_the_averages_and_resumes_without(kind: str) -> None:
+def test_a_run_ends_with_the_averages_and_resumes_without(kind: str, which: str) -> None:
     if kind == "jax":
         pytest.importorskip("jax")
-    arguments = [kind, f"{HERE}.final", *([] if kind == "parameter_server" else [f"{HERE}.interrupted"])]
+    arguments = [kind, f"{HERE}.{which}", *([] if kind == "parameter_server" else [f"{HERE}.interrupted"])]
     out = run_module("tests.parity.optimizer_runs", arguments, backend=MODELS[kind].backend, deadline_s=500)
     for values in json.loads(out.splitlines()[-1]).values():
         assert {key: value for key, value in values.items() if not value < 1e-5} == {}

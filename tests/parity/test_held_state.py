@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from distlaunch.base.errors import CheckpointError
 from distlaunch.config.strategies import MODELS
 from distlaunch.strategies.variables import optimizers_of, plain_variables
 from tests.parity import optimizer_models
-from tests.parity.optimizer_runs import Run, chosen, difference, fitted
+from tests.parity.optimizer_runs import Run, difference, fitted
 from tests.warm import run_module
 
 HERE = "tests.parity.test_held_state"
@@ -24,10 +25,10 @@ KINDS = ("dict", "sub-models", "object", "attributes")
 def _nothing(model: Any) -> None: ...
 
 
-def parts(kind: str, folder: Path) -> Any:
+def parts(kind: str, folder: Path, places: Collection[str] = KINDS) -> Any:
     """Adam and momentum of optimizers that no step has built yet, wherever they are kept."""
     found = {}
-    for place in KINDS:
+    for place in places:
         run = Run(kind, folder / place, "parts", kind=place)
         run.train(1)
         run.train(3)
@@ -50,9 +51,22 @@ def counting(kind: str, folder: Path) -> Any:
     }
 
 
-@pytest.mark.parametrize("kind", chosen("one_device", among=("one_device", "mirrored", "parameter_server", "dtensor")))
-def test_a_resume_keeps_what_a_model_holds(kind: str) -> None:
-    names = ["parts", *(["counting"] if kind in ("one_device", "mirrored") else [])]
+def dict_and_object(kind: str, folder: Path) -> Any:
+    return parts(kind, folder, ("dict", "object"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "places"),
+    [
+        ("one_device", "dict_and_object"),
+        *(
+            pytest.param(kind, "parts", marks=pytest.mark.slow)
+            for kind in ("one_device", "mirrored", "parameter_server", "dtensor")
+        ),
+    ],
+)
+def test_a_resume_keeps_what_a_model_holds(kind: str, places: str) -> None:
+    names = [places, *(["counting"] if kind in ("one_device", "mirrored") else [])]
     arguments = [kind, *(f"{HERE}.{name}" for name in names)]
     out = run_module("tests.parity.optimizer_runs", arguments, backend=MODELS[kind].backend, deadline_s=400)
     for name, values in json.loads(out.splitlines()[-1]).items():

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from distlaunch.config.strategies import MODELS
-from tests.parity.optimizer_runs import Run, chosen, difference, fitted
+from tests.parity.optimizer_runs import STRATEGIES, Run, difference, fitted
 from tests.warm import run_module
 
 HERE = "tests.parity.test_resume_settings"
-ALL = ("rate", "unchanged_rate", "momentum", "schedule", "back_to_a_number", "other_class", "chained")
 
 
 def _nothing(model: Any) -> None: ...
@@ -150,16 +149,22 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", chosen("one_device"))
-def test_new_settings_count_and_others_go_on(kind: str) -> None:
+IN_CI = ("rate", "unchanged_rate", "momentum", "schedule")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("one_device", IN_CI), *(pytest.param(kind, tuple(WORDS), marks=pytest.mark.slow) for kind in STRATEGIES)],
+)
+def test_new_settings_count_and_others_go_on(kind: str, names: tuple[str, ...]) -> None:
     if kind == "jax":
         pytest.importorskip("jax")
-    arguments = [kind, *(f"{HERE}.{name}" for name in ALL)]
+    arguments = [kind, *(f"{HERE}.{name}" for name in names)]
     out = run_module("tests.parity.optimizer_runs", arguments, backend=MODELS[kind].backend, deadline_s=400)
     found = json.loads(out.splitlines()[-1])
     assert {name: value for name, (value, _) in found.items() if not value < 1e-5} == {}
-    for name, words in WORDS.items():
-        notices = found[f"{HERE}.{name}"][1]
+    for name in names:
+        words, notices = WORDS[name], found[f"{HERE}.{name}"][1]
         assert any(words in notice for notice in notices), (name, notices)
 
 

@@ -136,6 +136,7 @@ def best_step(job: RunDir) -> int:
     return found[0]
 
 
+@pytest.mark.slow  # in CI the best one is kept and found, above
 def test_another_mode_at_a_resume_finds_the_best_of_what_was_trained(tmp_path: Path) -> None:
     """The loss falls, so the highest is that of the first epoch, and the lowest that of the last."""
     job = write(tmp_path, BEST.format(metric="val_loss", mode="max"))

@@ -55,11 +55,11 @@ AFTER = "ended after 8 global batches in worker:1, but not in worker:0"
     ("strategy", "split", "kind", "code", "told"),
     [
         (REPLICAS, "train", "known", 2, KNOWN),
-        (REPLICAS, "train", "unknown", 3, AFTER),
+        pytest.param(REPLICAS, "train", "unknown", 3, AFTER, marks=pytest.mark.slow),
         pytest.param(REPLICAS, "validation", "unknown", 3, AFTER, marks=pytest.mark.slow),
         (SERVERS, "train", "known", 2, "chief has 10 global batches for training; worker:1 has 8"),
         (SERVERS_UNKNOWN, "train", "unknown", 3, AFTER),
-        (JAX, "train", "unknown", 3, AFTER),
+        pytest.param(JAX, "train", "unknown", 3, AFTER, marks=pytest.mark.slow),
         pytest.param(JAX, "validation", "unknown", 3, AFTER, marks=pytest.mark.slow),
         pytest.param(JAX, "train", "known", 2, KNOWN, marks=pytest.mark.slow),
         pytest.param(DTENSOR, "train", "known", 2, KNOWN, marks=pytest.mark.slow),

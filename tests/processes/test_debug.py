@@ -159,6 +159,7 @@ def test_prompts_in_the_models_step_and_in_the_map(project: Path, monkeypatch: p
     assert losses(RunDir(project / "runs" / "plain")) == pytest.approx(losses(RunDir(project / "runs" / "job-debug")))
 
 
+@pytest.mark.slow  # in CI the prompts of a model's step and of the map
 def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
     """Ctrl-C at a prompt gives another one; `q` ends the run as interrupted."""
     options = ("data.function=mine.py:pipeline", "train={loop: custom, step: 'mine.py:step'}", "name=other")
@@ -179,7 +180,7 @@ def test_a_custom_step_a_pipeline_and_keys(project: Path) -> None:
     [
         pytest.param("rows", "map", 2, marks=pytest.mark.slow),
         pytest.param("pipeline", "map", 1, marks=pytest.mark.slow),
-        ("asking", "data", 1),
+        pytest.param("asking", "data", 1, marks=pytest.mark.slow),
         pytest.param("generated", "generator", 1, marks=pytest.mark.slow),
     ],
 )

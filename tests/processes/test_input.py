@@ -260,8 +260,9 @@ def test_what_fails_is_left_out_alike_by_any_number_of_workers(project: Path, mo
 
 
 @pytest.mark.parametrize(("kind", "what"), [
-    ("multi_worker_mirrored", "items"), ("jax", "map"), ("dtensor", "drawn"), ("parameter_server", "drawn"),
-    ("jax", "drawn later"),
+    ("multi_worker_mirrored", "items"), ("dtensor", "drawn"), ("parameter_server", "drawn"),
+    pytest.param("jax", "map", marks=pytest.mark.slow),
+    pytest.param("jax", "drawn later", marks=pytest.mark.slow),
     pytest.param("parameter_server", "items in processes", marks=pytest.mark.slow),
     pytest.param("parameter_server", "map", marks=pytest.mark.slow),
 ])  # fmt: skip

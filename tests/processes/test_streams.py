@@ -26,7 +26,7 @@ def in_shell(folder: Path, words: str, streams: str, **env: str) -> tuple[int, s
 @pytest.mark.parametrize(
     ("options", "streams"),
     [
-        ("", ">&-"),
+        pytest.param("", ">&-", marks=_SLOW),  # in CI test_environments.py
         ("--json", ">&- 2>&- <&-"),
         pytest.param("--quiet", ">&-", marks=_SLOW),
         pytest.param("--quiet", ">&- 2>&-", marks=_SLOW),
@@ -149,8 +149,7 @@ _NAMES = ("a:b", "*[x]?", "[red]x[/red]", "{a}", "\x1b[31m", " -x", "é☃", "'\
 def test_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     write_job(folder)
-    resume = ("train", "runs/job", "--resume", "--set", "train.epochs=3")
-    for words in (("train", "job.yaml"), resume, ("report", "runs/job")):
+    for words in (("train", "job.yaml"), ("report", "runs/job")):
         done = run_command(*words, cwd=folder)
         assert done.code == 0, done.text
         assert "Traceback" not in done.text

@@ -91,7 +91,9 @@ def test_a_stop_where_the_signal_was_taken(tmp_path: Path, line: str, place: str
     assert read_events_of(run.events, CheckpointSaved)
 
 
-@pytest.mark.parametrize("call", ["disable_eager_execution()", "disable_v2_behavior()"])
+@pytest.mark.parametrize(
+    "call", ["disable_eager_execution()", pytest.param("disable_v2_behavior()", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("place", ["importing", pytest.param("calling", marks=pytest.mark.slow)])
 def test_eager_execution_that_is_switched_off(tmp_path: Path, call: str, place: str) -> None:
     line = f"import tensorflow as tf; tf.compat.v1.{call}"

@@ -141,7 +141,7 @@ EVERYTHING: dict[str, Any] = {
     },
     "compile": {"optimizer": "adam", "loss": {"name": "SparseCategoricalCrossentropy", "args": {"from_logits": True}},
                 "metrics": ["accuracy"]},
-    "strategy": {"kind": "mirrored", "replicas": 3},
+    "strategy": {"kind": "mirrored", "replicas": 2},
 }  # fmt: skip
 
 

@@ -131,7 +131,11 @@ def trained(folder: Path, *epochs: int, strategy: dict[str, Any], **args: Any) -
     return losses_and_notices(folder, configs)
 
 
-@pytest.mark.parametrize("strategy", [{"kind": "one_device"}, {"kind": "mirrored", "replicas": 3}], ids=str)
+@pytest.mark.parametrize(
+    "strategy",
+    [{"kind": "one_device"}, pytest.param({"kind": "mirrored", "replicas": 3}, marks=pytest.mark.slow)],
+    ids=["one device", "replicas"],
+)
 def test_a_resumed_run_has_the_losses_of_fit(tmp_path: Path, strategy: dict[str, Any]) -> None:
     keras.utils.set_random_seed(0)
     expected = model().fit(data()["train"], epochs=4, verbose=0).history["loss"]
