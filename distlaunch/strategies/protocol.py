@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +68,7 @@ class CallResult:
     """One graph call: `steps` were done, `ended` if the data of the epoch ran out; `vote` is that of all tasks.
 
     `nonfinite` is the number in this call, from 1, of the first step whose loss, or a weight after it, is not finite as
-    far as that is looked at; None: all were.
+    far as that is looked at; None: all were. `notes` say what was found out before the first step.
     """
 
     steps: int
@@ -77,6 +77,7 @@ class CallResult:
     vote: Vote
     nonfinite: int | None = None
     times: StepTimes = field(default_factory=StepTimes)
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

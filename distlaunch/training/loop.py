@@ -323,6 +323,8 @@ class TrainingLoop:
             self._timer.begin()
             result = self._program.run_steps(wanted, vote)
             self._timer.add(result.times)
+            for note in result.notes:
+                self._around.emit(Notice(level="info", message=note))
             # what the writing thread has raised ends training here, and not an epoch later
             self._saver.check()
             if result.nonfinite is not None:

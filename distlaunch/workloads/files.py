@@ -19,9 +19,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.base.cache_dir import cache_directory
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.data import csv, image_folder, tfrecord
-from distlaunch.data.files.index_cache import cache_directory
 from distlaunch.workloads.datasets import find_fashion_mnist
 
 _SIZES = {"train": 2_000, "validation": 500}
@@ -83,11 +83,11 @@ def regressor(units: int = 32) -> keras.Model:
 
 def _made(name: str, folder: str | None, write: Callable[[Path], None]) -> Path:
     """The folder with the files, which are complete or not there: several processes may come at once."""
-    cache = cache_directory()
+    cache = cache_directory("examples")
     if folder is None and cache is None:
         message = "there is no home directory to make the files in; give the argument `folder`"
         raise ConfigError(Problem(("data", "args"), message))
-    root = Path(folder) if folder is not None or cache is None else cache.parent / "examples" / name
+    root = Path(folder) if folder is not None or cache is None else cache / name
     if root.is_dir():
         return root
     try:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distlaunch.base.cache_dir import cache_directory
 from distlaunch.base.errors import ConfigError, DataError
 from distlaunch.data import text_lines
 from distlaunch.data.files import index_cache as cache
@@ -130,12 +131,12 @@ def test_a_full_disk_while_indexing(data: Path, kept: Path, monkeypatch: pytest.
 def test_no_home_is_no_cache(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setattr(cache.os.path, "expanduser", lambda path: path)
-    assert cache.cache_directory() is None
+    assert cache_directory("indices") is None
     assert read(data) == LINES
     monkeypatch.undo()
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nowhere")
-    assert cache.cache_directory() == Path("/nowhere/.cache/distlaunch/indices")
+    assert cache_directory("indices") == Path("/nowhere/.cache/distlaunch/indices")
 
 
 def test_several_may_index_at_once(data: Path, kept: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from distlaunch.base.cache_dir import cache_directory
 from distlaunch.data.files.listing import FileSet
 
 _VERSION = 1  # of the layout of the file
@@ -39,15 +40,6 @@ class Index:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def cache_directory() -> Path | None:
-    """Where indices are kept; None where the user has no home."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(given):  # others are to be ignored, says the standard
-        return Path(given, "distlaunch", "indices")
-    home = os.path.expanduser("~")
-    return Path(home, ".cache", "distlaunch", "indices") if os.path.isabs(home) else None
-
-
 def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], Index]) -> Index:
     """The index of the files, from the cache if it has that of these files as they are now.
 
@@ -56,7 +48,7 @@ def cached_index(files: FileSet, kind: str, version: int, build: Callable[[], In
         version: of what `build` does; another one makes what is cached stale.
         build: reads the files.
     """
-    directory = cache_directory()
+    directory = cache_directory("indices")
     if directory is None:
         return build()
     # a file that was written anew has another size or time

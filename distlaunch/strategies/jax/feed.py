@@ -28,6 +28,16 @@ class Placement:
         axis = axes[0] if axes else None
         self._first, self.parts_here = parts_of_process(mesh, axis)
         self._parts = mesh.shape[axis] if axis is not None else 1
+        self._applies_all = False
+
+    @property
+    def all_remedies(self) -> Uncertain:
+        """All that there are against what XLA gets wrong."""
+        return Uncertain(Kernels.ALL, True, self._mesh)
+
+    def apply_all_remedies(self) -> None:
+        """From now on, whatever the batch."""
+        self._applies_all = True
 
     def own_rows(self, source: Source) -> tf.data.Dataset:
         """What this process has to read of each batch; see there."""
@@ -52,6 +62,8 @@ class Placement:
 
     def uncertain(self, batch: Batch) -> Uncertain:
         """What XLA gets wrong on this mesh, with a batch that lies on it so."""
+        if self._applies_all:
+            return self.all_remedies
         large = {axis for axis, size in self._mesh.shape.items() if size > 1}
         split: list[set[str]] = []
 

@@ -19,12 +19,14 @@ import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from distlaunch.base.plural import listed
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
+from distlaunch.strategies.jax.operation_checks import Operation, OperationChecks, beside
 from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.local_model import LocalModel
@@ -84,7 +86,7 @@ class JaxProgram:
     def run_steps(self, num_steps: int, vote: Vote) -> CallResult:
         feed = self._feed
         assert feed is not None, "set_train_data comes first"
-        state, done, running = self._values.read(), 0, deque()
+        state, done, running, notes = self._values.read(), 0, deque(), []
         nonfinite, ended = None, False
         self._clock.begin(feed)
         while done < num_steps and not (nonfinite and self._steps.stop_at_nonfinite):
@@ -93,7 +95,7 @@ class JaxProgram:
             if ended := self._peers.is_over(ended=batch is None, unknown=self._ends, steps=at, kind="training"):
                 break
             if self._train_call is None:
-                self._train_call = self._make_train_call(state, batch)
+                self._train_call, notes = self._checked_train_call(state, batch)
             state, self._sums, probe = self._train_call(state, self._sums, batch)
             self._clock.load_ahead(feed, probe)
             done += 1
@@ -109,7 +111,7 @@ class JaxProgram:
             nonfinite = nonfinite or _if_nonfinite(step, probe)
             self._clock.step_ended()
         times = self._clock.times(feed, self._peers.number)
-        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite, times)
+        return CallResult(done, ended, self._train_logs(state), agreed, nonfinite, times, notes)
 
     def evaluate(
         self,
@@ -177,7 +179,35 @@ class JaxProgram:
     def agree(self, vote: Vote) -> Vote:
         return self._peers.agree(vote)
 
-    def _make_train_call(self, state: TrainState, batch: Any) -> Callable[..., Any]:
+    def _checked_train_call(self, state: TrainState, batch: Any) -> tuple[Callable[..., Any], list[str]]:
+        """Return the compiled step, whose operations are right on this mesh, and what to say of them.
+
+        Raises:
+            ConfigError: one is wrong, and there is no other way to compute it.
+        """
+        call = self._make_train_call(state, batch)
+        if self._mesh.size == 1:
+            return call, []
+        step = call.trace(state, self._sums, batch)
+        checks = OperationChecks(self._mesh, self._placement.axes, self._values.kernel_layouts(), self._peers)
+        operations = checks.operations(step.jaxpr)
+        if not operations:
+            return call, []
+        wrong: list[Operation] = []
+
+        def check() -> None:
+            wrong.extend(checks.check(operations, self._placement.uncertain(batch), self._placement.all_remedies))
+
+        with beside(check):
+            step.lower().compile()  # which the first call finds
+        if not wrong:
+            return call, []
+        self._placement.apply_all_remedies()
+        layers = listed([f"'{each.layer}'" for each in wrong])
+        told = f"JAX {jax.__version__} computes {layers} wrongly on this mesh, so they are computed another way"
+        return self._make_train_call(state, batch), [told]
+
+    def _make_train_call(self, state: TrainState, batch: Any) -> Any:
         step, average = drawing(self._steps.train), self._steps.logs == "mean"
         names = self._log_names(state, batch)
         if self._sums is None or set(self._sums) != set(names):

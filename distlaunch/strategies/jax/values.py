@@ -54,6 +54,16 @@ class Values:
         self._gather = jax.jit(lambda value: value, out_shardings=self._whole)
         self.assign(self.read())
 
+    def kernel_layouts(self) -> dict[tuple[int, ...], list[Axes]]:
+        """Return the axes of the trainable weights that are split, by shape."""
+        found: dict[tuple[int, ...], list[Axes]] = {}
+        for variable in self.groups[0]:
+            axes = self._layouts.get(variable.path, ())
+            ways = found.setdefault(tuple(variable.shape), [])
+            if any(axes) and axes not in ways:
+                ways.append(axes)
+        return found
+
     def _own(self, variables: list[Any]) -> list[NamedSharding]:
         return [self._sharding(self._layouts.get(variable.path, ())) for variable in variables]
 
