@@ -16,6 +16,7 @@ from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.plural import count
 from distlaunch.config.backend import choose_backend
+from distlaunch.strategies.patches.tensorflow_lite import without_jax
 from distlaunch.tasks.thread_count import num_threads
 
 _POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
@@ -58,8 +59,9 @@ def main(arguments: Sequence[str]) -> str:
         choose_backend(backend)  # pyright: ignore[reportArgumentType]
     except ConfigError as error:
         return str(error)
-    for name in frameworks(backend):
-        importlib.import_module(name)
+    with contextlib.nullcontext() if backend == "jax" else without_jax():
+        for name in frameworks(backend):
+            importlib.import_module(name)
     for name in _TASKS:
         importlib.import_module(f"distlaunch.{name}")
     from distlaunch.config.strategies import MODELS
