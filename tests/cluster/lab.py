@@ -21,7 +21,8 @@ _PROGRAMS = {"ip": "iproute2", "nft": "nftables", "sshd": "openssh-server", "ssh
              "ssh-keygen": "openssh-client", "unshare": "util-linux", "nsenter": "util-linux"}  # fmt: skip
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _ENTRY = "from distlaunch.cli.main import main; main()"
-COMMAND = [sys.executable, "-c", _ENTRY]
+# as the installed script starts: the current directory is not searched for modules
+COMMAND = [sys.executable, "-P", "-c", _ENTRY]
 
 
 def what_is_missing(programs: Mapping[str, str] = _PROGRAMS) -> str:

@@ -1,0 +1,99 @@
+"""User code that disturbs a process trains on hosts to the numbers of one machine, in every process there."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from lab import COMMAND, Lab
+
+from distlaunch.base.event_files import read_events
+from distlaunch.base.events import EpochEnded
+from distlaunch.base.run_dir import RunDir
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+MINE = """
+import argparse, signal
+import keras, numpy as np
+from absl import app, flags
+
+ARGS = argparse.ArgumentParser().parse_args()
+flags.DEFINE_integer("width", 3, "")
+flags.FLAGS(__import__("sys").argv)
+signal.signal(signal.SIGTERM, lambda *_: None)
+WORDS = ["red", "green", "blue"]
+
+
+def model():
+    word, number = keras.Input((1,), dtype="string", name="word"), keras.Input((2,), name="number")
+    index = keras.layers.StringLookup(vocabulary=WORDS, output_mode="one_hot")(word)
+    out = keras.layers.Dense(1)(keras.layers.Concatenate()([index, number]))
+    model = keras.Model([word, number], out)
+    model.set_weights([np.full(each.shape, 0.1, "float32") for each in model.weights])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def data():
+    number = (np.arange(192, dtype="float32").reshape(96, 2) % 11) / 11
+    word = np.array([WORDS[row % 3] for row in range(96)])[:, None]
+    return {"train": ({"word": word, "number": number}, number.sum(1, keepdims=True))}
+"""
+SHADOWS = ("random.py", "types.py", "queue.py", "logging.py", "keras.py", "yaml.py")
+VARIABLES = {"KERAS_BACKEND": "torch", "http_proxy": "http://192.0.2.1:3128", "NO_PROXY": ".corp", "LC_ALL": "xx_YY.no"}
+REPLICAS: dict[str, Any] = {"strategy": {"kind": "multi_worker_mirrored"}, "cluster": {"workers": 3}}
+SERVERS: dict[str, Any] = {"strategy": {"kind": "parameter_server"}, "cluster": {"workers": 1, "ps": 1}}
+
+
+def write(project: Path, name: str, runs: Path, **sections: Any) -> str:
+    config = {
+        "name": name,
+        "runs_dir": str(runs),
+        "model": {"function": "mine.py:model"},
+        "data": {"function": "mine.py:data", "global_batch": 24, "shuffle": False},
+        "train": {"epochs": 3},
+        **sections,
+    }
+    (project / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return f"{name}.yaml"
+
+
+def new_project(disk: Path, name: str) -> Path:
+    project = disk / f"project-{name}"
+    project.mkdir()
+    (project / "mine.py").write_text(MINE)
+    return project
+
+
+def losses(run: RunDir) -> list[float]:
+    return [event.logs["loss"] for event in read_events(run.events) if isinstance(event, EpochEnded)]
+
+
+@pytest.mark.parametrize("job", [REPLICAS, SERVERS], ids=["replicas", "servers"])
+def test_the_losses_of_one_machine(lab: Lab, own_disk: Path, job: dict[str, Any]) -> None:
+    runs, project = own_disk / job["strategy"]["kind"], new_project(own_disk, job["strategy"]["kind"])
+    for name in SHADOWS:
+        (project / name).write_text("raise RuntimeError('nobody imports this')\n")
+    alone = lab.run(0, [*COMMAND, "train", write(project, "alone", runs)], project, **VARIABLES)
+    assert alone.end(120) == 0, alone.output
+    engine = {"kind": "ssh", "hosts": ["host1", "host2", "host3"], "env": list(VARIABLES), "sync": "code"}
+    config = write(project, "spread", runs, engine=engine, **job)
+    spread = lab.run(0, [*COMMAND, "train", config], project, **VARIABLES)
+    assert spread.end(180) == 0, spread.output
+    expected = losses(RunDir(runs / "alone"))
+    assert losses(RunDir(runs / "spread")) == pytest.approx(expected, rel=1e-5)
+    assert len(expected) == 3
+
+
+def test_a_stop_where_the_handler_was_replaced(lab: Lab, own_disk: Path) -> None:
+    project = new_project(own_disk, "handler")
+    engine = {"kind": "ssh", "hosts": ["host1", "host2"], "sync": "code"}
+    job_of_two = {**REPLICAS, "cluster": {"workers": 2}, "train": {"epochs": 5000}}
+    job = lab.run(0, [*COMMAND, "train", write(project, "stopped", own_disk, engine=engine, **job_of_two)], project)
+    job.wait_for("epoch    2/5000")
+    lab.launcher(job).send_signal(signal.SIGTERM)
+    assert job.end() == 4, job.output
+    assert RunDir(own_disk / "stopped").checkpoint_steps()
