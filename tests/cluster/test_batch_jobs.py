@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,25 @@ def test_a_failure_is_not_repeated(lab: Lab, slurm: Slurm, tmp_path: Path) -> No
     job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait")
     assert job.end(120) == 2
     assert "this line of engine.slurm.setup failed: cat /nowhere/at/all" in job.said
-    run = submit(slurm, tmp_path, "killed", train={"epochs": 5000})
-    wait_until(lambda: losses(run), 120)
-    lab.task(1, "worker:0").kill()
-    wait_until(lambda: run.job_exit_code() == 75)
+
+
+def test_a_cause_outside_the_job_queues_it_again_a_minute_later(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
+    run = submit(slurm, tmp_path, "killed", "--requeues", "1", train={"epochs": 5000})
+
+    def kill() -> float:
+        """Kill a task once it has trained; returns when."""
+        before = len(losses(run))
+        wait_until(lambda: len(losses(run)) > before + 1, 120)
+        lab.task(1, "worker:0").kill()
+        return time.monotonic()
+
+    killed = kill()
+    wait_until(lambda: status(slurm, run) == "pending", 60)
+    assert run.job_exit_code() is None
+    # in the queue, or where Slurm starts it earlier, on its node
+    wait_until(lambda: len(run.attempts()) == 2, 180)
+    assert time.monotonic() - killed > 59
+    kill()
+    # the one requeue is used up
+    wait_until(lambda: run.job_exit_code() == 75, 60)
     assert status(slurm, run) == "failed"
