@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import EpochEnded, Event, StepsDone
+from distlaunch.base.events import DataResolved, EpochEnded, Event, StepsDone
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
@@ -97,6 +97,12 @@ def _attempt(
     return checked(run_attempt(choice.config, run, "train", observer, environ, extra=extra), choice.locate)
 
 
+def _may_validate(events: Sequence[Event]) -> bool:
+    """Return False if the data function has given no validation data."""
+    found = [event for event in events if isinstance(event, DataResolved)]
+    return not found or any("validation" in {**event.examples, **event.seen} for event in found)
+
+
 def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> tuple[Proof, ...]:
     """What the events of the two attempts show."""
     first, second = (RunFacts.of(event for event in events if event.attempt == number) for number in (0, 1))
@@ -116,7 +122,7 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
         Proof("a checkpoint was written" + (f" (step {max(saved)})" if saved else ""), bool(saved)),
         Proof("a new start went on" + (f" from step {first_step}" if went_on else ""), went_on),
     ]
-    if config.validation is not None:
+    if config.validation is not None and _may_validate(events):
         validated = any(name.startswith("val_") for event in second.epochs for name in event.logs)
         proofs.append(Proof("validation ran", validated))
     formats = second.exports

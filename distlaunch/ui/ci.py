@@ -29,7 +29,7 @@ class Case:
 
 
 def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
-    """Write a JUnit report. Raises UsageError if it cannot be written.
+    """Write a JUnit report, and make its folder. Raises UsageError if it cannot be written.
 
     Args:
         suite: the command.
@@ -48,6 +48,7 @@ def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
             ElementTree.SubElement(element, "failure", {"message": first}).text = text
     ElementTree.indent(root)
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
     except OSError as error:
         raise UsageError(f"--junit-xml {path}: cannot be written: {error.strerror}") from None

@@ -65,6 +65,7 @@ ELSEWHERE = {
     "distlaunch logs RUN --stacks": "test_detach.py::test_stacks_of_a_run_that_goes_on",
     "distlaunch wait RUN...": "test_detach.py::test_waiting_for_several_runs",
     "distlaunch stop runs/fashion-mnist --now": "test_detach.py::test_stop_now",
+    "distlaunch train CONFIG --resume": "test_automation.py::test_cron_for_real",
     "distlaunch train runs/fashion-mnist --resume": "test_commands.py::test_more_epochs_for_a_finished_run",
     "distlaunch validate CONFIG": "../unit/test_config_commands.py::test_validate",
     "distlaunch schema > configs/distlaunch.schema.json": (
@@ -134,6 +135,10 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("README.md", "# mine.py"),
         ("README.md", "# mine.yaml"),
         ("architecture.md", "  distlaunch train"),  # a picture
+        # test_automation.py runs them
+        *(("automation.md", start) for start in ("#!/bin/sh", "#!/bin/bash", "#!/bin/sh", "distlaunch runs")),
+        *(("automation.md", start) for start in ("#!/bin/sh", "run=$(", "name: train", "0 3 * * *", "#!/bin/sh")),
+        *(("automation.md", start) for start in ("*/10 * * * *", "#!/bin/sh")),
         ("clusters.md", "engine:"),
         ("clusters.md", "        your machine"),  # a picture
         ("clusters.md", "#!/bin/bash"),  # the same command as in tests/cluster/test_slurm.py

@@ -52,8 +52,14 @@ def test_annotations_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--junit-xml"):
-        write_junit(str(tmp_path / "none" / "out.xml"), "validate", [Case("a.yaml", 1.0)])
+        write_junit(str(tmp_path / "file" / "out.xml"), "validate", [Case("a.yaml", 1.0)])
+
+
+def test_the_folder_of_a_report_is_made(tmp_path: Path) -> None:
+    write_junit(str(tmp_path / "new" / "reports" / "out.xml"), "validate", [Case("a.yaml", 1.0)])
+    assert (tmp_path / "new" / "reports" / "out.xml").is_file()
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((0, 3), 3), ((3, 2, 0), 2), ((0, 4, 3), 4), ((2, 4), 2)])

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch.base.events import DataResolved
 from distlaunch.config.read.load import load_config
-from distlaunch.jobs.smoke import STEPS, smoke_overrides
+from distlaunch.jobs.smoke import STEPS, prove, smoke_overrides
 
 CONFIG = Path(__file__).parents[2] / "configs" / "linear_regression.yaml"
 
@@ -23,3 +24,12 @@ def test_steps_are_few_and_a_checkpoint_is_due(steps: str, expected: int | None,
     assert smoked.train.steps_per_epoch == expected
     assert smoked.checkpoint.every_steps == 2
     assert smoked.train.epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("found", "is_asked"), [({"examples": {"train": 8}}, False), ({"examples": {"train": 8, "validation": 4}}, True)]
+)
+def test_a_job_without_validation_data_need_not_validate(found: dict, is_asked: bool) -> None:
+    config = load_config(CONFIG, environ={}).config
+    proofs = prove(config, [DataResolved(name="x", source="x", **found)], ["worker:0"])
+    assert ("validation ran" in [proof.what for proof in proofs]) == is_asked
