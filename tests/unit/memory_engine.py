@@ -31,6 +31,8 @@ class Script:
         on_stop, on_kill: the code with which it ends when it is asked to; None: it ignores that.
         stop_takes_s: how long it takes to stop.
         beats_until: when its signs of life cease.
+        works_until: when it makes no more steps.
+        suspended: whether a task without signs of life is suspended, or held by native code.
     """
 
     tells: Sequence[tuple[float, Event]] = ()
@@ -39,6 +41,8 @@ class Script:
     on_kill: int | None = -9
     stop_takes_s: float = 0.0
     beats_until: float = float("inf")
+    works_until: float = float("inf")
+    suspended: bool = True
     cannot_start: bool = False
 
 
@@ -112,11 +116,12 @@ class MemoryTask:
             self._end_at(self._clock.now, self._script.on_kill)
 
     def is_suspended(self) -> bool:
-        return self._clock.now - self._began >= self._script.beats_until
+        return self._script.suspended and self._clock.now - self._began >= self._script.beats_until
 
     def signs(self) -> Signs:
         passed = min(self._clock.now - self._began, self._script.beats_until)
-        return Signs(beats=1 + int(passed * 4), turns=1 + int(passed * 4), step=int(passed * 4))
+        worked = int(min(passed, self._script.works_until) * 4)
+        return Signs(beats=1 + int(passed * 4), turns=1 + worked, step=worked)
 
     def _end_at(self, when: float, code: int) -> None:
         def end() -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,21 @@ from click.testing import CliRunner
 from distlaunch.agent.messages import Exit
 from distlaunch.base.errors import (
     MEANINGS,
+    CheckpointError,
+    DataError,
     DistlaunchError,
     ExitCode,
     HostsError,
+    Problem,
     RunBusyError,
     UsageError,
     code_of_os_error,
 )
 from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import Event, Exported, ExportFailed, JobFailed, RunEnded, TrainingStarted
+from distlaunch.base.events import Event, Exported, ExportFailed, JobFailed, RunEnded, TaskStarted, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
-from distlaunch.base.run_files.task_error import write_exception, write_lost
+from distlaunch.base.run_files.task_error import write_exception, write_lost, write_problems
 from distlaunch.cli.exit_codes import CODES
 from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.engines.remote.answers import raise_for
@@ -38,6 +41,7 @@ from distlaunch.engines.remote.ssh_errors import explain
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job_end import judge_result, judging_errors
 from distlaunch.jobs.wait import wait_for_runs
+from distlaunch.plan.train import Mode
 from distlaunch.runs.final_code import final_code, worst_code
 from distlaunch.supervise.observer import Silent
 from distlaunch.supervise.outcome import Outcome
@@ -56,6 +60,8 @@ class End:
     Attributes:
         reports: what a task writes about its failure, and when.
         oom: whether the kernel has killed for memory.
+        elsewhere: tasks that other launchers have started.
+        mode: of the attempt.
     """
 
     code: int
@@ -64,6 +70,8 @@ class End:
     oom: bool | None = False
     signals: tuple[tuple[float, signal.Signals], ...] = ()
     plan: dict[str, Any] = field(default_factory=dict)
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    mode: Mode = "train"
 
 
 def raises(error: BaseException, task: str = OTHER, *, step: int | None = 40) -> Report:
@@ -86,6 +94,8 @@ def failing(error: BaseException, code: int = 3) -> dict[str, Any]:
 
 TRAINING: dict[str, list[Script]] = {CHIEF: [Script([UP, TRAINS])], OTHER: [Script([UP])]}
 GONE = named("UnavailableError", "Socket closed")
+UNHEARD = named("UnavailableError", "worker:0 has stopped sending heartbeats")
+ELSEWHERE = (1.0, TaskStarted(host="there", pid=2))
 ENDS = {
     "done": End(DONE, {CHIEF: [CHIEF_DONE], OTHER: [PEER_DONE]}),
     "SIGTERM to the launcher": End(STOPPED, TRAINING, signals=((50, signal.SIGTERM),)),
@@ -94,7 +104,8 @@ ENDS = {
     "SIGHUP before a step": End(STOPPED, {CHIEF: [Script([UP])], OTHER: [Script()]}, signals=((5, signal.SIGHUP),)),
     **{
         f"killed by {number.name}": End(TEMPORARY, ending(-number))
-        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2,
+                       signal.SIGQUIT, signal.SIGPWR)
     },
     "killed, who knows by whom": End(TEMPORARY, ending(-9), oom=None),
     "killed before the first step": End(TEMPORARY, {CHIEF: [Script([UP])], OTHER: [Script([UP], ends=(5, -9))]}),
@@ -156,6 +167,65 @@ ENDS = {
         TEMPORARY, {CHIEF: [Script([UP, TRAINS])], OTHER: [Script([UP], beats_until=40, on_stop=None)]}
     ),
     "a peer is gone, nobody knows why": End(FAILED, ending(3), ((49.9, raises(GONE)),)),
+    "asked to end through a shell": End(TEMPORARY, ending(128 + signal.SIGTERM)),
+    "a crash through a shell": End(FAILED, ending(128 + signal.SIGSEGV)),
+    "a program that is not found": End(FAILED, ending(127)),
+    "an exception, then killed": End(FAILED, **failing(ValueError("no"), -9)),
+    "an import": End(FAILED, **failing(ModuleNotFoundError("No module named 'x'"))),
+    "data that has changed": End(FAILED, **failing(DataError("the data is not what it was"))),
+    "a damaged checkpoint": End(FAILED, **failing(CheckpointError("no good checkpoint is left"))),
+    "a mistake in the config that shows when things are built": End(
+        USAGE,
+        {CHIEF: [Script([UP])], OTHER: [Script([UP], ends=(5, 2))]},
+        ((4.9, lambda run: write_problems(run.task(0, OTHER), [Problem(("model",), "no")])),),
+    ),
+    "a step that hangs": End(
+        FAILED, {CHIEF: [Script([UP, TRAINS], works_until=21)], OTHER: [Script([UP], works_until=20)]}
+    ),
+    "all wait for each other": End(
+        FAILED, {CHIEF: [Script([UP, TRAINS], works_until=20)], OTHER: [Script([UP], works_until=20)]}
+    ),
+    "held by native code": End(
+        FAILED,
+        {CHIEF: [Script([UP, TRAINS])], OTHER: [Script([UP], beats_until=40, suspended=False, on_stop=None)]},
+    ),
+    "a peer was done too early": End(
+        FAILED, {CHIEF: [Script([UP, TRAINS], ends=(50, 3))], OTHER: [Script([UP], ends=(48, 0))]},
+        ((49.9, raises(GONE, CHIEF)),),
+    ),
+    "a peer that somebody has suspended": End(
+        TEMPORARY,
+        {CHIEF: [Script([UP, TRAINS], on_stop=None, beats_until=20)], OTHER: [Script([UP], ends=(30, 3))]},
+        ((29.9, raises(GONE)),),
+    ),
+    "a peer on another host is not heard": End(
+        TEMPORARY,
+        {CHIEF: [Script([UP, TRAINS], on_stop=None)], OTHER: [Script([ELSEWHERE], ends=(30, 3))]},
+        ((29.9, raises(UNHEARD)),),
+    ),
+    "a peer on the same host is not heard": End(
+        FAILED,
+        {CHIEF: [Script([UP, TRAINS], on_stop=None)], OTHER: [Script([UP], ends=(30, 3))]},
+        ((29.9, raises(UNHEARD)),),
+    ),
+    "two hosts do not hear each other": End(
+        TEMPORARY,
+        {CHIEF: [Script([UP, TRAINS], ends=(30.1, 3))], OTHER: [Script([ELSEWHERE], ends=(30, 3))]},
+        ((29.8, raises(UNHEARD, CHIEF)), (29.9, raises(UNHEARD))),
+    ),
+    "a task of another launcher is gone": End(
+        TEMPORARY, {CHIEF: [Script([UP, TRAINS], ends=(50, 3))]}, ((49.9, raises(GONE, CHIEF)),),
+        elsewhere={OTHER: "b:1"},
+    ),
+    "a task of another launcher never came": End(TEMPORARY, {CHIEF: [Script([UP])]}, elsewhere={OTHER: "b:1"}),
+    "an exception beside tasks of other launchers": End(
+        FAILED, {CHIEF: [Script([UP, TRAINS], ends=(50, 3))]}, ((49.9, raises(ValueError("no"), CHIEF)),),
+        elsewhere={OTHER: "b:1"},
+    ),
+    **{
+        f"a script that ends with {code}": End(expected, {CHIEF: [Script([UP], ends=(50, code))]}, mode="run")
+        for code, expected in ((1, FAILED), (2, FAILED), (3, FAILED), (75, TEMPORARY), (-9, TEMPORARY), (0, DONE))
+    },
     "does not stop in time": End(
         FAILED, {CHIEF: [Script([UP, TRAINS], on_stop=None)], OTHER: [Script([UP])]}, signals=((50, signal.SIGTERM),)
     ),
@@ -172,6 +242,8 @@ def play(folder: Path, end: End, monkeypatch: pytest.MonkeyPatch) -> Outcome:
         clock.at(at, lambda report=report: report(run))
     allocation = MemoryAllocation(run, clock, end.scripts, Signals(clock, *end.signals))
     plan = plan_of(folder, *end.scripts, **end.plan)
+    tasks = tuple(replace(task, address=f"{task.task}:1") for task in plan.tasks)
+    plan = replace(plan, tasks=tasks, elsewhere=end.elsewhere, mode=end.mode)
     return Supervisor(plan, allocation, Silent(), clock=clock, signals=allocation.signals).run()  # type: ignore[arg-type]
 
 
