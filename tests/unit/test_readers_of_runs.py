@@ -19,11 +19,16 @@ from distlaunch.base.events import Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.base.run_files.run_lock import lock_run
+from distlaunch.config.run import RunConfig
 from distlaunch.jobs.reading_copy import reading_copy
 from distlaunch.runs.report import attempt_report, newest_training
+from distlaunch.strategies.coordination import Peers
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
+from distlaunch.training.checkpoints.restorer import Restorer
+from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from distlaunch.training.export.writers import staging
+from tests.unit.test_peers import in_each
 
 
 def save(store: CheckpointStore, step: int) -> None:
@@ -99,6 +104,61 @@ def test_a_newer_checkpoint_is_taken_if_one_is_deleted_meanwhile(
     assert found.progress.step == 20
     with pytest.raises(CheckpointError):
         load(10)  # that is what was asked for, and no other
+
+
+class Reads:
+    """What a `Restorer` needs of a strategy, for a process among several."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.is_chief, self.from_chief, self.state_from_chief = peers.is_chief, peers.from_chief, peers.state_from_chief
+        self._peers = peers
+
+    def gather(self, message: str) -> dict[str, str]:
+        return dict(enumerate(self._peers.gather(message)))  # type: ignore[arg-type]
+
+    def parts(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("change", ["nothing", "the chief's is deleted", "it is deleted later", "it is written again"])
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_all_tasks_of_a_reader_take_the_same_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, shares_memory: bool
+) -> None:
+    """Also those that read the files themselves, when training deletes them or writes them again meanwhile."""
+    config = RunConfig.model_validate(
+        {"model": {"function": "m:f"}, "data": {"function": "m:f", "global_batch": 8}, "compile": {"loss": "mse"}}
+    )
+    store, late = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
+    store.save({"x": np.full((3,), 10, "float32")}, Progress(step=10), config.to_plain())
+    monkeypatch.setattr(SharedMemory, "is_possible", lambda: shares_memory)
+    load, found = late.load, threading.Barrier(4)
+
+    def newer(step: int) -> None:
+        store.save({"x": np.full((3,), 20, "float32")}, Progress(step=step), config.to_plain())
+
+    def load_late(step, memory=None):  # type: ignore[no-untyped-def]
+        if step == 10 and change == "the chief's is deleted":
+            newer(20)
+            shutil.rmtree(tmp_path / "step-00000010")
+        return load(step, memory)
+
+    monkeypatch.setattr(late, "load", load_late)
+
+    def read(peers: Peers) -> tuple[int, int, float]:
+        restorer = Restorer(config, Reads(peers), late, lambda event: None)  # type: ignore[arg-type]
+        progress, _ = restorer.find()
+        if found.wait(60) == 0:
+            if change.endswith(("later", "again")):
+                shutil.rmtree(tmp_path / "step-00000010")
+            if change.endswith("again"):
+                newer(10)
+        found.wait(60)
+        return progress.step, restorer.restored_step, float(restorer.take_state()["x"][0])
+
+    step = 20 if change.startswith("the chief") else 10
+    results, _ = in_each(4, read)
+    assert results == [(step, step, float(step))] * 4
 
 
 def test_a_reader_repairs_nothing(tmp_path: Path) -> None:
