@@ -313,7 +313,10 @@ def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[s
     result: AttemptResult | None = None
     for mode, extra in choice.uses:
         if result is None or not result.outcome.exit_code:
-            result = checked(run_attempt(config, run, mode, observer, environ, extra=extra), choice.locate)
+            with contextlib.ExitStack() as stack:
+                if mode == "export":
+                    _claim_exports(run, config, extra, stack)
+                result = checked(run_attempt(config, run, mode, observer, environ, extra=extra), choice.locate)
     assert result is not None, "there is something to do"
     return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import keras
@@ -24,6 +24,7 @@ from distlaunch.base.events import (
 )
 from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.base.run_files.run_lock import lock_when_free
 from distlaunch.base.user_lines import user_line
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
@@ -227,12 +228,32 @@ class Session:
         if self.strategy.is_chief:
             with self._saving():
                 try:
-                    self._write_exports(state, self._config.export, step, checked=checked)
+                    with ExitStack() as stack:
+                        self._lock_exports(stack)
+                        self._write_exports(state, self._config.export, step, checked=checked)
                 except Exception as error:  # of many kinds: the user's code makes the model again
                     known = isinstance(error, DistlaunchError)
                     reason = str(error) if known else f"{type(error).__name__}: {error}{user_line(error)}"
                     self._emit(ExportFailed(step=step, reason=reason))
         self.program.agree(Vote())
+
+    def _lock_exports(self, stack: ExitStack) -> None:
+        """Hold the locks of the config's formats until the stack is left; `distlaunch export` may hold some.
+
+        Raises:
+            RunBusyError: another process has held one for too long.
+        """
+
+        def say(message: str) -> None:
+            self._emit(Notice(level="info", message=message))
+
+        def gives_up(waited_s: float) -> bool:
+            limit_s = self._config.cluster.stall_timeout_s
+            return self._should_stop() or (limit_s is not None and waited_s >= limit_s)
+
+        for kind in sorted(self._config.export):
+            lock = lock_when_free(self._run.export_lock(kind), f"the run's export as {kind}", say, gives_up)
+            stack.enter_context(lock)
 
     def _write_exports(self, state: State, formats: Sequence[ExportFormat], step: int, *, checked: bool) -> None:
         raw = self.train.first_rows(fixed_batch(self.model) or CHECKED_ROWS, raw=True)

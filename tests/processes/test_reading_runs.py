@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from supervised import wait_until
-from tiny_job import command, environment, kill_all, run_command, write_job
+from tiny_job import MODULE, command, environment, kill_all, run_command, write_job
 
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.run_lock import lock_run, owner_of
 
 pytestmark = pytest.mark.slow
 _SPLIT = ("--split", "train")
@@ -54,6 +55,37 @@ def test_beside_training(tmp_path: Path) -> None:
         assert training.wait(timeout=60) == 4
     finally:
         kill_all(training.pid)
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+_WAITS = "def data():\n    import os, time\n    while not os.path.exists('go'):\n        time.sleep(0.01)\n"
+
+
+def test_the_exports_of_training_exclude_others(tmp_path: Path) -> None:
+    write_job(tmp_path, MODULE.replace("def data():\n", _WAITS), export=["weights", "keras"])
+    run = RunDir(tmp_path / "runs" / "job")
+    words = [*command(), "train", "job.yaml", "-q"]
+    training = subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(run.has_config, timeout_s=60)
+        with lock_run(run.export_lock("weights")):
+            (tmp_path / "go").touch()
+            wait_until(lambda: "which writes the run's export as weights" in read(run.events), timeout_s=60)
+            refused = run_command("export", "--format", "keras", "runs/job", cwd=tmp_path)
+            assert refused.code == 75
+            owner = owner_of(run.export_lock("keras"))
+            assert owner is not None
+            assert f"runs/job: process {owner.pid} is writing its export as keras" in refused.err
+            assert not run.export.exists()
+        assert training.communicate(timeout=60)[1] == ""
+        assert training.returncode == 0
+    finally:
+        kill_all(training.pid)
+    assert {path.name for path in run.export.iterdir()} == {"model.keras", "model.weights.h5"}
+    assert all(owner_of(run.export_lock(kind)) is None for kind in ("keras", "weights"))
 
 
 @pytest.mark.skipif(shutil.which(_MOUNT[0]) is None, reason="needs unshare")

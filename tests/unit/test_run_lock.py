@@ -16,7 +16,7 @@ import pytest
 from distlaunch.base import heartbeat
 from distlaunch.base.errors import RunBusyError
 from distlaunch.base.run_files import run_lock
-from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
+from distlaunch.base.run_files.run_lock import Owner, lock_run, lock_when_free, owner_of
 from distlaunch.base.signs import read_signs
 
 
@@ -30,6 +30,29 @@ def lock_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(fcntl, "flock", refuse)
     return tmp_path / ".lock"
+
+
+def test_a_lock_that_is_waited_for(lock_file: Path) -> None:
+    told, waited = list[str](), list[float]()
+    held = lock_run(lock_file)
+    held.__enter__()
+
+    def gives_up(seconds: float) -> bool:
+        waited.append(seconds)
+        if len(waited) == 2:
+            held.__exit__(None, None, None)
+        return False
+
+    with lock_when_free(lock_file, "the export", told.append, gives_up):
+        assert owner_of(lock_file) == Owner(os.getpid(), socket.gethostname())
+        with (
+            pytest.raises(RunBusyError, match=f"process {os.getpid()} was still writing the export"),
+            lock_when_free(lock_file, "the export", told.append, lambda seconds: True),
+        ):
+            pass
+    assert told == [f"waiting for process {os.getpid()}, which writes the export"] * 2
+    assert len(waited) == 2
+    assert owner_of(lock_file) is None
 
 
 def test_one_at_a_time(lock_file: Path) -> None:

@@ -13,7 +13,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ NOTEBOOK = "notebook"
 
 _TRIES = 3
 _MOMENT_S = 0.02
+_TURN_S = 0.2
 _TOUCH_S, _FRESH_S = 10.0, 60.0
 """Without locks: how often the file is touched, and for how long that holds; clocks of hosts may differ by the rest."""
 
@@ -77,6 +78,37 @@ def lock_run(path: Path, *, notebook: bool = False) -> Iterator[None]:
     finally:
         # gives the lock up
         os.close(fd)
+
+
+@contextlib.contextmanager
+def lock_when_free(
+    path: Path, what: str, say: Callable[[str], None], gives_up: Callable[[float], bool]
+) -> Iterator[None]:
+    """Hold a lock as `lock_run` does, but wait while another process holds it.
+
+    Args:
+        what: it writes meanwhile, in words.
+        say: called before the wait.
+        gives_up: called with the seconds waited so far.
+
+    Raises:
+        RunBusyError: another process still holds it.
+    """
+    began, who = time.monotonic(), ""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock_run(path))
+                break
+            except RunBusyError:
+                if not who:
+                    owner = owner_of(path)
+                    who = owner.description if owner is not None else "another process"
+                    say(f"waiting for {who}, which writes {what}")
+                if gives_up(time.monotonic() - began):
+                    raise RunBusyError(f"{who} was still writing {what}") from None
+                time.sleep(_TURN_S)
+        yield
 
 
 def _opened(path: Path, flags: int) -> int:
