@@ -21,11 +21,14 @@ from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.run_facts import AttemptFacts
+from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import dump_config, load_config, load_mapping
+from distlaunch.config.read.load_run import load_run
 from distlaunch.config.read.words import either
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.resume import find_run, what_is_left
@@ -96,13 +99,16 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
     run = RunDir(path)
     if not run.has_config():
         raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
-    folder, launched_in = run.started_from()
-    loaded = load_config(run.config, overrides, num_gpus=num_gpus).config
-    return _with_argument_paths(loaded.in_folder(folder), launched_in)
+    found = load_run(run, overrides, os.environ, num_gpus)
+    if found.config.modules_folder is not None:
+        add_folder(found.config.modules_folder)
+    for note in (*found.warnings, *([found.note] if found.note else [])):
+        warnings.warn(note, stacklevel=3)
+    return found.config
 
 
-def _with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> RunConfig:
-    config, notes = with_argument_paths(config, launched_in)
+def _with_argument_paths(config: RunConfig) -> RunConfig:
+    config, notes = with_argument_paths(config)
     for note in notes:
         warnings.warn(note, stacklevel=4)
     return config
@@ -174,6 +180,7 @@ def train_here(
     text = dump_config(config)
     write_atomically(run.attempt_config(attempt), text)
     write_atomically(run.config, text)
+    run.write_json(run.environment, describe_environment([], config.folder, run, config.modules_folder))
     reporter = _Reporter(run, attempt, config.train.epochs)
     began = time.monotonic()
     with policy(), contextlib.closing(reporter):  # a session clears Keras's own

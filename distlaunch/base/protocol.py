@@ -5,6 +5,9 @@ from __future__ import annotations
 LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 """Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
 
+MODULES_FOLDER = "DISTLAUNCH_MODULES_FOLDER"
+"""Tells a task of a run that is used elsewhere where the modules of its config lie."""
+
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""
 

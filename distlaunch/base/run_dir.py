@@ -258,6 +258,24 @@ class RunDir:
             return None
         return Path(path) if isinstance(path, str) else None
 
+    def known_paths(self) -> list[Path]:
+        """Where the run is, and where it was when it was started; the newest first."""
+        try:
+            recorded = [*read_json(self.environment)["run_dirs"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            recorded = []
+        before = [path for path in (self.recorded_path(),) if path is not None]
+        texts = [Path(path) for path in recorded if isinstance(path, str)]
+        return list(dict.fromkeys([self.path, *before, *texts]))
+
+    def modules_from(self) -> Path | None:
+        """The folder in which modules were looked for first when the run was started last; None: not known."""
+        try:
+            folder = read_json(self.environment)["modules_folder"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.started_from()[1]
+        return Path(folder) if isinstance(folder, str) else None
+
     def owner(self) -> Owner | None:
         """Who works on the run; None: nobody."""
         return owner_of(self._lock)

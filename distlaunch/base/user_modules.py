@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
 
+from distlaunch.base.protocol import MODULES_FOLDER
+
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _IMPORTERS = ("<frozen importlib", os.path.dirname(importlib.abc.__file__ or "importlib") + os.sep)
 """How the files begin that are between an import statement and a finder."""
@@ -59,6 +61,12 @@ def _importing_file() -> str:
 _AFTER: list[Callable[[], None]] = []
 
 
+def modules_folder() -> Path | None:
+    """Return the folder in which a task looks for modules before its directory; None: there is no other."""
+    folder = os.environ.get(MODULES_FOLDER)
+    return Path(folder) if folder else None
+
+
 def begin_program(program: str) -> None:
     """Make this process, a task, look like one that runs a program of the user's in the current directory.
 
@@ -66,6 +74,8 @@ def begin_program(program: str) -> None:
         program: the file or module; it becomes the whole of `sys.argv`, which the user's code may parse.
     """
     sys.argv = [program]
+    if (folder := modules_folder()) is not None:
+        add_folder(folder)
     add_folder(os.getcwd())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from distlaunch.base import strict_json
@@ -12,23 +13,44 @@ OF_THE_MODEL = ("model.", "compile.", "precision", "data.preprocessing", "strate
 """Keys that decide which variables there are, by how they begin."""
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...] = ("",)) -> list[str]:
+IsSame = Callable[[str, str], bool]
+"""Returns whether two texts of a config, before and now, mean the same."""
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], keys: tuple[str, ...] = ("",), is_same: IsSame = operator.eq
+) -> list[str]:
     """Lines such as `model.args.units: 64 -> 128`.
 
     Args:
         before, now: configs as plain data, or as JSON holds it.
         keys: how the keys that are compared begin.
     """
-    return [line for key, line in changes(before, now) if ".".join(key).startswith(keys)]
+    return [line for key, line in changes(before, now, is_same) if ".".join(key).startswith(keys)]
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[tuple[str, ...], str]]:
+def changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], is_same: IsSame = operator.eq
+) -> list[tuple[tuple[str, ...], str]]:
     """The keys that differ, each with such a line."""
     old, new = dict(_flat(_as_json(before))), dict(_flat(_as_json(now)))
-    changed = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+    changed = [key for key in {**new, **old} if not _are_same(old.get(key), new.get(key), is_same)]
     # `args: {}` -> `args.units: 64` is one change and not two
     shown = [key for key in changed if not (_filled(key, old, new) or _filled(key, new, old))]
     return [(key, f"{'.'.join(key)}: {old.get(key, 'not set')} -> {new.get(key, 'not set')}") for key in shown]
+
+
+def _are_same(old: str | None, new: str | None, is_same: IsSame) -> bool:
+    """Compare two values in JSON."""
+    if old == new or old is None or new is None:
+        return old == new
+    before, now = json.loads(old), json.loads(new)
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = zip(before, now, strict=True)
+        return all(_are_same(json.dumps(each), json.dumps(other), is_same) for each, other in pairs)
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        return all(_are_same(json.dumps(before[key]), json.dumps(now[key]), is_same) for key in before)
+    return isinstance(before, str) and isinstance(now, str) and is_same(before, now)
 
 
 def _filled(key: tuple[str, ...], one: Mapping[tuple[str, ...], str], other: Mapping[tuple[str, ...], str]) -> bool:

@@ -14,6 +14,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.differences import changes
 from distlaunch.config.read.load import load_resolved
+from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
 
 
@@ -72,7 +73,8 @@ def what_is_left(config: RunConfig, run: RunDir) -> Left:
     # what decides from the values of validation has decided without them
     evaluation = evaluation and all(callback.only_records for callback in config.train.callbacks)
     folder, _ = run.started_from()
-    changed = tuple(_number_changes(before.in_folder(folder or config.folder), config, ignores_validation=evaluation))
+    before = before.in_folder(folder or config.folder)
+    changed = tuple(_number_changes(before, config, run, ignores_validation=evaluation))
     if changed:
         return Left(changed=changed)
     if not run.checkpoint_steps():  # such as the run of a task whose chief has its own
@@ -106,9 +108,9 @@ def _is_evaluated(run: RunDir, step: int) -> bool:
     )
 
 
-def _number_changes(before: RunConfig, now: RunConfig, *, ignores_validation: bool) -> Iterator[str]:
+def _number_changes(before: RunConfig, now: RunConfig, run: RunDir, *, ignores_validation: bool) -> Iterator[str]:
     deciding = {*before.number_keys(), *now.number_keys()}
-    for key, line in changes(_comparable(before), _comparable(now)):
+    for key, line in changes(_comparable(before), _comparable(now), lambda old, new: is_moved(old, new, run)):
         decides = any(key[:length] in deciding for length in range(1, len(key) + 1))
         if decides and not (ignores_validation and key[0] == "validation"):
             yield line

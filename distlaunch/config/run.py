@@ -322,11 +322,17 @@ class RunConfig(Section):
     """What to write when training is done, each checked by loading it in a clean process."""
 
     _folder: Path | None = PrivateAttr(default=None)
+    _modules_folder: Path | None = PrivateAttr(default=None)
 
     @property
     def folder(self) -> Path | None:
         """The folder of the config's file, from which relative paths start; None: this directory."""
         return self._folder
+
+    @property
+    def modules_folder(self) -> Path | None:
+        """The folder in which modules are looked for before this directory; None: there is no other."""
+        return self._modules_folder
 
     def __eq__(self, other: object) -> bool:
         """Return whether all values are the same, wherever the config's file is."""
@@ -338,6 +344,12 @@ class RunConfig(Section):
         """The same, of a file in this folder."""
         config = self.model_copy()
         config._folder = folder
+        return config
+
+    def with_modules_in(self, folder: Path | None) -> RunConfig:
+        """The same, with modules from this folder."""
+        config = self.model_copy()
+        config._modules_folder = folder
         return config
 
     def backend_of(self, job: str) -> Backend:

@@ -11,6 +11,7 @@ from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import ExportFailed, StepsDone
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.checks.config import cross_check, fitting_workers
@@ -19,7 +20,6 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import engine_of
 from distlaunch.engines.base import Needs
-from distlaunch.jobs.environment import describe_environment
 from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import newest_training
@@ -222,7 +222,8 @@ def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: All
         before = former
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
-    run.write_json(run.environment, describe_environment(allocation.places[0].gpus, config.folder, run.path))
+    environment = describe_environment(allocation.places[0].gpus, config.folder, run, config.modules_folder)
+    run.write_json(run.environment, environment)
     return before
 
 

@@ -22,19 +22,19 @@ def check_has_validation(run: RunDir, config: RunConfig, command: str) -> None:
     read = [event for event in read_events_of(run.events, DataResolved) if isinstance(event, DataResolved)]
     if not read or "validation" in read[-1].examples or "validation" in read[-1].seen:
         return
-    if _may_have_changed(config.data.function, since=read[-1].time):
+    if _may_have_changed(config, since=read[-1].time):
         return
     message = f"{shown(run.path)} has no validation data: {read[-1].name} gave none"
     raise UsageError(f"{message}; {command} the training data with `--split train`, or let the function return some")
 
 
-def _may_have_changed(function: str | None, *, since: float) -> bool:
-    """Return whether the file of a function, or a Python file beside it, is newer; True where that is not known."""
-    if function is None:
+def _may_have_changed(config: RunConfig, *, since: float) -> bool:
+    """Return whether the data function's file, or a Python file beside it, is newer; True where that is not known."""
+    if config.data.function is None:
         return False
-    module = function.rpartition(":")[0]
+    module = config.data.function.rpartition(":")[0]
     try:
-        source = Path(module) if module.endswith(".py") else find_source(module)
+        source = Path(module) if module.endswith(".py") else find_source(module, config.modules_folder)
         return source is None or any(file.stat().st_mtime > since for file in source.parent.glob("*.py"))
     except (OSError, ModuleMissingError):
         return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.references.moved import find_moved
 from distlaunch.config.run import RunConfig
 from distlaunch.config.run_name import check_name
 from distlaunch.config.tf_config import tf_config_cluster
@@ -436,41 +434,16 @@ def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> t
         what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
         raise UsageError(f"{path}: there is no such {what}")
     loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
-    return loaded.config, lambda problems: [
-        Problem(problem.key, problem.message, problem.source or loaded.source(problem.key)) for problem in problems
-    ]
-
-
-def _dotted(key: tuple[str | int, ...]) -> str:
-    """Return a key as `--set` reads it, whatever characters its parts have."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f'["{part}"]' for part in key)
+    return loaded.config, loaded.located
 
 
 def _load_run(
-    run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+    run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
 ) -> tuple[RunConfig, Locate, list[str]]:
     """Load the config of a run, which may have been moved. Raises ConfigError, also for code that is not found."""
-    from distlaunch.config.read.load import load_resolved
-    from distlaunch.config.read.overrides import split
-    from distlaunch.config.read.scalars import escape
+    from distlaunch.config.read.load_run import load_run
 
-    config = load_resolved(run.config)
-    moved = find_moved(config, run)
-    given = set[tuple[str | int, ...]]()
-    for text in overrides:
-        with contextlib.suppress(ValueError):
-            given.add(split(text)[0])
-    if missing := [each for each in moved.problems if not any(each.key[: len(key)] == key for key in given)]:
-        raise ConfigError(missing)
-    locate: Locate = list
-    if overrides:
-        # before those of the user, which win
-        changed = (f"{_dotted(key)}={json.dumps(escape(value))}" for key, value in moved.values.items())
-        config, locate = _load(run.config, (*changed, *overrides), environ)
-    else:
-        config = moved.applied_to(config)
-    if moved.note:
-        note(moved.note)
-    _, launched_in = run.started_from()
-    config, warnings = with_argument_paths(config.in_folder(moved.folder), launched_in)
-    return config, locate, warnings
+    found = load_run(run, overrides, environ, len(find_gpus(environ)))
+    if found.note:
+        note(found.note)
+    return found.config, list if found.loaded is None else found.loaded.located, found.warnings

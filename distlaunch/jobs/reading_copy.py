@@ -16,7 +16,7 @@ def reading_copy(run: RunDir) -> Iterator[RunDir]:
     with tempfile.TemporaryDirectory(prefix="distlaunch-read-") as folder:
         copy = RunDir(Path(folder) / run.name)
         copy.path.mkdir()
-        for path in (run.config, run.events, run.checkpoints, run.preprocessing("").parent):
+        for path in (run.config, run.events, run.environment, run.checkpoints, run.preprocessing("").parent):
             if path.exists():
                 (copy.path / path.name).symlink_to(path)
         yield copy

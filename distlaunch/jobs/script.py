@@ -16,12 +16,12 @@ from pathlib import Path
 from distlaunch.agent.leavers import end_leavers
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir, check_run_name
+from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
 from distlaunch.engines.base import Engine, HostFiles, Needs
 from distlaunch.jobs.attempt import AttemptResult
-from distlaunch.jobs.environment import describe_environment
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job_end import judge_result
 from distlaunch.jobs.restarts import Limits, note_hosts, repeat

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.protocol import READ_MODES, RUN_MODES, SAFE_MODULE, UNBUFFERED
+from distlaunch.base.protocol import MODULES_FOLDER, READ_MODES, RUN_MODES, SAFE_MODULE, UNBUFFERED
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
@@ -206,7 +206,9 @@ def plan_launch(
         TaskPlan(
             task=task,
             argv=worker_argv(run.path, attempt, task, mode, more.get(task, extra), place_of[task].python),
-            env=_environment(task, cluster, shares.get(task), ports_are_reserved=ports_are_reserved),
+            env=_environment(
+                task, cluster, shares.get(task), config.modules_folder, ports_are_reserved=ports_are_reserved
+            ),
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,
@@ -236,13 +238,14 @@ def _chosen(config: RunConfig, mode: Mode, cluster: ClusterSpec, here: Task | No
 
 
 def _environment(
-    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, *, ports_are_reserved: bool
+    task: Task, cluster: ClusterSpec, gpus: tuple[str, ...] | None, modules: Path | None, *, ports_are_reserved: bool
 ) -> dict[str, str]:
     return {
         # the evaluator is alone: with a TF_CONFIG it would wait for the cluster
         **({"TF_CONFIG": cluster.tf_config(task)} if task in cluster.tasks and task.job != "evaluator" else {}),
         **(REUSE_ENV if ports_are_reserved and task in cluster.tasks else {}),
         **({VISIBLE: ",".join(gpus)} if gpus is not None else {}),
+        **({MODULES_FOLDER: str(modules)} if modules is not None else {}),
         **UNBUFFERED,
     }
 

@@ -151,8 +151,7 @@ def ending(project: Path, *loops: Loop) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_loop_over_many_kills_ends_as_one_run(tmp_path: Path, seed: int) -> None:
+def test_a_loop_over_many_kills_ends_as_one_run(tmp_path: Path) -> None:
     """A second loop, whose name begins as the first one's, trains something else beside it."""
     write_job(tmp_path, MODULE, **SECTIONS).rename(tmp_path / "mine.yaml")
     (tmp_path / "retry.sh").write_text(block("retry.sh"))
@@ -160,7 +159,7 @@ def test_a_loop_over_many_kills_ends_as_one_run(tmp_path: Path, seed: int) -> No
     for words in (("--name", "whole"), ("--name", "whole-50", *other)):
         done = run_command("train", "mine.yaml", "--quiet", *words, cwd=tmp_path)
         assert done.code == 0, done.text
-    draw = random.Random(seed)
+    draw = random.Random(0)
     net, beside = Loop(tmp_path, "net"), Loop(tmp_path, "net-50", *other)
     with ending(tmp_path, net, beside):
         for number in range(NUM_KILLS):

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from distlaunch.base.errors import ConfigError
+from distlaunch.base.protocol import MODULES_FOLDER
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.environment import describe_environment
+from distlaunch.cluster.spec import ClusterSpec
+from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.read.load import dump_config, load_config, load_resolved
+from distlaunch.config.read.load_run import load_run
 from distlaunch.config.references.argument_paths import with_argument_paths
-from distlaunch.config.references.moved import find_moved
-from distlaunch.jobs.environment import describe_environment
+from distlaunch.config.references.moved import find_moved, is_moved
+from distlaunch.config.run import RunConfig
+from distlaunch.jobs.reading_copy import reading_copy
+from distlaunch.plan.train import plan_launch
 
 _CODE = "def model(path=''): ...\ndef data(): ...\n"
 _CONFIG = """
@@ -38,7 +48,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     config, _ = with_argument_paths(load_config(folder / "job.yaml").config)
     assert config.model.args["path"] == str(folder / "x.csv")
     run.config.write_text(dump_config(config))
-    run.environment.write_text(json.dumps(describe_environment([], config.folder, run.path)))
+    run.environment.write_text(json.dumps(describe_environment([], config.folder, run)))
     return folder
 
 
@@ -90,3 +100,117 @@ def test_code_that_is_gone(project: Path, moves: bool) -> None:
     assert [each.dotted for each in found.problems] == ["model.function", "data.function", "train.callbacks[0].name"]
     for each in found.problems:
         assert f"--set {each.dotted}=PATH/mine.py:" in each.message
+
+
+_MODULES = """
+model: {function: "package.mine:model"}
+data: {function: "package.mine:data", global_batch: 1}
+compile: {loss: mse}
+"""
+
+
+@pytest.fixture
+def packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package, from which a run was started."""
+    folder = tmp_path / "p"
+    (folder / "package").mkdir(parents=True)
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "mine.py").write_text(_CODE)
+    (folder / "job.yaml").write_text(_MODULES)
+    monkeypatch.chdir(folder)
+    run = RunDir(folder / "runs" / "job")
+    run.path.mkdir(parents=True)
+    config = load_config(folder / "job.yaml").config
+    run.config.write_text(dump_config(config))
+    run.environment.write_text(json.dumps(describe_environment([], config.folder, run)))
+    return folder
+
+
+@pytest.mark.parametrize("overrides", [(), ("train.epochs=3",)])
+def test_modules_of_a_run_that_moves(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
+) -> None:
+    run = RunDir(packaged / "runs" / "job")
+    found = load_run(run, overrides, {}, None)
+    assert (found.config.modules_folder, found.note) == (None, "")
+    monkeypatch.chdir(tmp_path)
+    found = load_run(run, overrides, {}, None)  # which was not moved, but is used from another directory
+    assert (found.config.modules_folder, found.note) == (packaged, "")
+    now = tmp_path / "q"
+    packaged.rename(now)
+    run = RunDir(now / "runs" / "job")
+    found = load_run(run, overrides, {}, None)
+    assert found.config.modules_folder == now
+    assert found.config.model.function == "package.mine:model"
+    assert found.note == "the run was moved: its code is taken from q"
+    # started again from there, it knows the folder, not the directory
+    environment = describe_environment([], found.config.folder, run, found.config.modules_folder)
+    run.environment.write_text(json.dumps(environment))
+    assert load_run(run, overrides, {}, None).config.modules_folder == now
+    assert environment["run_dirs"] == [str(run.path), str(packaged / "runs" / "job")]
+
+
+def test_modules_of_a_run_that_moves_alone(packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "job")
+    (packaged / "runs" / "job").rename(run.path)
+    monkeypatch.chdir(tmp_path)
+    found = load_run(run, (), {}, None)
+    assert found.config.modules_folder == packaged
+    assert found.note == "the run was moved without its code, which is taken from p"
+    uid = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: uid + 1)
+    with pytest.raises(ConfigError) as raised:
+        load_run(run, (), {}, None)
+    assert [each.dotted for each in raised.value.problems] == ["model.function", "data.function"]
+    message = raised.value.problems[0].message
+    assert "no module named 'package'; it is looked for in this folder and in Python's path" in message
+    assert "add --set model.function=PATH/FILE.py:model, or set PYTHONPATH" in message
+    (tmp_path / "other.py").write_text(_CODE)
+    given = ("model.function=other.py:model", "data.function=other.py:data")
+    assert load_run(run, given, {}, None).config.model.function == f"{tmp_path}/other.py:model"
+
+
+def test_a_task_of_a_run_that_moves_finds_its_modules(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(packaged / "job.yaml").config
+    for folder, expected in ((None, None), (packaged, str(packaged))):
+        plan = plan_launch(
+            config.with_modules_in(folder), RunDir(packaged / "runs/job"), 0, "evaluate", ClusterSpec({})
+        )
+        assert plan.tasks[0].env.get(MODULES_FOLDER) == expected
+    code = "import sys; from distlaunch.base.user_modules import begin_program, import_users; begin_program('x'); "
+    code += "print(import_users('package.mine').__file__)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd="/",
+        env={**os.environ, MODULES_FOLDER: str(packaged)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{packaged}/package/mine.py\n", done.stderr
+
+
+def test_what_has_moved_has_not_changed(project: Path, tmp_path: Path) -> None:
+    before = load_resolved(RunDir(project / "runs" / "job").config)
+    now = tmp_path / "elsewhere" / "b"
+    now.parent.mkdir()
+    project.rename(now)
+    run = RunDir(now / "runs" / "job")
+    moved = load_run(run, (), {}, None).config
+
+    def changed(config: RunConfig) -> list[str]:
+        return differences(before.to_plain(), config.to_plain(), OF_THE_MODEL, lambda *texts: is_moved(*texts, run))
+
+    assert before.model.function != moved.model.function
+    assert changed(moved) == []
+    (now / "other").mkdir()
+    (now / "other" / "mine.py").write_text(_CODE)
+    other = load_run(run, (f"model.function={now}/other/mine.py:model",), {}, None).config
+    assert changed(other) == [
+        f'model.function: "{project}/code/mine.py:model" -> "{now}/other/mine.py:model"'
+    ]  # fmt: skip
+    # also after it was started in its new place, and in a copy that only leads to the run
+    run.environment.write_text(json.dumps(describe_environment([], moved.folder, run)))
+    assert changed(moved) == []
+    run.checkpoints.mkdir()
+    with reading_copy(run) as copy:
+        assert is_moved(before.model.function, moved.model.function, copy)

@@ -54,6 +54,7 @@ def load_config(
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] = os.environ,
     num_gpus: int | None = None,
+    modules_folder: Path | None = None,
 ) -> LoadedConfig:
     """Reads and checks a config completely; no user code is imported.
 
@@ -62,6 +63,7 @@ def load_config(
         overrides: `train.epochs=3` and the like.
         environ: for `${NAME}`.
         num_gpus: GPUs of this machine; None: not known, so what depends on it is not checked.
+        modules_folder: where modules are looked for before this directory.
 
     Raises:
         ConfigError: holds every problem that was found.
@@ -70,7 +72,7 @@ def load_config(
     _check_folders(path)
     builder = TreeBuilder(str(path), environ)
     root = builder.build(parse(read_text(path), str(path)))
-    return _checked(builder, root, path, tuple(overrides), environ, num_gpus)
+    return _checked(builder, root, path, tuple(overrides), environ, num_gpus, modules_folder)
 
 
 def _check_folders(path: Path) -> None:
@@ -113,6 +115,7 @@ def _checked(
     overrides: tuple[str, ...],
     environ: Mapping[str, str],
     num_gpus: int | None,
+    modules_folder: Path | None = None,
 ) -> LoadedConfig:
     if not isinstance(root.value, dict):
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
@@ -134,6 +137,7 @@ def _checked(
         # checks that read one of these are left out
         sections = frozenset(str(problem.key[0]) for problem in [*early, *wrong] if problem.key)
         wrong += cross_check(partial, num_gpus, sections, _given_sizes(partial, environ))
+        partial = partial.with_modules_in(modules_folder)
         wrong += reference_problems(partial)
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:

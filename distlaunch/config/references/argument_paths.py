@@ -57,7 +57,9 @@ def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> t
         args = _each(parent[key[-1]], key, resolved)
         changed |= args != parent[key[-1]]
         parent[key[-1]] = args
-    return (RunConfig.model_validate(plain).in_folder(config.folder) if changed else config), notes
+    if not changed:
+        return config, notes
+    return RunConfig.model_validate(plain).in_folder(config.folder).with_modules_in(config.modules_folder), notes
 
 
 def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Key], bool]) -> RunConfig:

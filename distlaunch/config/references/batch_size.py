@@ -23,15 +23,17 @@ def batch_size_problems(config: RunConfig) -> Iterator[Problem]:
     Where that cannot be known, the run says so once it has read the data.
     """
     function = config.data.function
-    if config.data.global_batch is not None or (function is not None and _may_give_batches(function)):
+    if config.data.global_batch is not None or (
+        function is not None and _may_give_batches(function, config.modules_folder)
+    ):
         return
     message = "missing; expected a whole number of at least 1; add `global_batch:` below `data:`"
     yield Problem(("data", "global_batch"), message)
 
 
-def _may_give_batches(reference: str) -> bool:
+def _may_give_batches(reference: str, folder: Path | None) -> bool:
     module = reference.rpartition(":")[0]
-    waiting, seen = [_source(module)], set[Path]()
+    waiting, seen = [_source(module, folder)], set[Path]()
     while waiting:
         path = waiting.pop()
         if path is None or len(seen) > _MOST_FILES:
@@ -46,15 +48,15 @@ def _may_give_batches(reference: str) -> bool:
             return True
         if any(name in text for name in _NAMES):
             return True
-        waiting += [file for name in _imported(tree) if (file := _neighbour(path, name)) is not None]
+        waiting += [file for name in _imported(tree) if (file := _neighbour(path, name, folder)) is not None]
     return False
 
 
-def _source(module: str) -> Path | None:
+def _source(module: str, folder: Path | None) -> Path | None:
     if module.endswith(".py"):
         return Path(module)
     try:
-        return find_source(module)
+        return find_source(module, folder)
     except ModuleMissingError:  # which is reported by itself
         return None
 
@@ -68,11 +70,11 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names)
 
 
-def _neighbour(file: Path, module: str) -> Path | None:
+def _neighbour(file: Path, module: str, folder: Path | None) -> Path | None:
     """Return the source of a module beside a file, or of any that is not installed; None if there is none to read."""
     beside = file.parent.joinpath(*module.split(".")).with_suffix(".py")
     if beside.is_file():
         return beside
     with contextlib.suppress(ModuleMissingError, ValueError, ImportError):
-        return find_source(module)
+        return find_source(module, folder)
     return None

@@ -53,17 +53,17 @@ def reference_problems(config: RunConfig) -> list[Problem]:
     known: dict[Path, ModuleNames] = {}
     forms = {"map": _EXAMPLE_FORMS, "augment": _EXAMPLE_FORMS, "step": config.strategy.step_forms}
     called = Calls(forms, gives_context=config.data.gives_context)
-    found = [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called)]
+    found = [problem for site in sites(config) if site.is_reference for problem in _check(site, known, called, config)]
     return [*batch_size_problems(config), *found]
 
 
-def _check(site: Site, known: dict[Path, ModuleNames], called: Calls) -> Iterator[Problem]:
+def _check(site: Site, known: dict[Path, ModuleNames], called: Calls, config: RunConfig) -> Iterator[Problem]:
     module, _, name = site.name.rpartition(":")
     if not module or not name.isidentifier() or (":" in module and not module.endswith(".py")):
         yield Problem(site.key, f"got {show(site.name)}; expected 'package.module:name' or 'path/to/file.py:name'")
         return
     try:
-        path = _file(Path(module)) if module.endswith(".py") else find_source(module)
+        path = _file(Path(module)) if module.endswith(".py") else find_source(module, config.modules_folder)
         if path is None:
             return
         if path not in known:

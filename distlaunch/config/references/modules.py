@@ -7,6 +7,7 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from distlaunch.base.user_modules import modules_folder
 from distlaunch.config.read.words import did_you_mean
 from distlaunch.config.run import RunConfig
 
@@ -21,13 +22,16 @@ def program_of(config: RunConfig) -> str:
     if name.endswith(".py"):
         return name
     try:
-        return str(find_source(name) or name)
+        return str(find_source(name, config.modules_folder or modules_folder()) or name)
     except ModuleMissingError:  # reported where it is imported
         return name
 
 
-def find_source(module: str) -> Path | None:
+def find_source(module: str, folder: Path | None = None) -> Path | None:
     """The source file of `package.module`; None for one that has none to read (built in, compiled, without `__init__`).
+
+    Args:
+        folder: where to look before this directory.
 
     Raises:
         ModuleMissingError: a part of the name does not exist.
@@ -35,7 +39,7 @@ def find_source(module: str) -> Path | None:
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ModuleMissingError(f"{module!r} is not a module name")
-    spec = _top(parts[0])
+    spec = _top(parts[0], folder)
     if spec is None:
         file = Path(*parts).with_suffix(".py")
         hint = (
@@ -81,8 +85,12 @@ def _library(name: str) -> str | None:
     return None if spec is None else spec.origin
 
 
-def _top(name: str) -> ModuleSpec | None:
-    # this folder first, as tasks do
+def _top(name: str, folder: Path | None) -> ModuleSpec | None:
+    # in the order of tasks
+    if folder is not None and name not in _ALWAYS_LOADED:
+        spec = PathFinder.find_spec(name, [str(folder)])
+        if spec is not None and spec.origin is not None:
+            return spec
     spec = PathFinder.find_spec(name, [os.getcwd()]) if not taken_name(name) else None
     if spec is not None and spec.origin is not None:
         return spec

@@ -10,6 +10,7 @@ from typing import Any
 from distlaunch.base.errors import Problem
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.tree import Key
+from distlaunch.config.references.modules import ModuleMissingError, find_source
 from distlaunch.config.references.sites import sites
 from distlaunch.config.run import RunConfig
 
@@ -23,35 +24,38 @@ class Moved:
     Attributes:
         values: values of the config that have changed, by their keys.
         folder: the folder from which the config's relative paths start; None: not known.
+        modules: the folder in which its modules are looked for before this directory; None: there is no other.
         note: what to say about it; empty: nothing was moved.
         problems: files that are not found.
     """
 
     values: dict[Key, str] = field(default_factory=dict)
     folder: Path | None = None
+    modules: Path | None = None
     note: str = ""
     problems: list[Problem] = field(default_factory=list)
 
     def applied_to(self, config: RunConfig) -> RunConfig:
         """Return the config with the values of this place."""
         if not self.values:
-            return config
+            return config.in_folder(self.folder).with_modules_in(self.modules)
         plain: Any = config.to_plain()
         for key, value in self.values.items():
             parent = plain
             for part in key[:-1]:
                 parent = parent[part]
             parent[key[-1]] = value
-        return RunConfig.model_validate(plain)
+        return RunConfig.model_validate(plain).in_folder(self.folder).with_modules_in(self.modules)
 
 
 def find_moved(config: RunConfig, run: RunDir) -> Moved:
-    """Look for the files that a run's config names: where they lie relative to the run, then where they were.
+    """Look for the code that a run's config names: where it lies relative to the run, then where it was.
 
     A file of another user counts only if it lies where it should relative to the run.
     """
     before, (folder, _) = run.recorded_path(), run.started_from()
     found = Moved(folder=folder)
+    _find_modules(config, run, before, found)
     for site in sites(config):
         file, colon, function = site.name.rpartition(":")
         if not colon or not file.endswith(".py"):
@@ -64,13 +68,58 @@ def find_moved(config: RunConfig, run: RunDir) -> Moved:
                 found.note = f"the run was moved: its code is taken from {_shown(here.parent)}"
         elif not _is_own_file(path):
             found.problems.append(Problem(site.key, _not_found(path, here, site.key, function)))
-        elif before != run.path:
+        elif before not in (None, run.path):
             found.note = f"the run was moved without its code, which is taken from {path.parent}"
     if folder is not None and before is not None and before != run.path and (found.values or not folder.is_dir()):
         found.folder = _moved(folder, before, run.path)
         for key in _ARGS:
             _move_texts(_at(config.to_plain(), key), key, folder, found)
     return found
+
+
+def is_moved(old: str, new: str, run: RunDir) -> bool:
+    """Return whether two values of a config name the same file, in a place of the run before and in its place now."""
+    if not (old.startswith("/") and new.startswith("/")):
+        return False
+    # a copy that only leads to a run has its checkpoints as a link
+    now = (run.path, run.checkpoints.resolve().parent)
+    return any(str(_moved(Path(old), before, place)) == new for before in run.known_paths() for place in now)
+
+
+def _find_modules(config: RunConfig, run: RunDir, before: Path | None, found: Moved) -> None:
+    """Look for the folder of the modules that the config names, and for those that are nowhere."""
+    named = [(site, site.name.rpartition(":")[0]) for site in sites(config) if site.is_reference]
+    modules = [(site, module) for site, module in named if not module.endswith(".py")]
+    recorded = run.modules_from()
+    here = recorded if recorded is None or before is None else _moved(recorded, before, run.path)
+    for folder in dict.fromkeys(folder for folder in (here, recorded) if folder is not None):
+        files = [file for _, module in modules if (file := _file_in(folder, module)) is not None]
+        if not files or (folder != here and not all(map(_is_own_file, files))):
+            continue
+        found.modules = None if folder == Path.cwd() else folder
+        if before not in (None, run.path):
+            how = "moved: its code" if folder == here else "moved without its code, which"
+            found.note = f"the run was {how} is taken from {_shown(folder)}"
+        break
+    for site, module in modules:
+        try:
+            find_source(module, found.modules)
+        except ModuleMissingError as error:
+            beside = ""
+            if here is not None and here != Path.cwd():
+                beside = f"not in {_shown(here)}, where it should lie relative to the run: "
+            key = Problem(site.key, "").dotted
+            hint = f"put it there, add --set {key}=PATH/FILE.py:{site.name.rpartition(':')[2]}, or set PYTHONPATH"
+            found.problems.append(Problem(site.key, f"{beside}{error}; {hint}"))
+
+
+def _file_in(folder: Path, module: str) -> Path | None:
+    """Return the source of a module if it is in this folder."""
+    try:
+        file = find_source(module, folder)
+    except (ModuleMissingError, OSError):
+        return None
+    return file if file is not None and file.is_relative_to(folder) else None
 
 
 def _moved(path: Path, before: Path, now: Path) -> Path:

@@ -15,8 +15,9 @@ from distlaunch.base.events import (
     Notice,
     Restored,
 )
-from distlaunch.base.run_dir import BEST, BestName
+from distlaunch.base.run_dir import BEST, BestName, RunDir
 from distlaunch.config.differences import OF_THE_MODEL, differences
+from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
 from distlaunch.strategies.final_weights import judged_by_averages
 from distlaunch.strategies.protocol import Program, State, StateMismatchError, Strategy
@@ -105,7 +106,7 @@ class Restorer:
             self._emit(Notice(level="warning", message=message))
         facts = {
             "progress": None if progress is None else progress.to_plain(),
-            "changed": differences(saved.config, self._config.to_plain(), OF_THE_MODEL) if saved else [],
+            "changed": self._differences(saved) if saved else [],
             "copy": saved.copy.to_plain() if saved else None,
         }
         # also on the chief: all go on from what was read back from the same text
@@ -115,6 +116,11 @@ class Restorer:
         progress = Progress() if received["progress"] is None else Progress.from_plain(received["progress"])
         self.restored_step = progress.step
         return progress
+
+    def _differences(self, saved: Saved) -> list[str]:
+        run = RunDir(self._store.directory.parent)
+        now = self._config.to_plain()
+        return differences(saved.config, now, OF_THE_MODEL, lambda old, new: is_moved(old, new, run))
 
     def _continued(self, saved: Saved) -> Progress:
         """Return how far a checkpoint has come; if more epochs follow an early end, without what ended training."""

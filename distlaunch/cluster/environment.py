@@ -12,26 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from distlaunch.base.compat import installed
+from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.cores import num_visible_cores
 
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
 
 
 def describe_environment(
-    gpus: Sequence[str], config_folder: Path | None = None, run_dir: Path | None = None
+    gpus: Sequence[str],
+    config_folder: Path | None = None,
+    run: RunDir | None = None,
+    modules_folder: Path | None = None,
 ) -> dict[str, Any]:
     """Plain data for environment.json.
 
     Args:
-        run_dir: from which the paths of the run's code are known relatively, too, if the run is moved.
         config_folder: from which paths in the config start; None: the current directory.
+        run: from which the paths of its code are known relatively, too, if it is moved.
+        modules_folder: in which modules were looked for first; None: the current directory.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "directory": os.getcwd(),
         "config_folder": str(config_folder or Path.cwd()),
-        **({"run_dir": str(run_dir)} if run_dir is not None else {}),
+        "modules_folder": str(modules_folder or Path.cwd()),
+        **({} if run is None else {"run_dir": str(run.path), "run_dirs": [str(path) for path in run.known_paths()]}),
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "python": platform.python_version(),
