@@ -1,26 +1,27 @@
-"""Processes of a script that have left the group of their task, such as daemons: they end with the job."""
+"""Processes that have left the group of the task that started them, such as daemons: they end with the job."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import psutil
 
-from distlaunch.base.protocol import RUN_DIR
+from distlaunch.base.protocol import ATTEMPT, RUN_DIR, TASK
 
 _ENDS_WITHIN_S = 2.0
 
 
-def end_leavers(run_dir: str) -> list[str]:
-    """End the processes of this host whose environment names a run, and return a description of each.
+def end_leavers(run_dir: str, attempt: int, tasks: Collection[str]) -> list[str]:
+    """End the processes of this host whose environment names a task of an attempt, and return a description of each.
 
     A process without DISTLAUNCH_RUN_DIR has declared that it is no part of the job, and so has a detached launcher.
 
     Args:
         run_dir: as DISTLAUNCH_RUN_DIR has it.
+        tasks: those of this launcher; others may still work on the attempt.
     """
-    left = list(_leavers(run_dir))
+    left = list(_leavers(run_dir, str(attempt), tasks))
     named = [f"{process.info['name']} ({process.pid})" for process in left]
     for process in left:
         _signal(process, gently=True)
@@ -29,14 +30,16 @@ def end_leavers(run_dir: str) -> list[str]:
     return named
 
 
-def _leavers(run_dir: str) -> Iterator[psutil.Process]:
+def _leavers(run_dir: str, attempt: str, tasks: Collection[str]) -> Iterator[psutil.Process]:
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter(["name", "uids", "status"]):
         try:
             is_mine = process.info["uids"] is not None and process.info["uids"].real == os.getuid()
             if process.pid in own or not is_mine or process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
-            if process.environ().get(RUN_DIR) == run_dir and not _is_detached(process):
+            environ = process.environ()
+            belongs = environ.get(RUN_DIR) == run_dir and environ.get(ATTEMPT) == attempt and environ.get(TASK) in tasks
+            if belongs and not _is_detached(process):
                 yield process
         except psutil.Error:  # it has ended meanwhile, or hides its environment
             continue

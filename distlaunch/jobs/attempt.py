@@ -190,6 +190,7 @@ def run_attempt(
             before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
         with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
+        end_processes_left(plan, observer)
         if mode == "train" and outcome.status == "done":
             outcome = _with_failed_export(run, attempt, outcome)
         if before is not None and _was_in_vain(run, attempt, outcome):
@@ -225,6 +226,15 @@ def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: All
     environment = describe_environment(allocation.places[0].gpus, config.folder, run, config.modules_folder)
     run.write_json(run.environment, environment)
     return before
+
+
+def end_processes_left(plan: LaunchPlan, observer: Observer) -> None:
+    """End what the tasks of an attempt have started on this host and left running, and name it."""
+    from distlaunch.agent.leavers import end_leavers
+
+    tasks = {str(task.task) for task in plan.tasks}
+    if ended := end_leavers(str(plan.run_dir), plan.attempt, tasks):
+        observer.note(f"ended what had left its task and was still running: {', '.join(ended)}")
 
 
 def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from distlaunch.agent.leavers import end_leavers
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.cluster.environment import describe_environment
@@ -21,7 +20,7 @@ from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
 from distlaunch.engines.base import Engine, HostFiles, Needs
-from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.jobs.attempt import AttemptResult, end_processes_left
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job_end import judge_result
 from distlaunch.jobs.restarts import Limits, note_hosts, repeat
@@ -98,8 +97,7 @@ def _attempt(
         run.write_json(run.plan, plan.to_plain())
         run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
-        if ended := end_leavers(str(run.path)):
-            observer.note(f"ended what had left its task and was still running: {', '.join(ended)}")
+        end_processes_left(plan, observer)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()

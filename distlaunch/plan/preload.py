@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from distlaunch.agent.messages import Preload
 from distlaunch.agent.threads import POOL_SIZES
-from distlaunch.base.protocol import MODULES_FOLDER
+from distlaunch.base.protocol import ATTEMPT, MODULES_FOLDER, RUN_DIR, TASK
 from distlaunch.cluster.devices import VISIBLE
 from distlaunch.cluster.ports import REUSE_ENV
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 
-READ_LATE = ("TF_CONFIG", MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
+READ_LATE = ("TF_CONFIG", RUN_DIR, ATTEMPT, TASK, MODULES_FOLDER, VISIBLE, *REUSE_ENV, *POOL_SIZES)
 """Variables of a task that frameworks read when they look for devices, open a port or make threads, and not when they
 are imported. OpenBLAS, which does, is set again: see `tasks.blas_threads`."""
 

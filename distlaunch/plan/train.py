@@ -12,7 +12,16 @@ from typing import Any, Literal
 from distlaunch.agent.messages import Preload
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.events import VariablesPlaced
-from distlaunch.base.protocol import MODULES_FOLDER, READ_MODES, RUN_MODES, SAFE_MODULE, UNBUFFERED
+from distlaunch.base.protocol import (
+    ATTEMPT,
+    MODULES_FOLDER,
+    READ_MODES,
+    RUN_DIR,
+    RUN_MODES,
+    SAFE_MODULE,
+    TASK,
+    UNBUFFERED,
+)
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.cluster.devices import VISIBLE, share_gpus
@@ -208,7 +217,8 @@ def plan_launch(
             argv=worker_argv(run.path, attempt, task, mode, more.get(task, extra), place_of[task].python),
             env=_environment(
                 task, cluster, shares.get(task), config.modules_folder, ports_are_reserved=ports_are_reserved
-            ),
+            )
+            | {RUN_DIR: str(run.path), ATTEMPT: str(attempt), TASK: str(task)},
             files=run.task(attempt, str(task)),
             address=cluster.address(task) if task in cluster.tasks else None,
             serves=task in servers,

@@ -37,6 +37,33 @@ def test_a_child_in_a_session_of_its_own(tmp_path: Path, prefix: str, code: int,
         kill_all(pid)
 
 
+_DAEMON = MODULE.replace(
+    "def data():",
+    """def data():
+    import os, subprocess
+    env = dict(os.environ)
+    for name in ("one", "two"):
+        if name == "two":
+            del env["DISTLAUNCH_RUN_DIR"]
+        sleep = subprocess.Popen(["sleep", "600"], env=env, start_new_session=True, stdout=-3, stderr=-3)
+        open(name, "w").write(str(sleep.pid))""",
+)
+
+
+def test_a_daemon_that_training_has_started(tmp_path: Path) -> None:
+    write_job(tmp_path, _DAEMON)
+    done = run_command("train", "job.yaml", cwd=tmp_path)
+    ended, lives = (int((tmp_path / name).read_text()) for name in ("one", "two"))
+    try:
+        assert done.code == 0, done.text
+        assert f"ended what had left its task and was still running: sleep ({ended})" in done.text
+        assert not psutil.pid_exists(ended)
+        assert psutil.pid_exists(lives)
+    finally:
+        kill_all(ended)
+        kill_all(lives)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plan_that_is_ended_leaves_no_folder(tmp_path: Path, number: signal.Signals) -> None:
     write_job(tmp_path, _WAITS)
