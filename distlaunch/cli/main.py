@@ -55,6 +55,9 @@ COMMANDS = {
 }
 
 
+_MOMENT_S = 0.01
+
+
 class LazyGroup(click.Group):
     """Finds command NAME in `distlaunch.cli.NAME`, as its attribute `command`."""
 
@@ -117,13 +120,32 @@ def _handle_signals() -> None:
         # a signal that was ignored before (`nohup`) stays ignored; click takes Ctrl-C
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end_with_cleanup)
+    sys.unraisablehook = _raise_again
+
+
+class _Ended(SystemExit):
+    """A signal ends the command."""
 
 
 def _end_with_cleanup(number: int, frame: FrameType | None) -> None:
     # a second one must not interrupt the cleanup that the first has begun
     for each in ENDING:
         signal.signal(each, signal.SIG_IGN)
-    sys.exit(128 + number)
+    raise _Ended(128 + number)
+
+
+def _raise_again(lost: sys.UnraisableHookArgs) -> None:
+    """Raise what a signal has raised in a place where Python ignores exceptions, such as a callback, a moment later."""
+    error = lost.exc_value
+    if not isinstance(error, _Ended | KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+
+    def raise_it(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    signal.signal(signal.SIGALRM, raise_it)
+    signal.setitimer(signal.ITIMER_REAL, _MOMENT_S)
 
 
 def _check_directory() -> None:

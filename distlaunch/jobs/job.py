@@ -405,9 +405,11 @@ def _claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: 
 
 
 def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
-    """Return the argument for predictions that cannot be written into the run."""
+    """Return the argument for predictions that cannot be written into the run. Raises UsageError without a place."""
     if mode != "predict" or "--output" in extra:
         return []
+    if not os.access(".", os.W_OK | os.X_OK):
+        raise UsageError("neither the run nor the current directory can be written to; add --output FILE")
     return ["--output", str(Path(f"predictions-{extra[1]}.npz").absolute())]
 
 

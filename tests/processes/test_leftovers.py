@@ -7,10 +7,13 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from supervised import wait_until
 from tiny_job import MODULE, command, environment, kill_all, run_command, write_job
+
+from distlaunch.base.run_dir import RunDir
 
 _STARTS = """#!/bin/bash
 {prefix} setsid bash -c 'echo $$ > {pid}; exec sleep 600' < /dev/null > /dev/null 2>&1 &
@@ -81,5 +84,64 @@ def test_a_plan_that_is_ended_leaves_no_folder(tmp_path: Path, number: signal.Si
         assert process.returncode == 128 + number
         assert b"Traceback" not in error
         assert os.listdir(temporary) == []
+    finally:
+        kill_all(process.pid)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with an export, and rows for it."""
+    folder = tmp_path_factory.mktemp("exported")
+    write_job(folder, export=["keras", "saved_model"])
+    done = run_command("train", "job.yaml", "-q", cwd=folder)
+    assert done.code == 0, done.text
+    np.save(folder / "rows.npy", np.zeros((8, 4), "float32"))
+    return folder
+
+
+_PREDICT = ("predict", "runs/job/export/model.keras", "--input", "rows.npy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        _PREDICT,
+        ("predict", "runs/job/export/saved_model", "--input", "rows.npy"),
+        ("verify", "job.yaml", "--steps", "3", "--strategies", "mirrored"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_command_that_is_ended_leaves_no_folder(
+    exported: Path, tmp_path: Path, words: tuple[str, ...], number: signal.Signals
+) -> None:
+    env = environment(TMPDIR=str(tmp_path))
+    process = subprocess.Popen([*command(), *words], cwd=exported, env=env, stdout=-3, stderr=subprocess.PIPE)
+    try:
+        wait_until(lambda: os.listdir(tmp_path), timeout_s=60)
+        process.send_signal(number)
+        error = process.communicate(timeout=60)[1]
+        assert process.returncode == 128 + number
+        assert b"Traceback" not in error
+        assert os.listdir(tmp_path) == []
+    finally:
+        kill_all(process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("evaluate", "--split", "train"), ("predict", "--split", "train"), ("export",)])
+def test_a_reader_that_is_ended_leaves_no_folder(exported: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    run, env = RunDir(exported / "runs" / "job"), environment(TMPDIR=str(tmp_path))
+    attempt, exports = run.next_attempt(), sorted(os.listdir(run.export))
+    process = subprocess.Popen([*command(), *words, "runs/job"], cwd=exported, env=env, stdout=-3, stderr=-1)
+    try:
+        wait_until(lambda: run.attempt_events(attempt).exists(), timeout_s=60)
+        process.terminate()
+        error = process.communicate(timeout=60)[1]
+        assert process.returncode in (0, 143), error  # it may be done before it looks
+        assert b"Traceback" not in error
+        assert os.listdir(tmp_path) == []
+        assert sorted(os.listdir(run.export)) == exports
     finally:
         kill_all(process.pid)

@@ -104,6 +104,10 @@ def test_a_disk_that_may_only_be_read(tmp_path: Path) -> None:
     assert found[-2]["logs"] == expected["logs"]
     assert run_command("predict", *_SPLIT, "runs/job", cwd=tmp_path, start=start).code == 0
     assert (tmp_path / "predictions-train.npz").exists()
+    nowhere = [*_MOUNT, "sh", "-c", mounted.replace("exec ", "") + 'cd runs && "$@"', "sh", *command()]
+    refused = run_command("predict", *_SPLIT, "job", cwd=tmp_path, start=nowhere)
+    assert refused.code == 2
+    assert "current directory can be written to; add --output FILE" in refused.err
     refused = run_command("export", "runs/job", cwd=tmp_path, start=start)
     assert refused.code == 2
     assert sorted(str(path) for path in (tmp_path / "runs").rglob("*")) == before

@@ -273,6 +273,35 @@ def test_a_signal_before_there_is_a_job(command: str, number: signal.Signals, co
     assert subprocess.run([sys.executable, "-c", words], check=False, capture_output=True).returncode == code
 
 
+_LOST = """
+import os, signal, sys, time
+sys.argv = ["distlaunch", "evaluate", "x"]
+from distlaunch.cli import main as cli
+
+class Ignores:
+    def __del__(self):
+        signal.raise_signal({number})
+
+def work(**_):
+    made = Ignores()
+    del made
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        pass
+    return 0
+
+cli.cli.main = work
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_where_python_ignores_exceptions(number: signal.Signals, code: int) -> None:
+    words = [sys.executable, "-c", _LOST.format(number=int(number))]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [(errno.ENOENT, 2), (errno.EACCES, 2), (errno.EROFS, 2), (errno.EISDIR, 2), (errno.ENOSPC, 75), (errno.EDQUOT, 75),
