@@ -31,7 +31,7 @@ MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.DIFFERS: "`verify`: a strategy does not give the numbers of one device",
     ExitCode.USAGE: "your mistake, or what you named is not there or not permitted; nothing was trained",
-    ExitCode.FAILED: "the job fails and would fail again; the summary says why and what to do",
+    ExitCode.FAILED: "the job fails and would fail again, or output is lost; the summary says why and what to do",
     ExitCode.PREEMPTED: "`train` and `run`: stopped; run again to continue",
     ExitCode.TEMPORARY: "a cause outside the job: a host or task is lost, no space, a run that another launcher holds; "
     "a later try may succeed",
@@ -148,6 +148,12 @@ class HostsError(UsageError):
 
 class QueueBusyError(DistlaunchError):
     """A scheduler has refused a request, or did not answer, for a reason that may pass."""
+
+    exit_code = ExitCode.TEMPORARY
+
+
+class NotStoppedError(DistlaunchError):
+    """A run was asked to stop and has not ended in time."""
 
     exit_code = ExitCode.TEMPORARY
 

@@ -26,7 +26,7 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check each host of a config as a start does, all at once: login, versions, code, ports, connections.
 
     Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
-    Exits with 2 if something is wrong.
+    Exits with 2 if something is wrong, and with 75 if a host does not answer.
     """
     from distlaunch.jobs.doctor import examine
 

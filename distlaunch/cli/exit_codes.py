@@ -6,8 +6,8 @@ import click
 
 from distlaunch.base.errors import MEANINGS, ExitCode
 
-_LOOKS = (ExitCode.DONE, ExitCode.USAGE, ExitCode.INTERRUPTED)
-_ASKS_HOSTS = (*_LOOKS[:2], ExitCode.FAILED, ExitCode.TEMPORARY, ExitCode.INTERRUPTED)
+_LOOKS = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.INTERRUPTED)
+_ASKS_HOSTS = (*_LOOKS[:3], ExitCode.TEMPORARY, ExitCode.INTERRUPTED)
 _TRAINS = (ExitCode.DONE, ExitCode.USAGE, ExitCode.FAILED, ExitCode.PREEMPTED, ExitCode.TEMPORARY)
 CODES = {
     "train": _TRAINS,

@@ -15,6 +15,7 @@ from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
+    from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.job import JobRequest
 
 
@@ -71,7 +72,7 @@ def command(
         requests = [replace(request, target=each) for each in targets]
         return _smoke_all(requests, junit_xml, as_json=as_json, quiet=quiet)
     view = make_view(as_json=as_json, quiet=quiet, config=target)
-    return show(view, lambda: job.train(request, view, os.environ))
+    return show(view, lambda: job.train(request, view, os.environ, view.begin))
 
 
 def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bool, quiet: bool) -> int:
@@ -139,10 +140,14 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     """Starts the run here, and continues it in a process of its own."""
     from distlaunch.jobs import detach, job
-    from distlaunch.ui.detach import DetachedView, print_detached
+    from distlaunch.ui.detach import DetachedView, NotesView, print_detached
     from distlaunch.ui.progress.view import make_view
 
-    claimed = job.begin(request, make_view(as_json=as_json, quiet=quiet), os.environ)
+    def finished(run: RunDir) -> None:
+        if not quiet:
+            print_detached(run, None, as_json=as_json)
+
+    claimed = job.begin(request, make_view(quiet=True) if quiet else NotesView(), os.environ, finished)
     if claimed is None:
         return ExitCode.DONE
     if claimed.choice.beside:

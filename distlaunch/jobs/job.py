@@ -253,10 +253,18 @@ class ClaimedRun:
     run: RunDir
 
 
-def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> ClaimedRun | None:
+def begin(
+    request: JobRequest,
+    observer: Observer,
+    environ: Mapping[str, str],
+    on_finished: Callable[[RunDir], None] = lambda run: None,
+) -> ClaimedRun | None:
     """Chooses the run and claims its directory; None if there is nothing to do. Raises ConfigError, UsageError.
 
     Raises RunBusyError if another launcher works on it.
+
+    Args:
+        on_finished: called with a run that is finished already.
     """
     choice = choose(request, environ)
     if choice.run is not None and not (choice.beside or choice.finished):
@@ -274,6 +282,8 @@ def begin(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -
     if choice.note:
         observer.note(choice.note)
     if choice.finished:
+        if choice.run is not None:
+            on_finished(choice.run)
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 
@@ -319,14 +329,22 @@ def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[s
     return result
 
 
-def train(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+def train(
+    request: JobRequest,
+    observer: Observer,
+    environ: Mapping[str, str],
+    on_finished: Callable[[RunDir], None] = lambda run: None,
+) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
+
+    Args:
+        on_finished: called with the run then.
 
     Raises:
         ConfigError: the config is wrong, be it that a worker found out.
         UsageError: the request cannot be fulfilled.
     """
-    claimed = begin(request, observer, environ)
+    claimed = begin(request, observer, environ, on_finished)
     return None if claimed is None else execute(claimed, observer, environ)
 
 

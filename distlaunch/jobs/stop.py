@@ -6,7 +6,7 @@ import contextlib
 import time
 
 from distlaunch.base.control import Connection, Request
-from distlaunch.base.errors import DistlaunchError, QueueBusyError, UsageError
+from distlaunch.base.errors import NotStoppedError, QueueBusyError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import Owner
 from distlaunch.base.run_files.submission import JobState, Submission
@@ -24,7 +24,7 @@ _CHECK_INTERVAL_S = 0.02  # while the socket is not there yet
 def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = None) -> bool:
     """Asks the controller of a run to end, as SIGTERM or two Ctrl-C do, and waits until it is gone.
 
-    Returns whether there was one. Raises UsageError if it cannot be asked, DistlaunchError if it takes too long.
+    Returns whether there was one. Raises UsageError if it cannot be asked, NotStoppedError if it takes too long.
     """
     began = time.monotonic()
     # its queue is asked first: a launcher that is stopped by itself would be queued again
@@ -42,7 +42,7 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
             # 0 would mean a socket that never waits
             left = None if timeout_s is None else max(0.001, timeout_s - (time.monotonic() - began))
             if not connection.wait(left):
-                raise DistlaunchError(
+                raise NotStoppedError(
                     f"{shown(run.path)}: its launcher ({owner.description}) still works after {timeout_s:g} s"
                 )
     return True
@@ -59,7 +59,7 @@ def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: b
                 queue.stop(job, at_once=at_once)
                 is_requested = True
         if until is not None and time.monotonic() >= until:
-            raise DistlaunchError(f"{shown(run.path)}: job {job.job} has not ended yet ({state})")
+            raise NotStoppedError(f"{shown(run.path)}: job {job.job} has not ended yet ({state})")
         time.sleep(_QUERY_INTERVAL_S)
         state = job_state(job) or state
 
@@ -78,7 +78,7 @@ def _request(connection: Connection, request: Request, run: RunDir, owner: Owner
     try:
         refused = connection.ask(request, _ANSWERS_WITHIN_S)
     except TimeoutError:
-        raise DistlaunchError(f"{shown(run.path)}: its launcher ({owner.description}) does not answer") from None
+        raise NotStoppedError(f"{shown(run.path)}: its launcher ({owner.description}) does not answer") from None
     except ConnectionError:
         return False
     if refused:

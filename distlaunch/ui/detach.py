@@ -8,10 +8,11 @@ from collections.abc import Callable
 import click
 
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.visible import visible
 from distlaunch.plan.train import LaunchPlan
 from distlaunch.runs.paths import shown
 from distlaunch.ui.console import JobConsole
-from distlaunch.ui.progress.view import TextView
+from distlaunch.ui.progress.view import QuietView, TextView
 
 
 class DetachedView(TextView):
@@ -26,11 +27,23 @@ class DetachedView(TextView):
         super().started(plan)
 
 
-def print_detached(run: RunDir, pid: int, *, as_json: bool) -> None:
-    """The run on standard output, for scripts; what to do with it beside."""
+class NotesView(QuietView):
+    """Notes on standard error: standard output is for the run alone."""
+
+    def note(self, text: str) -> None:
+        click.echo(visible(text), err=True)
+
+
+def print_detached(run: RunDir, pid: int | None, *, as_json: bool) -> None:
+    """Print the run on standard output, for scripts, and what to do with it beside.
+
+    Args:
+        pid: of the launcher; None: the run is finished already, and there is none.
+    """
     where = shown(run.path)
     if as_json:
         click.echo(json.dumps({"run": str(run.path), "pid": pid}))
         return
     click.echo(where)
-    click.echo(f"follow it  distlaunch logs {where} -f\nstop it    distlaunch stop {where}", err=True)
+    if pid is not None:
+        click.echo(f"follow it  distlaunch logs {where} -f\nstop it    distlaunch stop {where}", err=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from slurm import Slurm, wait_until
 from test_training import losses, write_config
 
 from distlaunch.base.run_dir import RunDir
+from tests.documents import snippets
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 AUTO = {"kind": "auto"}
@@ -193,3 +196,30 @@ def test_a_cause_outside_the_job_queues_it_again_a_minute_later(lab: Lab, slurm:
     # the one requeue is used up
     wait_until(lambda: run.job_exit_code() == 75, 60)
     assert status(slurm, run) == "failed"
+
+
+def test_the_array_of_the_documents(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
+    """One of its jobs comes near its time limit, is queued again and resumes."""
+    settings: dict[str, Any] = {
+        "engine": AUTO,
+        "train": {"epochs": 60},
+        "strategy": {"kind": "one_device"},
+        "cluster": {},
+    }
+    write_config(tmp_path, tmp_path / "runs", "mine", **settings)
+    (text,) = [one.text for one in snippets() if one.document == "automation.md" and "#SBATCH" in one.text]
+    (tmp_path / "array.sh").write_text(text)
+    path = f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}"
+    submitted = slurm.run(
+        "sbatch", "--parsable", "--time=30", f"--chdir={tmp_path}", f"--export=ALL,{path}", f"{tmp_path}/array.sh"
+    )
+    assert submitted.end(20) == 0, submitted.output
+    number = submitted.output.strip()
+    runs = [RunDir(tmp_path / "runs" / f"rate-{rate}") for rate in ("0.1", "0.03", "0.01")]
+    wait_until(lambda: losses(runs[1]), 120)
+    assert slurm.run("scancel", "--batch", "--signal=USR1", f"{number}_1").end(20) == 0
+    wait_until(lambda: len(runs[1].attempts()) == 2, 200)
+    wait = slurm.distlaunch("wait", *(str(run.path) for run in runs))
+    assert wait.end(300) == 0, wait.output
+    assert [len(losses(run)) for run in runs] == [300] * 3
+    assert [run.attempts() for run in runs] == [[0], [0, 1], [0]]

@@ -236,6 +236,9 @@ def test_background_runs_for_real(project: Path) -> None:
     assert codes_of(project, "seed-*") == {"seed-0": 0, "seed-1": 0, "seed-2": 0}
     if shutil.which("jq") is None:
         pytest.skip("jq is not installed")
+    # as the block begins, with a run that is there already
+    again = "distlaunch train mine.yaml --resume --detach --name seed-0"
+    assert play(project, "sh", "-c", again).stdout == "runs/seed-0\n"
     done = play(project, "bash", "run=$")
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) == {"loss"}, done.stdout

@@ -126,7 +126,12 @@ def test_a_run_in_use_or_finished(shell: Shell) -> None:
     wait_until(lambda: not run_of(shell).is_busy())
     assert run_of(shell).attempts() == [0, 1]
     finished = "runs/job is finished already; more `train.epochs` go on with it\n"
-    assert shell("train", "runs/job", "--detach", "--resume")[:2] == (0, finished)
+    assert shell("train", "runs/job", "--detach", "--resume") == (0, "runs/job\n", finished)
+    again = json.loads(shell("train", "runs/job", "--detach", "--resume", "--json")[1])
+    assert again == {"run": str(run_of(shell).path), "pid": None}
+    events = [json.loads(line) for line in shell("train", "runs/job", "--resume", "--json")[1].splitlines()]
+    assert [event["event"] for event in events] == ["CommandStarted", "CommandEnded"]
+    assert (events[0]["run"], events[0]["name"]) == (str(run_of(shell).path), "job")
 
 
 def test_stop(shell: Shell) -> None:
@@ -173,7 +178,7 @@ def test_stop_does_not_wait_for_ever(shell: Shell) -> None:
     pid = detach(shell)
     freeze_tasks(pid)
     code, out, err = shell("stop", "runs/job", "--timeout", "0.2")
-    assert (code, out) == (3, "")
+    assert (code, out) == (75, "")
     assert err == f"error: runs/job: its launcher (process {pid}) still works after 0.2 s\n"
 
 

@@ -71,7 +71,8 @@ def test_the_last_event_of_an_error(capsys) -> None:
 
     with pytest.raises(UsageError):
         show(JsonView("job.yaml"), work)
-    last = json.loads(capsys.readouterr().out)
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["event"], first["config"]) == ("CommandStarted", "job.yaml")
     assert (last["status"], last["exit_code"]) == ("failed", ExitCode.USAGE)
 
 

@@ -32,6 +32,9 @@ class View(Observer, Protocol):
 
     state: ProgressState
 
+    def begin(self, run: RunDir | None) -> None:
+        """Is called first where no attempt is started. None: the command uses no run."""
+
     def report(self, result: AttemptResult) -> None:
         """Prints what is to be known at the end of a training."""
 
@@ -63,6 +66,8 @@ class _Printing(Observer):
                 report.print_metrics(self._console, self.state.evaluated.logs, self.state.evaluated.split)
         _report_errors(self.state, result)
 
+    def begin(self, run: RunDir | None) -> None: ...
+
     def finished(self, status: str, exit_code: int) -> None: ...
 
 
@@ -82,6 +87,8 @@ class QuietView(Silent):
 
     def event(self, event: Event) -> None:
         self.state.add(event)
+
+    def begin(self, run: RunDir | None) -> None: ...
 
     def report(self, result: AttemptResult) -> None:
         _report_errors(self.state, result)
@@ -106,7 +113,6 @@ class JsonView(QuietView):
             self.begin(RunDir(self._config if plan.is_reader else plan.run_dir))
 
     def begin(self, run: RunDir | None) -> None:
-        """Print the first event. None: the command uses no run."""
         self._begun = True
         path = "" if run is None else str(run.path)
         recorded = None if run is None else run.recorded_identity()
@@ -117,6 +123,8 @@ class JsonView(QuietView):
         _print_event(CommandStarted(run=path, name=name, number=number, config=self._config))
 
     def finished(self, status: str, exit_code: int) -> None:
+        if not self._begun:
+            self.begin(None)
         _print_event(CommandEnded(status=status, exit_code=exit_code))
 
     def event(self, event: Event) -> None:
