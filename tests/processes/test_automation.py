@@ -155,11 +155,11 @@ def test_an_array_is_queued_again(folder: Path, code: str, number: signal.Signal
         assert (folder / "requeued").read_text() == "requeue 70_1\n"
 
 
-@pytest.mark.parametrize("codes", [(0,) * 6, (3,) * 6 + (75,)])
-def test_a_sweep(folder: Path, codes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("codes", "expected"), [((0,) * 6, 0), ((3,) * 6 + (75,), 75), ((2,) * 6 + (0,), 2)], ids=str)
+def test_a_sweep(folder: Path, codes: tuple[int, ...], expected: int) -> None:
     (folder / "codes").write_text("".join(f"{code}\n" for code in codes))
     done = play(folder, "sh", "sweep.sh")
-    assert done.returncode == codes[-1]
+    assert done.returncode == expected
     made = calls(folder)
     assert {call.partition("--name ")[2] for call in made[:6]} == {
         f"rate-{rate}-seed-{seed} --set compile.optimizer.args.learning_rate={rate} --set seed={seed}"
