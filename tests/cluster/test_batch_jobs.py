@@ -202,7 +202,7 @@ def test_the_array_of_the_documents(lab: Lab, slurm: Slurm, tmp_path: Path) -> N
     """One of its jobs comes near its time limit, is queued again and resumes."""
     settings: dict[str, Any] = {
         "engine": AUTO,
-        "train": {"epochs": 60},
+        "train": {"epochs": 300},
         "strategy": {"kind": "one_device"},
         "cluster": {},
     }
