@@ -178,6 +178,7 @@ def train_here(
 
     attempt = run.next_attempt()
     text = dump_config(config)
+    run.keep_secrets(config.secrets.variables)
     write_atomically(run.attempt_config(attempt), text)
     write_atomically(run.config, text)
     run.write_json(run.environment, describe_environment([], config.folder, run, config.modules_folder))
@@ -194,6 +195,8 @@ def train_here(
                     status=outcome.status, step=at.step, epochs_done=at.epoch, seconds=seconds, logs=outcome.logs
                 )
                 reporter.emit(ended)
+                if outcome.status == "done":
+                    run.forget_secrets()
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reporter.fail(status, time.monotonic() - began)

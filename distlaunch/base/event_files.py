@@ -14,6 +14,7 @@ from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.regular_files import NotRegularError, open_regular
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.secret_values import SecretMask
 
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
@@ -26,13 +27,16 @@ class EventWriter:
     def __init__(self, path: Path, *, attempt: int, task: str) -> None:
         self.path, self._attempt, self._task = path, attempt, task
         self._lines = LineWriter(path)
+        self._mask = SecretMask(os.environ)
 
     def write(self, event: Event) -> Event:
-        """Stamps the event with time, attempt and task, and appends it."""
+        """Stamps the event with time, attempt and task, and appends it without secrets."""
         stamped = dataclasses.replace(
             event, time=time.time(), attempt=self._attempt, task=self._task, format_version=EVENT_FORMAT
         )
-        self._lines.write(stamped.to_json(), most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None)
+        self._lines.write(
+            stamped.to_json(self._mask), most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None
+        )
         return stamped
 
     @property

@@ -21,9 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distlaunch.base import strict_json
+from distlaunch.base.secret_values import SecretMask
 
 Logs = dict[str, float]
 
+_NAMES = frozenset({
+    "task", "failed_task", "restarted_task", "status", "level", "strategy", "loop", "split", "format", "shapes", "mesh",
+    "variables",
+})  # fmt: skip
+"""Fields with names that are no user's text."""
 _OLDER_NAMES = {"RunEnded": {"epoch": "epochs_done"}}
 """What fields are called in files that older versions wrote."""
 
@@ -74,9 +80,16 @@ class Event:
     def __init_subclass__(cls) -> None:
         Event.kinds[cls.__name__] = cls  # by the name that files have
 
-    def to_json(self) -> str:
-        """One line, without the line break."""
-        return strict_json.dumps({"event": type(self).__name__, **dataclasses.asdict(self)}, separators=(",", ":"))
+    def to_json(self, mask: SecretMask | None = None) -> str:
+        """One line, without the line break.
+
+        Args:
+            mask: for secrets in texts; names stay as they are, whatever they are called.
+        """
+        data = dataclasses.asdict(self)
+        if mask is not None:
+            data = {name: value if name in _NAMES else mask.inside(value) for name, value in data.items()}
+        return strict_json.dumps({"event": type(self).__name__, **data}, separators=(",", ":"))
 
     @staticmethod
     def from_json(line: str) -> Event:

@@ -6,8 +6,6 @@ import os
 import threading
 from pathlib import Path
 
-from distlaunch.base.secret_values import SecretMask
-
 
 class LineWriter:
     """Appends lines to one file, each with a single `write`, so that readers never see half of an earlier line.
@@ -20,7 +18,6 @@ class LineWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         # appending: each write goes to the end, whatever other processes have written
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._mask = SecretMask(os.environ)
         self._waiting: list[bytes] = []
         self._lock = threading.Lock()
         # another may have left half a line, on a disk that was full
@@ -28,14 +25,14 @@ class LineWriter:
         self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, line: str, *, most_waiting: int | None = None) -> None:
-        """Appends a line, whose secrets are masked.
+        """Appends a line.
 
         Args:
             most_waiting: drop it if so many lines wait already; None: never.
         """
         with self._lock:
             if most_waiting is None or len(self._waiting) < most_waiting:
-                self._waiting.append((self._mask.whole(line) + "\n").encode())
+                self._waiting.append((line + "\n").encode())
             self._flush()
 
     @property

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,13 +58,20 @@ def steps_of(checkpoints: Path) -> list[int]:
     return sorted(int(match[1]) for path in names if (match := _CHECKPOINT.match(path.name)))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the whole new one, also after a crash."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Readers see the old file or the whole new one, also after a crash.
+
+    Args:
+        mode: permissions of the file, less those that the umask takes.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     # in the same folder: a rename is atomic within one file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # one that a killed process has left, or a link that leads elsewhere
+    temporary.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        with os.fdopen(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             # before the rename: else a crash may leave an empty file under the final name
@@ -104,6 +111,7 @@ class RunDir:
         self._attempts = self.path / "attempts"
         self._lock = self.path / ".lock"
         self._reserve = self.path / ".reserve"
+        self._secrets = self.path / ".secrets"
         self.control = self.path / ".control"
 
     def preprocessing(self, key: str) -> Path:
@@ -211,6 +219,28 @@ class RunDir:
         found = sorted(path for path in (self._attempts / str(attempt)).glob("*-*") if path.is_dir())
         # a job's name has no `-`, so the last one is that of the index
         return {":".join(path.name.rsplit("-", 1)): TaskDir(path) for path in found}
+
+    def secrets(self) -> dict[str, str]:
+        """Values of the variables that the config refers to, by their names, as the run has kept them for restarts."""
+        try:
+            known = read_json(self._secrets)
+        except (OSError, ValueError):
+            return {}
+        return (
+            {name: value for name, value in known.items() if isinstance(value, str)} if isinstance(known, dict) else {}
+        )
+
+    def keep_secrets(self, variables: Mapping[str, str]) -> None:
+        """Keep the values of variables until the run is done, for this user alone."""
+        if variables:
+            write_atomically(self._secrets, json.dumps(dict(variables), indent=2) + "\n", mode=0o600)
+        else:
+            self.forget_secrets()
+
+    def forget_secrets(self) -> None:
+        """Delete what `keep_secrets` has written: the run is done."""
+        with contextlib.suppress(OSError):
+            self._secrets.unlink(missing_ok=True)
 
     def kept_checkpoint(self, written: str) -> Path | None:
         """Where a checkpoint is now, if it is kept: the run may have been moved since it was written."""

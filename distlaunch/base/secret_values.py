@@ -1,39 +1,119 @@
-"""Values of environment variables whose names look secret: logs, events and error.json have `***` in their place."""
+"""Finds secrets by the names of variables and keys: logs, events and error.json have `***` in their place."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from binascii import b2a_base64
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-_NAME = re.compile(
+MASKED_ENV = "DISTLAUNCH_MASKED"
+"""Values, as a list in JSON, that a task must not print, whatever its variables are called."""
+REFERENCES_ENV = "DISTLAUNCH_REFERENCES"
+"""Names of the variables, separated by commas, that the config of a task refers to."""
+
+_SURE = re.compile(
     r"PASSW(OR)?D|PASSPHRASE|(^|_)(SECRETS?|TOKENS?|CREDENTIALS?|((API|ACCESS|PRIVATE|SECRET|ENCRYPTION)_?KEY))(_|$)",
     re.IGNORECASE,
 )
+_LIKELY = re.compile(r"(^|_)(PASS|PGPASS|COOKIES?|DSN|WEBHOOK|CONNECTION_STRING|AUTH|KEY$)(_|$)", re.IGNORECASE)
+_PATH_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$|^GOOGLE_APPLICATION_CREDENTIALS$", re.IGNORECASE)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|-")
+"""Where `apiKey` and `api-key` have a `_` in names of variables."""
+_PLAIN = re.compile(r"[A-Za-z]+([_.-]([A-Za-z]+|[0-9]{1,3}))*|[0-9]{1,12}")
+"""Words such as `val_accuracy`, and numbers."""
+_SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")
+"""Tokens of a text model, such as `<|endoftext|>` and `[MASK]`."""
+_CREDENTIALS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/@:]*)(?::([^\s/]*))?@")
+_OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
+_UNQUOTED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
+_QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _LEAST = 8
 """Shorter values, such as `true`, are in many texts for other reasons."""
-_MASK = b"***"
+MASK = "***"
+_MASK = MASK.encode()
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether whatever a variable or key of this name holds is a secret."""
+    name = _CAMEL.sub("_", name)
+    return bool(_SURE.search(name)) and not _PATH_NAME.search(name)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether the value of a variable is a secret as a whole.
+
+    Args:
+        name: of the variable. Of some names, such as `SORT_KEY`, a value that is a plain word is none.
+    """
+    if _PATH_NAME.search(name) or len(value) < _LEAST or _is_path(value):
+        return False
+    return bool(_SURE.search(name)) or (bool(_LIKELY.search(name)) and not _PLAIN.fullmatch(value))
+
+
+def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
+    """Return whether a value of a config is a secret, by its key or the keys around it."""
+    if not isinstance(value, str) or len(value) < _LEAST or _PLAIN.fullmatch(value) or _SPECIAL_TOKEN.fullmatch(value):
+        return False
+    names = [_CAMEL.sub("_", part) for part in key if isinstance(part, str)]
+    return any(is_secret(name, value) for name in names)
+
+
+def has_credentials(value: str) -> bool:
+    """Return whether a value holds a URL with a password."""
+    return any(_secrets_of_urls(value))
+
+
+def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return a command's arguments without secrets: those of variables, and what options with secret names are given.
+
+    `--set model.args.api_key=VALUE`, `--api-key=VALUE` and `--api-key VALUE` are known.
+    """
+    mask, shown, option = SecretMask(environ), list[str](), ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        named = _OPTION.fullmatch(name)
+        key = (named[1] if named else name).replace("-", "_")
+        if equals and is_secret_at(re.split(r"[.\[\]]", key), value):
+            argument = f"{name}={MASK}"
+        elif is_secret_at([option], argument) and not named:
+            argument = MASK
+        option = key if named and not equals else ""
+        shown.append(mask.whole(argument))
+    return shown
 
 
 class SecretMask:
-    """Replaces the values in texts that come in pieces."""
+    """Replaces secrets in texts that come in pieces.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        values = [value for name, value in environ.items() if _NAME.search(name) and _is_secret(value)]
-        # as it is, and as it stands in JSON
-        forms = {form.encode() for value in values for form in (value, json.dumps(value)[1:-1])}
-        self._forms = sorted(forms, key=len, reverse=True)  # of one that begins like another the longer first
+    A secret is found as it is, as it stands in JSON, quoted for a URL, and in base64, also with something before it,
+    as in `user:value`.
+
+    Args:
+        environ: variables, of which those that look secret count, and passwords in URLs.
+        values: more secrets.
+    """
+
+    def __init__(self, environ: Mapping[str, str], values: Iterable[str] = ()) -> None:
+        forms = {form for value in {*secrets_of(environ), *values} for form in _forms(value)}
+        # of one that begins like another the longer first
+        self._forms = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile(b"|".join(map(re.escape, self._forms)))
+        # the beginnings of all forms: what data ends with may go on
+        self._starts = {form[:length] for form in self._forms for length in range(1, len(form))}
+        self._longest = len(self._forms[0]) - 1 if self._forms else 0
         self._kept = b""
 
     def feed(self, data: bytes) -> bytes:
         """What can be shown of it. The beginning of a value is kept until more comes."""
         if not self._forms:
             return data
-        data = self._pattern.sub(_MASK, self._kept + data)
-        length = max(_length_of_start(form, data) for form in self._forms)
+        data = self._masked(self._kept + data if self._kept else data)
+        length = self._length_of_start(data)
         self._kept = data[len(data) - length :]
-        return data[: len(data) - length]
+        return data[: len(data) - length] if length else data
 
     def flush(self) -> bytes:
         """What was kept, as no more comes."""
@@ -45,15 +125,90 @@ class SecretMask:
         if not self._forms:
             return text
         how = "surrogatepass"
-        return self._pattern.sub(_MASK, text.encode(errors=how)).decode(errors=how)
+        return self._masked(text.encode(errors=how)).decode(errors=how)
+
+    def inside(self, value: Any) -> Any:
+        """Plain data whose texts are masked; keys of mappings stay."""
+        if not self._forms:
+            return value
+        if isinstance(value, str):
+            return self.whole(value)
+        if isinstance(value, dict):
+            return {key: self.inside(inner) for key, inner in value.items()}
+        return [self.inside(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+    def _masked(self, data: bytes) -> bytes:
+        # one search for each form is much faster than a pattern of all, which few texts need
+        return self._pattern.sub(_MASK, data) if any(form in data for form in self._forms) else data
+
+    def _length_of_start(self, data: bytes) -> int:
+        """How many bytes at the end of the data are the beginning of a value."""
+        size = len(data)
+        lengths = range(min(self._longest, size), 0, -1)
+        return next((length for length in lengths if data[size - length :] in self._starts), 0)
 
 
-def _is_secret(value: str) -> bool:
-    # a path says where a secret is
-    return len(value) >= _LEAST and not value.startswith(("/", "./", "~"))
+def secrets_of(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield the secrets in variables."""
+    for name, value in environ.items():
+        if name == MASKED_ENV:
+            yield from _listed(value)
+        elif name != REFERENCES_ENV:
+            if is_secret(name, value):
+                yield value
+            yield from _secrets_of_urls(value)
 
 
-def _length_of_start(form: bytes, data: bytes) -> int:
-    """How many bytes at the end of the data are the beginning of a value."""
-    lengths = range(min(len(form) - 1, len(data)), 0, -1)
-    return next((length for length in lengths if data.endswith(form[:length])), 0)
+def _listed(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return [value for value in found if isinstance(value, str) and value] if isinstance(found, list) else []
+
+
+def _secrets_of_urls(value: str) -> Iterator[str]:
+    for found in _CREDENTIALS.finditer(value) if "://" in value else ():
+        user, password = found[1], found[2]
+        # `https://TOKEN@host`
+        if password is None and len(user) >= _LEAST and not _PLAIN.fullmatch(user):
+            yield from {user, _unquoted(user)}
+        elif password and len(password) >= _LEAST:
+            yield from {password, _unquoted(password)}
+        elif password and len(f"{user}:{password}") > _LEAST // 2:
+            yield f"{user}:{password}@"
+
+
+def _is_path(value: str) -> bool:
+    """Return whether a value only says where a secret is."""
+    if value.startswith(("./", "../", "~")):
+        return True
+    # many keys begin with `/` as well
+    first = value.lstrip("/").partition("/")[0]
+    return value.startswith("/") and os.path.lexists(f"/{first[:255]}")
+
+
+def _quoted(value: bytes, also: bytes) -> bytes:
+    """Return a value as URLs have it; by hand, since agents start faster without `urllib`."""
+    return b"".join(bytes([each]) if each in _UNQUOTED + also else b"%%%02X" % each for each in value)
+
+
+def _unquoted(text: str) -> str:
+    plain = _QUOTED.sub(lambda found: bytes([int(found[1], 16)]), text.encode(errors="surrogateescape"))
+    return plain.decode(errors="surrogateescape")
+
+
+def _forms(value: str) -> Iterator[bytes]:
+    plain = value.encode(errors="surrogateescape")
+    yield plain
+    texts = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
+    yield from (text.encode(errors="surrogateescape") for text in texts)
+    yield from (_quoted(plain, also) for also in (b"", b"/"))
+    yield _quoted(plain, b" ").replace(b" ", b"+")
+    # in base64 each three bytes are four letters, so what it looks like depends on how many come before
+    for before in range(3):
+        coded = b2a_base64(bytes(before) + plain, newline=False)
+        first, end = -(-before * 8 // 6), (before + len(plain)) * 8 // 6
+        if end - first >= _LEAST:
+            yield coded[first:end]
+            yield coded[first:end].replace(b"+", b"-").replace(b"/", b"_")

@@ -179,7 +179,7 @@ def main() -> None:
             from distlaunch.ui.ci import annotate
 
             annotate(error.problems)
-        click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
+        click.echo(_shown(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
         code = error.exit_code
         if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():
             code = int(held)
@@ -187,9 +187,16 @@ def main() -> None:
         # a full disk, a directory that may not be written
         code = code_of_os_error(error)
         message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        click.echo(visible(f"error: {message}"), err=True)
+        click.echo(_shown(f"error: {message}"), err=True)
     # commands that return nothing have gone well
     sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
+
+
+def _shown(message: str) -> str:
+    """Return a message without secrets of variables, and without what would do something to a terminal."""
+    from distlaunch.base.secret_values import SecretMask
+
+    return visible(SecretMask(os.environ).whole(message))
 
 
 def _after_output(code: int) -> int:

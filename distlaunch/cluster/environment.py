@@ -13,6 +13,7 @@ from typing import Any
 
 from distlaunch.base.compat import installed
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.secret_values import masked_arguments
 from distlaunch.cluster.cores import num_visible_cores
 
 _PACKAGES = ("distlaunch", "tensorflow", "keras", "jax", "jaxlib", "numpy", "ml_dtypes", "protobuf", "pydantic")
@@ -33,7 +34,7 @@ def describe_environment(
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": sys.argv,
+        "command": masked_arguments(sys.argv, os.environ),
         "directory": os.getcwd(),
         "config_folder": str(config_folder or Path.cwd()),
         "modules_folder": str(modules_folder or Path.cwd()),

@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 
 from distlaunch.config.read.scalars import escape, is_filled_in_later, resolve
+from distlaunch.config.read.tree import Key
 from distlaunch.config.run import RunConfig
+from distlaunch.config.secrets import Secrets
 
 # line ends of old systems, which quotes alone do not keep
 _UNUSUAL = re.compile("[\r\x85\u2028\u2029\ufeff]")
@@ -37,16 +39,31 @@ def _reads_as_text(value: str) -> bool:
         return False
 
 
+class _Written(str):
+    """A text that stands for a value: `${NAME}`. What is no text is not quoted, so that it is read as what it was."""
+
+    __slots__ = ("is_text",)
+    is_text: bool
+
+
+def _written(dumper: yaml.SafeDumper, value: _Written) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style="'" if value.is_text else None)
+
+
 _Dumper.add_representer(str, _text)
+_Dumper.add_representer(_Written, _written)
 _Dumper.add_multi_representer(PurePath, lambda dumper, path: _text(dumper, str(path)))
 
 
 def dump_config(config: RunConfig) -> str:
     """The whole config, defaults included. `${` in values is written as `$${`, so nothing is substituted again.
 
-    `${run_dir}` in arguments of callbacks stays: it is the directory of the run that the text is read for.
+    A secret that a variable gives stays `${NAME}`. `${run_dir}` in arguments of callbacks stays: it is the directory of
+    the run that the text is read for.
     """
-    return yaml.dump(_escaped(config.to_plain()), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(
+        _escaped(config.to_plain(), config.secrets), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120
+    )
 
 
 def dump_plain(config: Mapping[str, Any]) -> str:
@@ -54,9 +71,13 @@ def dump_plain(config: Mapping[str, Any]) -> str:
     return yaml.dump(dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _escaped(value: Any, key: tuple[str | int, ...] = ()) -> Any:
+def _escaped(value: Any, secrets: Secrets, key: Key = ()) -> Any:
     if isinstance(value, dict):
-        return {name: _escaped(inner, (*key, name)) for name, inner in value.items()}
+        return {name: _escaped(inner, secrets, (*key, name)) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_escaped(inner, (*key, index)) for index, inner in enumerate(value)]
+        return [_escaped(inner, secrets, (*key, index)) for index, inner in enumerate(value)]
+    if (found := secrets.reference(key, value)) is not None:
+        written = _Written(found.text)
+        written.is_text = isinstance(value, str)
+        return written
     return escape(value, keep_run_dir=is_filled_in_later(key)) if isinstance(value, str) else value

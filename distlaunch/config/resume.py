@@ -119,7 +119,7 @@ def _number_changes(before: RunConfig, now: RunConfig, run: RunDir, *, ignores_v
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """The config as plain data: without callbacks that decide nothing, and wherever its folder is."""
     callbacks = [callback for callback in config.train.callbacks if not callback.only_records]
-    plain = config.model_copy(update={"train": config.train.model_copy(update={"callbacks": callbacks})}).to_plain()
+    plain = config.model_copy(update={"train": config.train.model_copy(update={"callbacks": callbacks})}).to_public()
     return plain if config.folder is None else _below(plain, f"{config.folder}/")
 
 

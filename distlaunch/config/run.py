@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, create_model
 
+from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
 from distlaunch.config.backend import Backend
 from distlaunch.config.base import (
     Arguments,
@@ -20,6 +22,7 @@ from distlaunch.config.base import (
 )
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.engine import Engine
+from distlaunch.config.secrets import Secrets
 from distlaunch.config.strategies import Strategy
 from distlaunch.config.strategies.base import OneDevice
 
@@ -323,6 +326,7 @@ class RunConfig(Section):
 
     _folder: Path | None = PrivateAttr(default=None)
     _modules_folder: Path | None = PrivateAttr(default=None)
+    _secrets: Secrets = PrivateAttr(default=Secrets())
 
     @property
     def folder(self) -> Path | None:
@@ -352,6 +356,23 @@ class RunConfig(Section):
         config._modules_folder = folder
         return config
 
+    @property
+    def secrets(self) -> Secrets:
+        """Where values of the config come from that are secrets."""
+        return self._secrets
+
+    def with_secrets(self, secrets: Secrets) -> RunConfig:
+        """The same, with values that come from these references."""
+        config = self.model_copy()
+        config._secrets = secrets
+        return config
+
+    def changed(self, plain: dict[str, Any]) -> RunConfig:
+        """The same with other values, which `to_plain` has given. Raises ValidationError."""
+        config = RunConfig.model_validate(plain)
+        config._folder, config._modules_folder, config._secrets = self._folder, self._modules_folder, self._secrets
+        return config
+
     def backend_of(self, job: str) -> Backend:
         """What Keras runs on in the tasks of a job."""
         # an evaluator is one device of TensorFlow, which reads the checkpoints of every strategy
@@ -364,3 +385,16 @@ class RunConfig(Section):
     def to_plain(self) -> dict[str, Any]:
         """All values, defaults included, as plain data that YAML can hold. Class weights keep their numbers as keys."""
         return self.model_dump(mode="python")
+
+    def to_public(self) -> dict[str, Any]:
+        """As `to_plain`, without secrets: for checkpoints and records, which people copy and publish."""
+        return self._secrets.public(self.to_plain())
+
+    def task_environ(self) -> dict[str, str]:
+        """The variables that a task needs to read the config from the run's files, and to mask what it prints."""
+        found = dict(self._secrets.variables)
+        if found:
+            found[REFERENCES_ENV] = ",".join(found)
+        if values := self._secrets.values(self.to_plain()):
+            found[MASKED_ENV] = json.dumps(values)
+        return found

@@ -94,7 +94,7 @@ def _plan(
 def import_ahead(config: RunConfig, run: RunDir, mode: Mode, environ: Mapping[str, str]) -> None:
     """Begins to import what an attempt will need. A config that cannot be started is left to its start."""
     with contextlib.suppress(DistlaunchError):
-        allocation = allocate(config, environ, dry=True)
+        allocation = allocate(config, {**environ, **config.task_environ()}, dry=True)
         allocation.import_ahead(_plan(config, run, 0, mode, allocation)[1])
 
 
@@ -171,6 +171,7 @@ def run_attempt(
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole = config
+    environ = {**environ, **config.task_environ()}
     # kept: the hosts that were counted are those that are used
     with contextlib.nullcontext() if signals is None else signals.raising(), engine_of(config, environ).kept():
         config = count_workers(config, environ)
@@ -197,6 +198,8 @@ def run_attempt(
             # it would stand in the way of every later resume
             write_atomically(run.config, before)
             observer.note(f"no step was made: {run.config} is what it was before")
+        if mode == "train" and outcome.status == "done":
+            run.forget_secrets()
         if mode == "train" and end is not None and _was_in_vain(run, attempt, outcome):
             write_end_again(run, end)
         return AttemptResult(plan, outcome)
@@ -221,6 +224,8 @@ def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: All
     text, before = dump_config(config), None
     if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:
         before = former
+    # first: a config whose references nothing can fill in could not be resumed
+    run.keep_secrets(config.secrets.variables)
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
     environment = describe_environment(allocation.places[0].gpus, config.folder, run, config.modules_folder)
@@ -260,7 +265,7 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
 
     Nothing of the run's own is written.
     """
-    allocation = allocate(config, environ)
+    allocation = allocate(config, {**environ, **config.task_environ()})
     cluster, here = _cluster(config, allocation)
     places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
     plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, engine=engine)

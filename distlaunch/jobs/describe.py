@@ -56,7 +56,7 @@ def _run_description(what: str, config: RunConfig, locate: Locate, failure: str)
         argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
         kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
         try:
-            answer = run_helper(argv, {**kept, VISIBLE: "-1"}, timeout_s=_LIMIT_S)
+            answer = run_helper(argv, {**kept, **config.task_environ(), VISIBLE: "-1"}, timeout_s=_LIMIT_S)
         except TimeoutError:
             raise UsageError(f"{failure} within {_LIMIT_S:g} s{_WITHOUT[what]}") from None
     if answer.value is None:

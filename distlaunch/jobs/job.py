@@ -17,6 +17,7 @@ from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
@@ -91,11 +92,36 @@ def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
     target = Path(request.target)
     if target.is_dir():
         return _choose_directory(request, RunDir(target), environ)
-    config, locate = _load(target, request.overrides, environ)
+    config, locate = _load_for(request, environ)
     if request.makes_run:
         check_name(config, request.name)
     config, warnings = with_argument_paths(config)
     return replace(_choose(request, config, locate, environ), warnings=(*warnings, *_unused(config, locate)))
+
+
+def _load_for(request: JobRequest, environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+    """Load the config of a request. Secrets of variables that are not set are those that its run has kept."""
+    target = Path(request.target)
+    try:
+        return _load(target, request.overrides, environ)
+    except ConfigError:
+        kept = _kept_secrets(request, environ) if target.is_file() else {}
+        if not kept.keys() - environ.keys():
+            raise
+        return _load(target, request.overrides, {**kept, **environ})
+
+
+def _kept_secrets(request: JobRequest, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return what the run that a request would resume has kept."""
+    from distlaunch.config.resume import find_run
+
+    try:
+        config, _ = _load(Path(request.target), request.overrides, Unfilled(environ))
+    except ConfigError:  # for another reason
+        return {}
+    name = request.name or config.name or Path(request.target).stem
+    found = find_run(config.runs_dir, name) if request.resume or config.resume == "auto" else None
+    return {} if found is None else found.run.secrets()
 
 
 def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Mapping[str, str]) -> Choice:
@@ -284,6 +310,8 @@ def begin(
     if choice.finished:
         if choice.run is not None:
             on_finished(choice.run)
+            if not choice.beside:
+                choice.run.forget_secrets()  # its launcher was killed before it could
         return None
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 

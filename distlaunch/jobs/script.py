@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from distlaunch.base.errors import UsageError
 from distlaunch.base.run_dir import RunDir, check_run_name
+from distlaunch.base.secret_values import masked_arguments
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.config.engine import Engine as EngineSection
@@ -25,6 +27,7 @@ from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job_end import judge_result
 from distlaunch.jobs.restarts import Limits, note_hosts, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
+from distlaunch.plan.train import LaunchPlan
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
@@ -93,14 +96,22 @@ def _attempt(
         for note in allocation.notes:
             observer.note(note)
         plan = plan_script(job, run, run.next_attempt(), allocation.places, environ, allocation.engine)
-        run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
-        run.write_json(run.plan, plan.to_plain())
+        for path in (run.attempt_plan(plan.attempt), run.plan):
+            run.write_json(path, _record(plan, environ))
         run.write_json(run.environment, describe_environment(allocation.places[0].gpus))
         outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_processes_left(plan, observer)
         return AttemptResult(plan, outcome)
     finally:
         allocation.release()
+
+
+def _record(plan: LaunchPlan, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the plan as it is written down: without secrets in the arguments of the script."""
+    plain = plan.to_plain()
+    commands = {tuple(task["argv"]) for task in plain["tasks"]}
+    shown = {command: masked_arguments(command, environ) for command in commands}
+    return {**plain, "tasks": [{**task, "argv": shown[tuple(task["argv"])]} for task in plain["tasks"]]}
 
 
 def find_program(target: str, *, module: bool) -> Kind:

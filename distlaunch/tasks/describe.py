@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import tempfile
 import traceback
@@ -43,7 +44,7 @@ def _describe(
     describe: Callable[[RunConfig, RunDir], dict[str, Any]], path: str
 ) -> tuple[ExitCode, dict[str, Any] | None]:
     try:
-        config = load_resolved(path)
+        config = load_resolved(path, os.environ)
         choose_backend(config.strategy.backend)
         begin_program(program_of(config))
         # in the launcher's folder, which goes even if this process is killed

@@ -142,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
     try:
-        config = load_resolved(run.attempt_config(arguments.attempt))
+        config = load_resolved(run.attempt_config(arguments.attempt), os.environ)
         _prepare_process(config, task)
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
         stop = StopFlag(heartbeat.turn)

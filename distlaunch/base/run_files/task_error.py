@@ -17,6 +17,8 @@ from distlaunch.base.run_dir import write_atomically
 from distlaunch.base.run_files.task_dir import TaskDir
 from distlaunch.base.secret_values import SecretMask
 
+_NAMES = ("kind", "type", "signal")
+
 
 def write_exception(files: TaskDir, error: BaseException, *, step: int | None = None, user_error: bool = False) -> None:
     """An exception that the task has not caught.
@@ -85,4 +87,6 @@ def _write_own(files: TaskDir, data: dict[str, Any], step: int | None = None) ->
 
 def _write(files: TaskDir, data: dict[str, Any], step: int | None, host: str) -> None:
     content = {**data, "step": step, "host": host, "time": time.time()}
-    write_atomically(files.error_json, SecretMask(os.environ).whole(json.dumps(content, indent=2)) + "\n")
+    mask = SecretMask(os.environ)
+    content = {name: value if name in _NAMES else mask.inside(value) for name, value in content.items()}
+    write_atomically(files.error_json, json.dumps(content, indent=2) + "\n")

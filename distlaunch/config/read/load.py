@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,25 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.secret_values import SecretMask, masked_arguments, secrets_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
 from distlaunch.config.read.renamed import rename
+from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.schema_errors import problems_of
 from distlaunch.config.read.text import folder_of, is_stream, read_text
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
-from distlaunch.config.read.words import show
+from distlaunch.config.read.words import SHOWN, show
 from distlaunch.config.read.yaml_nodes import parse
 from distlaunch.config.references.argument_paths import with_given_arguments
 from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
+from distlaunch.config.secrets import Secrets, secrets_in
 from distlaunch.config.tf_config import tf_config_cluster, tf_config_sizes
 
-__all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved"]
+__all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved", "parse_resolved"]
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,10 @@ def load_config(
     """
     path = Path(path)
     _check_folders(path)
-    builder = TreeBuilder(str(path), environ)
-    root = builder.build(parse(read_text(path), str(path)))
-    return _checked(builder, root, path, tuple(overrides), environ, num_gpus, modules_folder)
+    with _masking(overrides := tuple(overrides), environ):
+        builder = TreeBuilder(str(path), environ)
+        root = builder.build(parse(read_text(path), str(path)))
+        return _checked(builder, root, path, overrides, environ, num_gpus, modules_folder)
 
 
 def _check_folders(path: Path) -> None:
@@ -105,7 +109,33 @@ def load_mapping(
         text = dump_plain(config)
     except YAMLError as error:
         raise ConfigError(Problem((), f"a value that YAML cannot hold: {error.args[-1]!r}", "config")) from None
-    return _checked(builder, builder.build(parse(text, "config")), Path("run"), tuple(overrides), environ, num_gpus)
+    with _masking(overrides := tuple(overrides), environ):
+        root = builder.build(parse(text, "config"))
+        return _checked(builder, root, Path("run"), overrides, environ, num_gpus)
+
+
+@contextlib.contextmanager
+def _masking(overrides: tuple[str, ...], environ: Mapping[str, str]) -> Iterator[None]:
+    """Raise the ConfigErrors of the block without the secrets that overrides and variables give."""
+    try:
+        yield
+    except ConfigError as error:
+        shown = masked_arguments(overrides, environ)
+        changed = {f"--set {before}": f"--set {after}" for before, after in zip(overrides, shown, strict=True)}
+        values = [before.partition("=")[2] for before, after in zip(overrides, shown, strict=True) if before != after]
+        raise ConfigError(_masked(error.problems, environ, values, changed)) from None
+
+
+def _masked(
+    problems: Iterable[Problem], environ: Mapping[str, str], values: Iterable[str], sources: Mapping[str, str]
+) -> list[Problem]:
+    values = {*values, *secrets_of(environ)}
+    # messages show only the beginning of a long value
+    mask = SecretMask(environ, [*values, *(value[:SHOWN] for value in values)])
+    return [
+        Problem(problem.key, mask.whole(problem.message), sources.get(problem.source or "", problem.source))
+        for problem in problems
+    ]
 
 
 def _checked(
@@ -141,8 +171,9 @@ def _checked(
         wrong += reference_problems(partial)
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
-        raise ConfigError(problems)
-    return LoadedConfig(partial.in_folder(Path(os.path.abspath(folder_of(path)))), path, root)
+        raise ConfigError(_masked(problems, {}, Secrets.values(data), {}))
+    config = partial.in_folder(Path(os.path.abspath(folder_of(path)))).with_secrets(secrets_in(root, environ))
+    return LoadedConfig(config, path, root)
 
 
 def _base_of(root: Node, key: Key, path: Path) -> Path:
@@ -150,21 +181,29 @@ def _base_of(root: Node, key: Key, path: Path) -> Path:
     return Path() if root.nearest(key).is_override else folder_of(path)
 
 
-def load_resolved(path: Path | str) -> RunConfig:
+def load_resolved(path: Path | str, environ: Mapping[str, str] | None = None) -> RunConfig:
     """Reads the config that a run directory holds, as `dump_config` wrote it.
 
+    Args:
+        environ: values of the secrets that the config refers to; None: the references stay.
+
     Raises:
-        ConfigError: the file was changed, or is from another version.
+        ConfigError: the file was changed, or is from another version; or a variable is not set.
     """
-    path = Path(path)
-    # no variables: `dump_config` has escaped what looks like one
-    builder = TreeBuilder(str(path), {})
-    root = builder.build(parse(read_text(path), str(path)))
+    return parse_resolved(read_text(Path(path)), str(path), environ)
+
+
+def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = None) -> RunConfig:
+    """As `load_resolved`, for the text of a file of this name."""
+    # `dump_config` has escaped what only looks like a variable: all others are secrets
+    variables = Unfilled({}) if environ is None else environ
+    builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")
+    root = builder.build(parse(text, name))
     rename(root)
     config, wrong = _validate(root.plain())
     if builder.problems or config is None:
         raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])
-    return config
+    return config.with_secrets(secrets_in(root, {} if environ is None else environ, all_references=True))
 
 
 def _validate(data: Any) -> tuple[RunConfig | None, list[Problem]]:

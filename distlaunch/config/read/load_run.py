@@ -39,7 +39,8 @@ def load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], 
     Raises:
         ConfigError: the config is wrong, or code that it names is not found and no override names other code.
     """
-    config = load_resolved(run.config)
+    environ = {**run.secrets(), **environ}
+    config = load_resolved(run.config, environ)
     moved = find_moved(config, run)
     given = set[tuple[str | int, ...]]()
     for text in overrides:

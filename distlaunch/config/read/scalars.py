@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 Scalar = str | int | float | bool | None
 
@@ -23,10 +23,21 @@ _LARGEST = 2**63
 RUN_DIR = "${run_dir}"
 """Stands for the run directory in the arguments of callbacks; filled in when a run builds them."""
 
-# `$${`; or `${NAME}` with the closing brace, or without one, which is a mistake
-_VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
+VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)(\})?")
+"""`$${`; or `${NAME}` with the closing brace, or without one, which is a mistake."""
 _ESCAPED = re.compile(r"(?<!\$)(\$\{run_dir\})|\$\{")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+class UnsetError(ValueError):
+    """A variable is not set and has no default."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the environment variable {name} is not set; set it, or give a default: ${{{name}:default}}; "
+            "write $${ for a literal ${"
+        )
+        self.name = name
 
 
 def resolve(text: str) -> Scalar:
@@ -70,7 +81,8 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
     """Fills in `${NAME}` and `${NAME:default}`; `$${` stands for a literal `${`.
 
     Raises:
-        ValueError: a variable is not set and has no default, or the braces are not closed.
+        UnsetError: a variable is not set and has no default.
+        ValueError: the braces are not closed.
     """
 
     def value_of(match: re.Match[str]) -> str:
@@ -84,13 +96,10 @@ def substitute(text: str, environ: Mapping[str, str], *, keep_run_dir: bool = Fa
         if name in environ:
             return environ[name]
         if not colon:
-            raise ValueError(
-                f"the environment variable {name} is not set; set it, or give a default: ${{{name}:default}}; "
-                "write $${ for a literal ${"
-            )
+            raise UnsetError(name)
         return default
 
-    return _VARIABLE.sub(value_of, text)
+    return VARIABLE.sub(value_of, text)
 
 
 def escape(text: str, *, keep_run_dir: bool = False) -> str:
@@ -107,3 +116,22 @@ def unusable(text: str) -> str | None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         return "the text is not valid Unicode; write it as UTF-8"
     return None
+
+
+class Unfilled(Mapping[str, str]):
+    """Variables of which those that are not set stand for themselves: `${NAME}` stays."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def __getitem__(self, name: str) -> str:
+        return self._environ.get(name, f"${{{name}}}")
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._environ)
+
+    def __len__(self) -> int:
+        return len(self._environ)

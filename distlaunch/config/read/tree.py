@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import yaml
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.read.scalars import Scalar, is_filled_in_later, resolve, substitute, unusable
+from distlaunch.config.read.scalars import Scalar, UnsetError, is_filled_in_later, resolve, substitute, unusable
 from distlaunch.config.read.yaml_errors import MAX_DEPTH
 from distlaunch.config.read.yaml_nodes import PLAIN, line_of
 
@@ -67,8 +67,14 @@ class Node:
 class TreeBuilder:
     """Turns YAML's nodes into values; collects what is wrong and goes on."""
 
-    def __init__(self, name: str, environ: Mapping[str, str], *, numbered: bool = True) -> None:
-        """With `numbered=False` all of the text is one line, so that its name alone says where it stands."""
+    def __init__(self, name: str, environ: Mapping[str, str], *, numbered: bool = True, unset: str = "") -> None:
+        """Begin a tree.
+
+        Args:
+            numbered: False: all of the text is one line, so that its name alone says where it stands.
+            unset: what to do about a variable that is not set; empty: as of a config that somebody writes.
+        """
+        self._unset = unset
         self.problems: list[Problem] = []
         self._name = name
         self._environ = environ
@@ -161,6 +167,8 @@ class TreeBuilder:
             problem = unusable(text)
             if problem is None:
                 return resolve(text) if raw.tag == PLAIN else text
+        except UnsetError as error:
+            problem = f"the environment variable {error.name} is not set; {self._unset}" if self._unset else str(error)
         except ValueError as error:
             problem = str(error)
         self._problem(key, problem, line)

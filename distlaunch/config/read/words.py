@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 _LONGEST = 60  # characters of a value in a message
+SHOWN = _LONGEST - 3
+"""How much of a longer value is shown."""
 
 
 def show(value: Any) -> str:
@@ -17,7 +19,7 @@ def show(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return repr(value if len(value) <= _LONGEST else value[: _LONGEST - 3] + "...")
+        return repr(value if len(value) <= _LONGEST else value[:SHOWN] + "...")
     if isinstance(value, dict):
         return f"a mapping with {listed(value)}" if value else "an empty mapping {}"
     if isinstance(value, list):

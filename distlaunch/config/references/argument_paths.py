@@ -57,9 +57,7 @@ def with_argument_paths(config: RunConfig, launched_in: Path | None = None) -> t
         args = _each(parent[key[-1]], key, resolved)
         changed |= args != parent[key[-1]]
         parent[key[-1]] = args
-    if not changed:
-        return config, notes
-    return RunConfig.model_validate(plain).in_folder(config.folder).with_modules_in(config.modules_folder), notes
+    return (config.changed(plain) if changed else config), notes
 
 
 def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Key], bool]) -> RunConfig:
@@ -84,7 +82,7 @@ def with_given_arguments(config: RunConfig, folder: Path, is_given: Callable[[Ke
             parent = parent[part] if parent is not None else None
         if parent is not None:
             parent[key[-1]] = _each(parent[key[-1]], key, resolved)
-    return RunConfig.model_validate(plain)
+    return config.changed(plain)
 
 
 def _each(value: Any, key: Key, change: Callable[[Key, str], str]) -> Any:

@@ -45,7 +45,7 @@ class Moved:
             for part in key[:-1]:
                 parent = parent[part]
             parent[key[-1]] = value
-        return RunConfig.model_validate(plain).in_folder(self.folder).with_modules_in(self.modules)
+        return config.changed(plain).in_folder(self.folder).with_modules_in(self.modules)
 
 
 def find_moved(config: RunConfig, run: RunDir) -> Moved:

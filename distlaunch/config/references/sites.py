@@ -96,4 +96,4 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
     if config.engine.hostfile is not None:
         folder = folder_of(("engine", "hostfile"))
         data["engine"]["hostfile"] = str(folder.absolute() / os.path.expanduser(config.engine.hostfile))
-    return RunConfig.model_validate(data)
+    return config.changed(data)

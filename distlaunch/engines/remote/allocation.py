@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import encode
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
 from distlaunch.engines.remote.link import Link, LinkError
 from distlaunch.engines.remote.path_watch import PathWatch
@@ -27,10 +28,11 @@ _BEAT_MS, _FEW_HOSTS = 500, 4
 
 def forwarded(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """What tasks get of the controller's environment; everything else is that of their host."""
+    wanted = {*names, MASKED_ENV, REFERENCES_ENV, *environ.get(REFERENCES_ENV, "").split(",")}
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(FORWARDED) or name in names) and name not in REMOVED_ENV
+        if (name.startswith(FORWARDED) or name in wanted) and name not in REMOVED_ENV
     }
 
 

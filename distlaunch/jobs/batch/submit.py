@@ -83,6 +83,7 @@ def submit(prepared: Prepared) -> Submitted:
     try:
         run.batch_exit.unlink(missing_ok=True)
         run.batch_not_before.unlink(missing_ok=True)
+        run.keep_secrets(choice.config.secrets.variables)
         write_atomically(run.config, dump_config(choice.config))
         write_atomically(run.batch_script, prepared.script(run))
         submission = prepared.queue.submit(run.batch_script, choice.config, prepared.environ)
@@ -98,6 +99,7 @@ def _take_back(run: RunDir, config: str | None) -> None:
     if config is not None:
         write_atomically(run.config, config)
         return
+    run.forget_secrets()
     for path in (run.config, run.batch_script):
         path.unlink(missing_ok=True)
     run.discard()

@@ -119,7 +119,7 @@ class Restorer:
 
     def _differences(self, saved: Saved) -> list[str]:
         run = RunDir(self._store.directory.parent)
-        now = self._config.to_plain()
+        now = self._config.to_public()
         return differences(saved.config, now, OF_THE_MODEL, lambda old, new: is_moved(old, new, run))
 
     def _continued(self, saved: Saved) -> Progress:

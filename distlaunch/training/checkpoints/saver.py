@@ -220,7 +220,7 @@ class Saver:
         signs = iter([writing])  # entered already
         request = WriteRequest(
             save.progress,
-            self._config.to_plain(),
+            self._config.to_public(),
             save.best,
             save.trained,
             on_nonfinite=lambda name: self._nonfinite.state(name, step),

@@ -20,6 +20,8 @@ from distlaunch.base.helper_process import run_helper
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.base.user_modules import begin_program
 from distlaunch.config.cluster import Cluster
+from distlaunch.config.dump import dump_config
+from distlaunch.config.read.load import parse_resolved
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
@@ -45,7 +47,7 @@ def export_on_tensorflow(
     plain = config.model_copy(update={"strategy": OneDevice(kind="one_device"), "cluster": Cluster(), "export": []})
     before = {name: None if layer is None else (str(layer.path), layer.raw) for name, layer in wanted.items()}
     parcel = folder / "model.pickle"
-    parcel.write_bytes(pickle.dumps((plain.to_plain(), state, tf.nest.map_structure(np.asarray, rows), before)))
+    parcel.write_bytes(pickle.dumps((dump_config(plain), state, tf.nest.map_structure(np.asarray, rows), before)))
     command = [sys.executable, *SAFE_MODULE, "distlaunch.training.export.on_tensorflow", str(parcel), str(folder)]
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": "-1"}
     answer = run_helper(command, environment)
@@ -63,7 +65,7 @@ def main() -> None:
     parcel, folder = map(Path, sys.argv[1:])
     # written by the process that waits for this one
     plain, state, rows, wanted = pickle.loads(parcel.read_bytes())
-    config = RunConfig.model_validate(plain)
+    config = parse_resolved(plain, "config.yaml", os.environ)
     begin_program(program_of(config))
     model = rebuild(config, state, rows)
     section = config.data.preprocessing

@@ -116,7 +116,7 @@ class Trial:
         record.write(path)
 
     def _reference(self, session: Session, store: CheckpointStore) -> Record:
-        source, plain = _source(session), self._config.to_plain()
+        source, plain = _source(session), self._config.to_public()
         initial = session.program.snapshot()
         # step 0: the other trials start from it
         store.save(initial, Progress(), plain)

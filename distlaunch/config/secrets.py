@@ -1,0 +1,127 @@
+"""Secrets in a config: files of a run hold the `${NAME}` that each stands for, and not its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distlaunch.base.secret_values import MASK, has_credentials, is_secret, is_secret_at, is_secret_name
+from distlaunch.config.read.scalars import VARIABLE
+from distlaunch.config.read.tree import Key, Node
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Where a value comes from.
+
+    Attributes:
+        text: what was written, such as `https://${USER}:${PASSWORD}@host`.
+        value: what it stands for.
+    """
+
+    text: str
+    value: Any
+
+    @property
+    def public(self) -> str:
+        """The text without defaults, which may be secrets too."""
+        return VARIABLE.sub(lambda found: f"${{{_name(found)}}}" if found[1] is not None else found[0], self.text)
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The secrets of a config.
+
+    Attributes:
+        references: by the keys of the values.
+        variables: values of the variables that they name, as far as these are set.
+    """
+
+    references: Mapping[Key, Reference] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def reference(self, key: Key, value: Any) -> Reference | None:
+        """Return where the value at a key comes from; None: it is what was written."""
+        found = self.references.get(key)
+        if found is not None and found.value == value and type(found.value) is type(value):
+            return found
+        # validation writes some values at other keys: `optimizer: adam` has a name then
+        same = (each for each in self.references.values() if isinstance(value, str) and value == each.value)
+        return next(same, None)
+
+    def public(self, value: Any, key: Key = ()) -> Any:
+        """Return plain data of a config as records and checkpoints may hold it.
+
+        References have the place of their values, and `***` that of other secrets.
+        """
+        if isinstance(value, dict):
+            return {name: self.public(inner, (*key, name)) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [self.public(inner, (*key, index)) for index, inner in enumerate(value)]
+        if (found := self.reference(key, value)) is not None:
+            return found.public
+        return MASK if is_secret_at(key, value) else value
+
+    @staticmethod
+    def values(plain: Any) -> list[str]:
+        """Return the values in plain data of a config that must not be printed, by their keys or what they hold."""
+        return sorted({text for key, text in _texts(plain, ()) if is_secret_at(key, text)})
+
+
+def names_in(text: str) -> list[str]:
+    """Return the variables that a text names."""
+    return [_name(found) for found in VARIABLE.finditer(text) if found[1] is not None]
+
+
+def stands_for_secret(text: str, key: Key, value: Any, environ: Mapping[str, str]) -> bool:
+    """Return whether a text that names variables stands for a secret: by one of their names, or by its key."""
+    names = names_in(text)
+    given = [environ.get(name, "") for name in names]
+    return bool(names) and (
+        any(is_secret_name(name) for name in names)
+        or any(is_secret(name, each) or has_credentials(each) for name, each in zip(names, given, strict=True))
+        or is_secret_at(key, value)
+    )
+
+
+def secrets_in(root: Node, environ: Mapping[str, str], *, all_references: bool = False) -> Secrets:
+    """Return the secrets of a config as it was written.
+
+    Args:
+        all_references: whatever names a variable stands for a secret, as in the files of a run.
+    """
+    found = {
+        key: Reference(text, value)
+        for key, text, value in _scalars(root, ())
+        if names_in(text) and (all_references or stands_for_secret(text, key, value, environ))
+    }
+    names = {name for each in found.values() for name in names_in(each.text)}
+    return Secrets(found, {name: environ[name] for name in sorted(names) if name in environ})
+
+
+def _scalars(node: Node, key: Key) -> Iterator[tuple[Key, str, Any]]:
+    if isinstance(node.value, dict):
+        for name, inner in node.value.items():
+            yield from _scalars(inner, (*key, name))
+    elif isinstance(node.value, list):
+        for index, inner in enumerate(node.value):
+            yield from _scalars(inner, (*key, index))
+    elif node.text is not None and "${" in node.text:
+        yield key, node.text, node.value
+
+
+def _texts(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _texts(inner, (*key, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts(inner, (*key, index))
+    elif isinstance(value, str):
+        yield key, value
+
+
+def _name(found: re.Match[str]) -> str:
+    return found[1].partition(":")[0]
