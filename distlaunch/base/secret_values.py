@@ -30,8 +30,8 @@ _CREDENTIALS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/@:]*)(?::([^\s/]*))?
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
 _UNQUOTED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
 _QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
-_LEAST = 8
-"""Shorter values, such as `true`, are in many texts for other reasons."""
+SHORTEST = 8
+"""Length from which on a value is masked: shorter ones, such as `true`, are in many texts for other reasons."""
 MASK = "***"
 _MASK = MASK.encode()
 
@@ -48,17 +48,22 @@ def is_secret(name: str, value: str) -> bool:
     Args:
         name: of the variable. Of some names, such as `SORT_KEY`, a value that is a plain word is none.
     """
-    if _PATH_NAME.search(name) or len(value) < _LEAST or _is_path(value):
+    if _PATH_NAME.search(name) or len(value) < SHORTEST or _is_path(value):
         return False
     return bool(_SURE.search(name)) or (bool(_LIKELY.search(name)) and not _PLAIN.fullmatch(value))
 
 
 def is_secret_at(key: Iterable[str | int], value: Any) -> bool:
     """Return whether a value of a config is a secret, by its key or the keys around it."""
-    if not isinstance(value, str) or len(value) < _LEAST or _PLAIN.fullmatch(value) or _SPECIAL_TOKEN.fullmatch(value):
+    if not isinstance(value, str) or not is_distinctive(value) or _SPECIAL_TOKEN.fullmatch(value):
         return False
     names = [_CAMEL.sub("_", part) for part in key if isinstance(part, str)]
     return any(is_secret(name, value) for name in names)
+
+
+def is_distinctive(value: str) -> bool:
+    """Return whether a text that equals a secret is that secret: it is long enough, and no plain word."""
+    return len(value) >= SHORTEST and not _PLAIN.fullmatch(value)
 
 
 def has_credentials(value: str) -> bool:
@@ -171,11 +176,11 @@ def _secrets_of_urls(value: str) -> Iterator[str]:
     for found in _CREDENTIALS.finditer(value) if "://" in value else ():
         user, password = found[1], found[2]
         # `https://TOKEN@host`
-        if password is None and len(user) >= _LEAST and not _PLAIN.fullmatch(user):
+        if password is None and len(user) >= SHORTEST and not _PLAIN.fullmatch(user):
             yield from {user, _unquoted(user)}
-        elif password and len(password) >= _LEAST:
+        elif password and len(password) >= SHORTEST:
             yield from {password, _unquoted(password)}
-        elif password and len(f"{user}:{password}") > _LEAST // 2:
+        elif password and len(f"{user}:{password}") > SHORTEST // 2:
             yield f"{user}:{password}@"
 
 
@@ -209,6 +214,6 @@ def _forms(value: str) -> Iterator[bytes]:
     for before in range(3):
         coded = b2a_base64(bytes(before) + plain, newline=False)
         first, end = -(-before * 8 // 6), (before + len(plain)) * 8 // 6
-        if end - first >= _LEAST:
+        if end - first >= SHORTEST:
             yield coded[first:end]
             yield coded[first:end].replace(b"+", b"-").replace(b"/", b"_")

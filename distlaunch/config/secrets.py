@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distlaunch.base.secret_values import MASK, has_credentials, is_secret, is_secret_at, is_secret_name
+from distlaunch.base.secret_values import MASK, has_credentials, is_distinctive, is_secret, is_secret_at, is_secret_name
 from distlaunch.config.read.scalars import VARIABLE
 from distlaunch.config.read.tree import Key, Node
 
@@ -48,8 +48,9 @@ class Secrets:
         if found is not None and found.value == value and type(found.value) is type(value):
             return found
         # validation writes some values at other keys: `optimizer: adam` has a name then
-        same = (each for each in self.references.values() if isinstance(value, str) and value == each.value)
-        return next(same, None)
+        if not isinstance(value, str) or not is_distinctive(value):
+            return None
+        return next((each for each in self.references.values() if value == each.value), None)
 
     def public(self, value: Any, key: Key = ()) -> Any:
         """Return plain data of a config as records and checkpoints may hold it.

@@ -138,6 +138,29 @@ def test_what_a_resume_in_vain_has_changed_is_put_back(shell: Shell, how: str) -
     assert "seed: 7" in config.read_text()
 
 
+def test_secrets_are_kept_until_the_run_is_done(shell: Shell) -> None:
+    """Restarts and requeues work where the variable is not set, such as in another shell."""
+    secret = "wk-abcdefgh123456"
+    (shell.directory / "job.yaml").write_text(
+        CONFIG.replace('"m.py:model"', '"m.py:model", args: {width: 3, depth: "${MY_TOKEN}"}')
+    )
+    (shell.directory / "m.py").write_text("def model(width, depth): ...\ndef data(): ...\n")
+    run = RunDir(shell.directory / "runs/job")
+
+    def holders() -> set[str]:
+        return {path.name for path in run.path.rglob("*") if path.is_file() and secret in path.read_text()}
+
+    assert shell("train", "job.yaml", "-q", "--set", "restarts.max=1", MY_TOKEN=secret, FAKE="fail")[0] == 3
+    assert holders() == {".secrets"}
+    assert shell("train", "job.yaml", "-q", "--resume", FAKE="fail")[0] == 3
+    assert shell("train", "runs/job", "-q", "--resume")[0] == 0
+    assert holders() == set()
+    code, _, err = shell("evaluate", "runs/job")
+    assert code == 2
+    assert "the environment variable MY_TOKEN is not set" in err
+    assert shell("evaluate", "runs/job", MY_TOKEN=secret)[0] == 0
+
+
 def test_resume_auto_in_the_config(shell: Shell) -> None:
     assert shell("train", "job.yaml", "-q", "--set", "resume=auto", FAKE="fail")[0] == 3
     assert shell("train", "job.yaml", "-q", "--set", "resume=auto")[0] == 0

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from distlaunch.agent.output import Pump
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import Notice
+from distlaunch.base.events import EpochEnded, Evaluated, Notice, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
-from distlaunch.base.secret_values import SecretMask
+from distlaunch.base.secret_values import MASKED_ENV, SecretMask, is_secret_at, masked_arguments
 
 SECRET = 'ab"c\\d é-12345'
 
@@ -37,6 +39,122 @@ SECRET = 'ab"c\\d é-12345'
 )
 def test_names_that_look_secret(name: str, is_secret: bool) -> None:
     assert (SecretMask({name: SECRET}).whole(f"a {SECRET} b") == "a *** b") == is_secret
+
+
+RANDOM = "q7x-kd82_Zp41"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SIGNING_KEY", "SMTP_PASS", "PGPASS", "SESSION_COOKIE", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "AUTH",
+     "AZURE_STORAGE_CONNECTION_STRING", "BASIC_AUTH"],
+)  # fmt: skip
+def test_common_names_are_secret_unless_the_value_is_a_plain_word(name: str) -> None:
+    mask = SecretMask({name: RANDOM})
+    assert mask.whole(f"a {RANDOM} b") == "a *** b"
+    for plain in ("val_accuracy", "imagenet.validation", "top_5_accuracy", "20000000"):
+        assert SecretMask({name: plain}).whole(f"a {plain} b") == f"a {plain} b"
+
+
+@pytest.mark.parametrize("name", ["GOOGLE_APPLICATION_CREDENTIALS", "TOKEN_FILE", "AWS_SECRET_PATH", "SSH_AUTH_SOCK"])
+def test_names_of_paths_are_no_secrets(name: str) -> None:
+    assert SecretMask({name: RANDOM}).whole(RANDOM) == RANDOM
+
+
+def _forms_of(value: str) -> list[str]:
+    plain = value.encode()
+    coded = [base64.b64encode(b"u" * length + b":" + plain).decode() for length in range(4)]
+    return [
+        *(value, json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)),
+        *(quote(value), quote(value, safe=""), quote_plus(value)),
+        *(base64.b64encode(plain).decode(), base64.urlsafe_b64encode(plain).decode(), *coded),
+        base64.b64encode(plain + b" and more").decode(),
+    ]
+
+
+@given(value=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=40))
+def test_no_form_is_shown(value: str) -> None:
+    # a path is none
+    assume(SecretMask({"A_TOKEN": value}).whole(value) != value)
+    mask = SecretMask({"A_TOKEN": value})
+    for form in _forms_of(value):
+        shown = mask.whole(f"before {form} after")
+        assert form not in shown
+        # what is left of base64 are letters that the bytes around it decide, too
+        assert len(shown) <= len("before *** after") + 16
+
+
+def test_values_that_begin_with_a_slash() -> None:
+    value = "/Abcdefgh/ijkl+mn12345678"
+    assert SecretMask({"AWS_SECRET_ACCESS_KEY": value}).whole(f"a {value}") == "a ***"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://me:s3cr3tpass77@host/x", "https://me:***@host/x"),
+        ("postgres://me:s3cr3t%2Fpass77@host/x", "postgres://me:***@host/x"),
+        ("https://ghp_Ab12345678@host", "https://***@host"),
+        ("http://me:pw12@host", "http://***host"),
+        ("https://host/a@b", "https://host/a@b"),
+        ("https://someone@host", "https://someone@host"),
+    ],
+)
+def test_passwords_of_urls_whatever_the_variable(url: str, shown: str) -> None:
+    assert SecretMask({"TRACKER": url}).whole(f"at {url}") == f"at {shown}"
+    assert "s3cr3t/pass77" not in SecretMask({"TRACKER": url}).whole("s3cr3t/pass77") or "%2F" not in url
+
+
+def test_values_of_keys_whatever_the_variable() -> None:
+    environ = {MASKED_ENV: json.dumps([RANDOM, 3, ""]), "MINE": RANDOM}
+    assert SecretMask(environ).whole(f"a {RANDOM} 3") == "a *** 3"
+    assert SecretMask({MASKED_ENV: "no json"}).whole("no json") == "no json"
+
+
+def test_arguments_of_commands() -> None:
+    environ = {"MY_TOKEN": "tok-123456789"}
+    words = ["distlaunch", "train", "x.yaml", "--set", f"model.args.api_key={RANDOM}", f"--api-key={RANDOM}",
+             "--password", RANDOM, "--sort-key", "val_accuracy", "--data", "/x/tok-123456789",
+             "--set", "train.epochs=12345678", f"data.args[0].accessToken={RANDOM}", "--secret", "--other"]  # fmt: skip
+    assert masked_arguments(words, environ) == [
+        *("distlaunch", "train", "x.yaml", "--set", "model.args.api_key=***", "--api-key=***", "--password", "***"),
+        *("--sort-key", "val_accuracy", "--data", "/x/***", "--set", "train.epochs=12345678"),
+        *("data.args[0].accessToken=***", "--secret", "--other"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "secret"),
+    [
+        (("model", "args", "api_key"), RANDOM, True),
+        (("model", "args", "apiKey"), RANDOM, True),
+        (("model", "args", "credentials", "value"), RANDOM, True),
+        (("model", "args", "label_key"), "image_label", False),
+        (("model", "args", "eos_token"), "<|endoftext_1|>", False),
+        (("model", "args", "max_tokens"), 12345678, False),
+        (("model", "args", "token_file"), RANDOM, False),
+        (("model", "args", "name"), RANDOM, False),
+    ],
+)
+def test_keys_that_look_secret(key: tuple[str, ...], value: object, secret: bool) -> None:
+    assert is_secret_at(key, value) == secret
+
+
+def test_names_in_events_are_never_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_PASSWORD", "val_accuracy")
+    monkeypatch.setenv("MY_SECRET", "multi_worker_mirrored")
+    monkeypatch.setenv("THE_TOKEN", "RunEnded")
+    writer = EventWriter(tmp_path / "events.jsonl", attempt=0, task="worker:0")
+    writer.write(EpochEnded(epoch=0, step=4, seconds=1.0, logs={"val_accuracy": 0.5}))
+    writer.write(Evaluated(step=4, split="val_accuracy", logs={"val_accuracy": 0.25}))
+    writer.write(RunEnded(status="done", step=4, epochs_done=1, seconds=1.0, logs={}))
+    writer.close()
+    first, second, third = read_events(tmp_path / "events.jsonl")
+    assert isinstance(first, EpochEnded)
+    assert first.logs == {"val_accuracy": 0.5}
+    assert isinstance(second, Evaluated)
+    assert second.split == "val_accuracy"
+    assert isinstance(third, RunEnded)
 
 
 @pytest.mark.parametrize("value", ["", "true", "1234567", "/run/secrets/token", "./token.txt", "~/.token"])

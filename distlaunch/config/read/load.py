@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
-from distlaunch.base.secret_values import SecretMask, masked_arguments, secrets_of
+from distlaunch.base.secret_values import SHORTEST, SecretMask, masked_arguments, secrets_of
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
@@ -171,7 +171,9 @@ def _checked(
         wrong += reference_problems(partial)
     problems = [*_unique(early), *sorted((_at(root, problem) for problem in wrong), key=_position)]
     if problems or partial is None:
-        raise ConfigError(_masked(problems, {}, Secrets.values(data), {}))
+        written = (each.value for each in secrets_in(root, environ).references.values())
+        texts = [value for value in written if isinstance(value, str) and len(value) >= SHORTEST]
+        raise ConfigError(_masked(problems, {}, [*Secrets.values(data), *texts], {}))
     config = partial.in_folder(Path(os.path.abspath(folder_of(path)))).with_secrets(secrets_in(root, environ))
     return LoadedConfig(config, path, root)
 
