@@ -20,6 +20,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import CheckpointFailed, EpochEnded, Event, Notice, Restored, RunEnded, TaskStarted
 from distlaunch.base.run_dir import RunDir, write_atomically
+from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.user_modules import add_folder
 from distlaunch.cluster.devices import find_gpus
@@ -34,6 +35,7 @@ from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.resume import find_run, what_is_left
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies import MODELS, Strategy
+from distlaunch.config.user_settings import trusted_folders
 
 if TYPE_CHECKING:
     import keras
@@ -150,9 +152,12 @@ def _processes_needed(strategy: Strategy, cluster: Cluster) -> str:
 
 def _choose(given: str | Path | Mapping[str, Any], config: RunConfig) -> RunDir:
     if not isinstance(given, Mapping) and Path(given).is_dir():
-        return RunDir(given)
+        run = RunDir(given)
+        if note := check_ownership(run.path, str(given), trusted_folders(os.environ)):
+            warnings.warn(note, stacklevel=3)
+        return run
     name = config.name or "run"
-    found = find_run(config.runs_dir, name) if config.resume == "auto" else None
+    found = find_run(config.runs_dir, name, os.environ, warnings.warn) if config.resume == "auto" else None
     if found is None:
         return RunDir.claim(config.runs_dir, name)
     changed = what_is_left(config, found.run).changed if found.finished else ()

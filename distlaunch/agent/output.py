@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from distlaunch.agent.log_noise import is_noise
+from distlaunch.base.folders import make_folder
 from distlaunch.base.secret_values import SecretMask
 
 READ_BYTES = 64 * 1024  # what a pipe of Linux holds
@@ -123,7 +124,7 @@ class Pump:
 
     def add(self, task: str, pipe: IO[bytes], log_path: Path, mask: SecretMask) -> None:
         """Reads a pipe of a task from here on."""
-        log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log_path.parent)
         # a task that is started again goes on in the same file
         log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         os.set_blocking(pipe.fileno(), False)  # `finish` reads until nothing is there

@@ -12,6 +12,8 @@ import os
 import struct
 import time
 
+from distlaunch.base.folders import make_folder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +38,7 @@ class Heartbeat:
         self._file = -1
         """Written to where the disk has no files in memory."""
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            make_folder(os.path.dirname(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             os.posix_fallocate(self._file, 0, FORMAT.size)  # a hole would kill the task on a full disk
             # a write into memory, which waits for no disk

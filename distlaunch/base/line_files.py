@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+from distlaunch.base.folders import make_folder
+
 
 class LineWriter:
     """Appends lines to one file, each with a single `write`, so that readers never see half of an earlier line.
@@ -15,7 +17,7 @@ class LineWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # appending: each write goes to the end, whatever other processes have written
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._waiting: list[bytes] = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from distlaunch.base.errors import ExitCode, UsageError, code_of_os_error
+from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import read_json, read_regular
 from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.run_lock import Owner, lock_run, owner_of
@@ -64,7 +65,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     Args:
         mode: permissions of the file, less those that the umask takes.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     # in the same folder: a rename is atomic within one file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # one that a killed process has left, or a link that leads elsewhere
@@ -189,7 +190,8 @@ class RunDir:
             path = self._attempts / str(self.next_attempt())
             try:
                 # `mkdir` and not a look first: of two launchers one gets the number
-                path.mkdir(parents=True)
+                make_folder(self._attempts)
+                path.mkdir(mode=0o700)
                 break
             except FileExistsError:
                 continue

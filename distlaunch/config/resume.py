@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,16 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.base.event_files import read_all_events_of, read_events_of
 from distlaunch.base.events import Evaluated, Exported, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.run_files.ownership import check_ownership, ownership_of
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.config.differences import changes
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.references.moved import is_moved
 from distlaunch.config.run import RunConfig
+from distlaunch.config.user_settings import trusted_folders
+
+_FOREIGN = 5
+"""How many runs of others a line names."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,41 @@ class Found:
     newer: RunDir | None = None
 
 
-def find_run(runs_dir: Path | str, name: str) -> Found | None:
-    """Return the newest unfinished run of a name, else the newest finished one; None: there is no run of that name."""
-    runs = RunDir.named(runs_dir, name)
+def find_run(
+    runs_dir: Path | str, name: str, environ: Mapping[str, str], note: Callable[[str], None] = lambda text: None
+) -> Found | None:
+    """Return the newest unfinished run of a name, else the newest finished one; None: there is no run of that name.
+
+    Runs of other users are passed over, since going on with one runs the code that it names.
+
+    Args:
+        note: gets a line on runs that are passed over, and on what cannot be judged of the run.
+
+    Raises:
+        UsageError: others can write to the run.
+    """
+    trusted = trusted_folders(environ)
+    runs, foreign = list[RunDir](), list[str]()
+    for run in RunDir.named(runs_dir, name):
+        with contextlib.suppress(FileNotFoundError):  # just removed
+            if owner := ownership_of(run.path, trusted).owner:
+                foreign.append(f"{_shown(run.path)} of {owner}")
+            else:
+                runs.append(run)
+    if foreign:
+        note(f"passing over {', '.join(foreign[:_FOREIGN])}{' and others' if foreign[_FOREIGN:] else ''}")
+    if (found := _newest(runs)) is not None and (
+        text := check_ownership(found.run.path, _shown(found.run.path), trusted)
+    ):
+        note(text)
+    return found
+
+
+def _shown(path: Path) -> str:
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _newest(runs: Sequence[RunDir]) -> Found | None:
     for run in runs:
         if not run.finished():
             return Found(run, finished=False, newer=None if run is runs[0] else runs[0])

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.base.file_locks import lock
+from distlaunch.base.folders import make_folder
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
 from distlaunch.data.function_references import call, load_function
 from distlaunch.strategies.sources import Batch
@@ -52,7 +53,7 @@ def prepare(config: PreprocessingConfig, inputs: tf.data.Dataset, path: Path) ->
     Raises:
         ConfigError: the function returns no layer, or one that cannot be saved.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with _locked(path.with_suffix(".lock")), tf.device("CPU:0"):
         if not path.exists():
             layer = call(config.function, config.args, _KEY, inputs)

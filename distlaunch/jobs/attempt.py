@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
 from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import ExportFailed, StepsDone
+from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.environment import describe_environment
@@ -20,7 +21,7 @@ from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.engines import engine_of
 from distlaunch.engines.base import Needs
-from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, fit_config, plan_launch, processes
+from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, config_mark, fit_config, plan_launch, processes
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import newest_training
 from distlaunch.supervise.allocation import Allocation
@@ -87,6 +88,10 @@ def _plan(
     cluster, here = _cluster(config, allocation)
     config = config if here is None else fit_config(config, cluster)
     places, engine = allocation.places, allocation.engine
+    from distlaunch.config.read.load import dump_config
+
+    # so that nobody who can write to the run can give the tasks another
+    extra = [*extra, *config_mark(dump_config(config))]
     plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
     return config, plan
 
@@ -214,7 +219,7 @@ def _write_attempt(run: RunDir, config: RunConfig, plan: LaunchPlan) -> None:
     run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
     write_atomically(run.attempt_config(plan.attempt), dump_config(config))
     for task in plan.tasks:
-        task.files.path.mkdir(parents=True, exist_ok=True)
+        make_folder(task.files.path)
 
 
 def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: Allocation) -> str | None:
@@ -268,8 +273,9 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapp
     allocation = allocate(config, {**environ, **config.task_environ()})
     cluster, here = _cluster(config, allocation)
     places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
-    plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, engine=engine)
+    extra = config_mark(run.attempt_config(number).read_text(encoding="utf-8"))
+    plan = plan_launch(config, run, number, "train", cluster, here=here, places=places, extra=extra, engine=engine)
     for task in plan.tasks:
-        task.files.path.mkdir(parents=True, exist_ok=True)
+        make_folder(task.files.path)
         task.files.archive_error()
     return AttemptResult(plan, Supervisor(plan, allocation, observer).run())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from distlaunch.base.errors import ConfigError, Problem, RunBusyError, StopRequested, UsageError
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.identity import Identity
+from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_lock import lock_run, owner_of
 from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.backend import ignored_backend
@@ -23,6 +24,7 @@ from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
 from distlaunch.config.run_name import check_name
 from distlaunch.config.tf_config import tf_config_cluster
+from distlaunch.config.user_settings import trusted_folders
 from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.has_validation import check_has_validation
@@ -120,7 +122,7 @@ def _kept_secrets(request: JobRequest, environ: Mapping[str, str]) -> Mapping[st
     except ConfigError:  # for another reason
         return {}
     name = request.name or config.name or Path(request.target).stem
-    found = find_run(config.runs_dir, name) if request.resume or config.resume == "auto" else None
+    found = find_run(config.runs_dir, name, environ) if request.resume or config.resume == "auto" else None
     return {} if found is None else found.run.secrets()
 
 
@@ -134,13 +136,15 @@ def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Map
         fit_config(config, given[0])
         name = task_run_name(name, *given)
         if given[1].job == "evaluator":
-            return _choose_beside(config, name, locate)
+            return _choose_beside(config, name, locate, environ)
     if not request.resume and config.resume != "auto":
         return Choice(config, name, locate)
-    return _choose_resumed(request, config, name, config.name or target.stem, locate)
+    return _choose_resumed(request, config, name, config.name or target.stem, locate, environ)
 
 
-def _choose_resumed(request: JobRequest, config: RunConfig, name: str, name_of_job: str, locate: Locate) -> Choice:
+def _choose_resumed(
+    request: JobRequest, config: RunConfig, name: str, name_of_job: str, locate: Locate, environ: Mapping[str, str]
+) -> Choice:
     """Choose what `--resume` does with the runs of a name.
 
     Args:
@@ -149,16 +153,20 @@ def _choose_resumed(request: JobRequest, config: RunConfig, name: str, name_of_j
     """
     from distlaunch.config.resume import find_run
 
-    found = find_run(config.runs_dir, name_of_job) or find_run(config.runs_dir, name)
+    notes = list[str]()
+    found = find_run(config.runs_dir, name_of_job, environ, notes.append)
+    if found is None and name != name_of_job:
+        found = find_run(config.runs_dir, name, environ, notes.append)
     if found is None:
-        note = f"there is no run called {name} yet: starting it" if request.resume else ""
-        return Choice(config, name, locate, note=note)
+        whose = " of yours" if notes else ""
+        notes += [f"there is no run{whose} called {name} yet: starting it"] if request.resume else []
+        return Choice(config, name, locate, note="; ".join(notes))
     way_to_new = "leave out --resume" if request.resume else "add `--set resume=never`"
     left = _whats_left(config, found.run, way_to_new) if found.finished else None
     identity = found.run.identity()
     if name != name_of_job and identity is not None and identity.name == name_of_job:
         return _choose_beside_chief(config, name, locate, found.run, identity.number, left)
-    note = f"resuming {shown(found.run.path)}"
+    note = "; ".join([*notes, f"resuming {shown(found.run.path)}"])
     if found.newer is not None:
         run, newer = shown(found.run.path), shown(found.newer.path)
         note += (
@@ -229,7 +237,8 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
         raise UsageError(f"{shown(run.path)} is a run directory: add --resume to resume it, or give a config file")
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
-    notes = list[str]()
+    # before anything of it is read: what others have put there is no config of this user's
+    notes = list(filter(None, [check_ownership(run.path, shown(run.path), trusted_folders(environ))]))
     config, locate, warnings = _load_run(run, request.overrides, environ, notes.append)
     _check_place(run, config)
     way_to_new = "give its config file without --resume"
@@ -258,10 +267,10 @@ def _unused(config: RunConfig, locate: Locate) -> list[str]:
     return [str(each) for each in locate(unused_settings(config))]
 
 
-def _choose_beside(config: RunConfig, name: str, locate: Locate) -> Choice:
+def _choose_beside(config: RunConfig, name: str, locate: Locate, environ: Mapping[str, str]) -> Choice:
     from distlaunch.config.resume import find_run
 
-    found = find_run(config.runs_dir, name)
+    found = find_run(config.runs_dir, name, environ)
     run = found and found.run
     if run is None or not run.attempts():
         raise UsageError(

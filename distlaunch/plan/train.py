@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -150,6 +151,11 @@ def worker_argv(
     """The command that runs one task; `python` as of `Place`."""
     arguments = ["--run-dir", str(run_dir), "--attempt", str(attempt), "--task", str(task), "--mode", mode, *extra]
     return (python or sys.executable, *SAFE_MODULE, "distlaunch.tasks.worker", *arguments)
+
+
+def config_mark(text: str) -> tuple[str, str]:
+    """The arguments by which a task knows the config that was written for it."""
+    return "--config-sha256", hashlib.sha256(text.encode()).hexdigest()
 
 
 def processes(config: RunConfig) -> dict[str, int]:

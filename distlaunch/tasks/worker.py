@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import hashlib
 import os
 import signal
 import socket
@@ -33,7 +34,8 @@ from distlaunch.base.user_modules import after_user_code, begin_program
 from distlaunch.cluster.cores import num_visible_cores
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
-from distlaunch.config.read.load import load_resolved
+from distlaunch.config.read.load import parse_resolved
+from distlaunch.config.read.text import read_text
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.tasks.blas_threads import heed_num_threads
@@ -110,6 +112,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint", type=_step_or_best, help="step of the checkpoint, or best; default: the newest good one"
     )
+    parser.add_argument("--config-sha256", help="hash of the attempt's config.yaml, which must be that")
     parser.add_argument("--split", choices=("train", "validation"), default="validation")
     parser.add_argument("--output", type=Path, help="file for predictions; default: below the run directory")
     parser.add_argument("--wait-for-chief", action="store_true", help="a server: end when the coordinator is gone")
@@ -142,7 +145,7 @@ def _run(arguments: argparse.Namespace) -> int:
     files = run.task(arguments.attempt, str(task))
     heartbeat = Heartbeat(files.heartbeat)
     try:
-        config = load_resolved(run.attempt_config(arguments.attempt), os.environ)
+        config = _read_config(run.attempt_config(arguments.attempt), arguments.config_sha256)
         _prepare_process(config, task)
         emit = _emitter(EventWriter(_event_file(run, arguments), attempt=arguments.attempt, task=str(task)))
         stop = StopFlag(heartbeat.turn)
@@ -161,6 +164,14 @@ def _run(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):
             write_exception(files, error, step=heartbeat.step, user_error=user_error)
         return ExitCode.TEMPORARY if is_outside else ExitCode.FAILED
+
+
+def _read_config(path: Path, sha256: str | None) -> RunConfig:
+    """Read the config of the attempt. Raises DistlaunchError if it is not what was written for it."""
+    text = read_text(path)
+    if sha256 is not None and hashlib.sha256(text.encode()).hexdigest() != sha256:
+        raise DistlaunchError(f"{path} was changed after it was written for this attempt; it is not used")
+    return parse_resolved(text, str(path), os.environ)
 
 
 def _prepare_process(config: RunConfig, task: Task) -> None:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.folders import make_folder
 from distlaunch.config.run import RunConfig
 from distlaunch.data.split import Split
 
@@ -66,7 +67,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     plain = {name: _plain(array) for name, array in arrays.items()}
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             _write(temporary, path.suffix, plain)
             # in the same folder, so it is one rename

@@ -23,7 +23,17 @@ from distlaunch.cluster.spec import ClusterSpec, from_tf_config
 parser = argparse.ArgumentParser()
 for flag in ("--wait-for-chief", "--unchecked"):
     parser.add_argument(flag, action="store_true")
-for name in ("--run-dir", "--attempt", "--task", "--mode", "--checkpoint", "--split", "--formats", "--output"):
+for name in (
+    "--run-dir",
+    "--attempt",
+    "--task",
+    "--mode",
+    "--checkpoint",
+    "--split",
+    "--formats",
+    "--output",
+    "--config-sha256",
+):
     parser.add_argument(name)
 ARGS = parser.parse_args()
 RUN, ATTEMPT = RunDir(ARGS.run_dir), int(ARGS.attempt)

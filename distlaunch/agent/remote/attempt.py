@@ -17,6 +17,7 @@ from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.agent.remote.run_copy import RunCopy
 from distlaunch.agent.threads import pool_sizes
 from distlaunch.base.errors import UsageError
+from distlaunch.base.folders import make_folder
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.proxies import direct_paths
@@ -66,7 +67,7 @@ class HostAttempt:
         """Starts a task, perhaps again."""
         name = frame.text("task")
         files = self._run.task(self.number, name)
-        files.path.mkdir(parents=True, exist_ok=True)
+        make_folder(files.path)
         files.archive_error()
         if self._copy is not None:
             for log in (files.stdout_log, files.stderr_log):

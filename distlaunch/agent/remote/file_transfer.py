@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encode
+from distlaunch.base.folders import make_folder
 
 WRITE, MOVE, REMOVE = "write", "move", "remove"
 KINDS = (WRITE, MOVE, REMOVE)
@@ -66,7 +67,7 @@ def receive(root: Path, frame: Frame) -> None:
     elif frame.kind == MOVE:
         _move(path, below(root, frame.text("to")))
     else:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("wb" if frame.fields.get("fresh") else "ab") as file:
             if isinstance(mode := frame.fields.get("mode"), int):
                 os.fchmod(file.fileno(), mode & 0o700)
@@ -74,7 +75,7 @@ def receive(root: Path, frame: Frame) -> None:
 
 
 def _move(path: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(to.parent)
     if not path.is_dir() or not to.exists():
         path.replace(to)
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.read.scalars import RUN_DIR
 
@@ -36,7 +37,7 @@ def arguments_in(run: RunDir, factory: Any, args: Mapping[str, Any]) -> dict[str
         own = run.own(path)
         found[argument] = str(own)
         if argument == "filename" and own.is_relative_to(run.path):
-            own.parent.mkdir(parents=True, exist_ok=True)  # the others make their folders themselves
+            make_folder(own.parent)  # the others make their folders themselves
     return found
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distlaunch.base.errors import CheckpointError
+from distlaunch.base.folders import make_folder
 from distlaunch.base.regular_files import NotRegularError, read_regular
 from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
@@ -107,10 +108,10 @@ class CheckpointStore:
             shared: what names of drafts have that other processes may have begun to write already.
         """
         folder = self.draft_path(step, name)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self.directory)
         self._remove_leftovers(shared)
         try:
-            folder.mkdir(exist_ok=True)  # another process may have been earlier
+            make_folder(folder)  # unless another process was earlier
             yield folder
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from distlaunch.base.folders import make_folder
 from distlaunch.strategies.protocol import Parts, Program, State, Strategy
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import Cut
@@ -143,7 +144,7 @@ class PartsWriter:
             return None
         key = uuid.uuid4().hex
         probe = store.directory / f".probe.{key}.tmp"
-        made = strategy.is_chief and _tried(lambda: probe.mkdir(parents=True))
+        made = strategy.is_chief and _tried(lambda: make_folder(probe))
         received = json.loads(strategy.from_chief(json.dumps([str(probe.absolute()), key]).encode()))
         seen = made or _tried((Path(received[0]) / str(parts.rank)).touch)
         seen_by = strategy.gather("seen" if seen else "")
@@ -179,7 +180,7 @@ class PartsWriter:
         bad = snapshot.nonfinite(request.trained, request.pace)
         name = f"state-{self._parts.rank + 1:05d}-of-{self._parts.number:05d}.safetensors"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             return _Report(write_file(folder, name, snapshot.state, snapshot.cuts, request.pace), bad, None)
         except OSError as error:
             return _Report(None, bad, error.strerror or str(error))

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.file_locks import lock
+from distlaunch.base.folders import make_folder
 from distlaunch.config.run import RunConfig
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.patches.keras_private import layers_of
@@ -46,7 +47,7 @@ def staging(directory: Path) -> Iterator[Path]:
 
     Another process may write another format at the same time, and holds the lock of its own folder.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     for left in directory.glob(f"{_STAGING}*"):
         if not left.name.startswith(_OLD):
             with contextlib.suppress(BlockingIOError, FileNotFoundError), _locked(left):
