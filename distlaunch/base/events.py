@@ -15,12 +15,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distlaunch.base import strict_json
+from distlaunch.base.plain_types import fits
 from distlaunch.base.secret_values import SecretMask
 
 Logs = dict[str, float]
@@ -39,24 +39,6 @@ def _types_of(cls: type[Event]) -> dict[str, Any]:
     """The types of an event's fields."""
     hints = typing.get_type_hints(cls)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a value that JSON has given is of a type; by hand, since agents do without pydantic."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin in (list, tuple):
-        return isinstance(value, (list, tuple)) and all(_fits(each, arguments[0]) for each in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(each, arguments[1]) for each in value.values())
-    if kind is float:
-        return isinstance(value, (int, float))
-    return value is None if kind in (None, type(None)) else isinstance(value, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +87,7 @@ class Event:
             # a later version may have written more
             wanted = _types_of(cls)
             known = {name: value for name, value in data.items() if name in wanted}
-            if wrong := next((name for name, value in known.items() if not _fits(value, wanted[name])), None):
+            if wrong := next((name for name, value in known.items() if not fits(value, wanted[name])), None):
                 raise ValueError(f"{wrong} has another type")
             return cls(**known)
         # a TypeError: a field is missing; the parser follows each level of nesting

@@ -111,7 +111,7 @@ def test_a_run_that_was_renamed_or_copied_is_reached_by_its_path_only() -> None:
     assert [each.name for each in RunDir.named("runs", "exp")] == ["exp"]
     assert RunDir.named("runs", "other") == []
     run.path.rename("runs/exp-7")
-    assert find_run("runs", "exp") is None
+    assert find_run("runs", "exp", {}) is None
     assert make("exp").name == "exp"
     assert make("exp").name == "exp-3"
     assert resume(target="runs/other").run is not None
@@ -130,7 +130,7 @@ def test_a_folder_without_a_readable_record_is_never_taken_by_name(text: str | N
     record.unlink()
     if text is not None:
         record.write_text(text)
-    assert find_run("runs", "exp") is None
+    assert find_run("runs", "exp", {}) is None
     assert resume().run is None
     assert RunDir.claim("runs", "exp").name == "exp-2"
 

@@ -136,11 +136,11 @@ def test_half_of_a_checkpoint_is_never_put_in_place(
     folder = checkpoint(copy, "step-00000001", "x" * 300_000)
     incoming, received = Incoming(target), list[str]()
 
-    def full_once(root: Path, frame: Frame) -> None:
+    def full_once(root: Path, frame: Frame, limit: int | None) -> None:
         received.append(frame.kind)
         if received == ["remove", "write"]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        receive(root, frame)
+        receive(root, frame, limit)
 
     monkeypatch.setattr(file_transfer, "receive", full_once)
     for name in ("step-00000001", "step-00000002"):

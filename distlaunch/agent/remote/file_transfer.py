@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from distlaunch.agent.remote.frames import CHUNK_BYTES, Frame, FrameError, encode
@@ -25,12 +26,15 @@ def below(root: Path, name: str) -> Path:
 class Incoming:
     """Writes what another host sends into a folder.
 
+    Args:
+        limit_of: returns how long a file may become, by its name; None: as long as the disk takes.
+
     Attributes:
         problem: why something could not be written; empty if all was.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, limit_of: Callable[[str], int] | None = None) -> None:
+        self._root, self._limit_of = root, limit_of
         self.problem = ""
         self._torn: set[str] = set()
         """What is not complete, and never will be."""
@@ -45,7 +49,7 @@ class Incoming:
         if part in self._torn:
             return
         try:
-            receive(self._root, frame)
+            receive(self._root, frame, None if self._limit_of is None else self._limit_of(path))
         except OSError as error:
             self.problem = self.problem or f"{path} cannot be written: {error.strerror}"
             if part:
@@ -59,8 +63,12 @@ def remove_folder(path: Path, *, ignore_errors: bool = False) -> None:
     shutil.rmtree(path, ignore_errors=ignore_errors)
 
 
-def receive(root: Path, frame: Frame) -> None:
-    """Does what a message asks for. Raises OSError, or FrameError if the message is wrong."""
+def receive(root: Path, frame: Frame, limit: int | None = None) -> None:
+    """Does what a message asks for. Raises OSError, or FrameError if the message is wrong.
+
+    Args:
+        limit: bytes that the file may have.
+    """
     path = below(root, frame.text("path"))
     if frame.kind == REMOVE:
         remove_folder(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -68,7 +76,12 @@ def receive(root: Path, frame: Frame) -> None:
         _move(path, below(root, frame.text("to")))
     else:
         make_folder(path.parent)
-        with path.open("wb" if frame.fields.get("fresh") else "ab") as file:
+        how = os.O_TRUNC if frame.fields.get("fresh") else os.O_APPEND
+        # not through a link, which may lead anywhere, and not into a pipe
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags | how, 0o666), "wb", buffering=0) as file:
+            if limit is not None and os.fstat(file.fileno()).st_size + len(frame.payload) > limit:
+                raise OSError(errno.EFBIG, f"longer than {limit:,} bytes", str(path))
             if isinstance(mode := frame.fields.get("mode"), int):
                 os.fchmod(file.fileno(), mode & 0o700)
             file.write(frame.payload)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 from distlaunch.agent.remote.file_transfer import REMOVE, WRITE, remove_folder, send_file, send_folder
 from distlaunch.agent.remote.frames import CHUNK_BYTES, encode
+from distlaunch.agent.remote.task_files import is_of_tasks
 from distlaunch.base.errors import UsageError
 
 _MARK = ".copy-of-a-run"
 """Only a folder with this file is ever emptied."""
 _CHECKPOINTS = "checkpoints"
+_NAMED = 5
 _Stamp = tuple[int, int, int]
 
 
@@ -104,10 +106,18 @@ class RunCopy:
 
     def changed(self) -> Iterator[bytes]:
         """All other files that tasks have written or changed."""
+        left_out = list[str]()
         for name, stamp in list(self._others()):
             if self._rest.get(name) != stamp:
                 self._rest[name] = stamp
-                yield from send_file(self.root / name, name)
+                if is_of_tasks(name):
+                    yield from send_file(self.root / name, name)
+                else:
+                    left_out.append(name)
+        if left_out:
+            names = ", ".join(sorted(left_out)[:_NAMED]) + (", ..." if left_out[_NAMED:] else "")
+            text = f"not sent, since only a launcher writes such files, or since they are code: {names}"
+            yield encode("line", task="", text=text)
 
     def remove(self) -> None:
         """The controller has everything: deletes the copy."""

@@ -73,6 +73,7 @@ def choose_addresses(
         ports: those reserved on each host. Each is tried by some host, and each host tries one of each other's.
     """
     left = {link.name: _candidates(link, interface) for link in links}
+    raise_for({name: "it has no address" for name, addresses in left.items() if not addresses})
     first = {name: addresses[0] for name, addresses in left.items()}
     if len(links) == 1:
         return first
@@ -124,6 +125,8 @@ def _probe(
     failed: dict[str, list[tuple[str, int]]] = {}
     for source, answer in pending.items():
         for number in answer.result().fields["missed"]:
+            if number >= len(targets[source]):
+                raise UsageError(f"{source}: reports a connection that it was not asked to try")
             name, port = targets[source][number]
             failed.setdefault(name, []).append((source, port))
     return failed

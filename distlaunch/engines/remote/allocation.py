@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from distlaunch.agent.remote.file_transfer import Incoming
 from distlaunch.agent.remote.frames import encode
+from distlaunch.agent.remote.task_files import most_bytes
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
@@ -67,7 +68,7 @@ class RemoteAllocation:
     ) -> Iterator[Starter]:
         run = RunDir(plan.run_dir)
         copies = open_run(run, list(self.links.values()))
-        incoming = Incoming(run.path)
+        incoming = Incoming(run.path, most_bytes)
         listening = {task.address: task.host for task in plan.tasks if task.address is not None}
         paths = PathWatch(self.links, listening, self.patience_s, clock)
         tasks = RemoteTasks(plan, self.links, incoming, show, self.environ, paths, self.note_host_failure)

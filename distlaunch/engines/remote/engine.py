@@ -271,4 +271,7 @@ def _reserve(links: Mapping[str, Link], chosen: Sequence[str], needs: Needs) -> 
         wanted = len(mine) if needs.ports == "auto" else [needs.ports[number] for number in mine]
         pending[name] = link.request("reserve", ports=wanted)
     raise_for(refusals(pending))
-    return {name: answer.result().fields["ports"] for name, answer in pending.items()}
+    ports = {name: answer.result().fields["ports"] for name, answer in pending.items()}
+    number = {name: with_address.count(name) for name in links}
+    raise_for({name: "it has not reserved the ports" for name in ports if len(ports[name]) != number[name]})
+    return ports

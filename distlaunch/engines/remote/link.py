@@ -18,9 +18,11 @@ from distlaunch.agent.process import Lifeline
 from distlaunch.agent.remote.frames import Frame, FrameError, FrameReader, GreetingReader, encode
 from distlaunch.agent.remote.outbox import Outbox
 from distlaunch.cluster.hosts import Host
+from distlaunch.engines.remote.replies import check_facts, check_reply
 
 _READ_BYTES = 64 * 1024  # what a pipe holds
 _KEPT_BYTES = 8000  # of what the child prints beside the messages
+_NO_AGENT = "what it sends is not a message of an agent"
 
 
 class LinkError(Exception):
@@ -76,7 +78,7 @@ class Link:
         self.greeted: Future[None] = Future()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Future[Frame]] = {}
+        self._pending: dict[int, tuple[str, Future[Frame]]] = {}
         self._stderr = b""
         self._greeting: GreetingReader | None = GreetingReader()
         self._reader = FrameReader()
@@ -143,7 +145,7 @@ class Link:
             if self.lost:
                 answer.set_exception(LinkError(self.lost))
                 return answer
-            self._pending[number] = answer
+            self._pending[number] = kind, answer
             message = encode(kind, payload, id=number, **fields)
             self._outbox.put_files([message]) if after_files else self._outbox.put(message)
         self._wake()
@@ -174,8 +176,8 @@ class Link:
             for frame in self._reader.feed(data):
                 self._take(frame)
         # a field that is not there, or of another type
-        except (FrameError, KeyError, TypeError, ValueError) as error:
-            self.lose(f"what it sends is not a message of an agent: {error}")
+        except (FrameError, KeyError, TypeError, ValueError, AttributeError) as error:
+            self.lose(f"{_NO_AGENT}: {error}")
         return num_bytes
 
     def pump_errors(self) -> None:
@@ -191,7 +193,7 @@ class Link:
             self.lost = self.lost or reason
             pending, self._pending = self._pending, {}
         error = LinkError(self.lost)
-        for answer in pending.values():
+        for _, answer in pending.values():
             answer.set_exception(error)
         if not self.greeted.done():
             self.greeted.set_exception(error)
@@ -217,6 +219,7 @@ class Link:
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == "hello":
+            check_facts(frame)
             self.facts = frame.fields
             self.clock_s = float(self.facts.get("time") or 0.0) - time.time()
             if not self.greeted.done():
@@ -225,8 +228,15 @@ class Link:
             self.lose(frame.text("message"))
         elif frame.kind == "reply":
             with self._lock:
-                answer = self._pending.pop(frame.number("id"), None)
-            if answer is not None:
+                asked = self._pending.pop(frame.number("id"), None)
+            if asked is not None:
+                request, answer = asked
+                try:
+                    check_reply(request, frame)
+                except FrameError as error:
+                    # nothing waits for it any more when the link is lost
+                    answer.set_exception(LinkError(f"{_NO_AGENT}: {error}"))
+                    raise
                 answer.set_result(frame)
         elif self.take is not None:
             self.take(self, frame)

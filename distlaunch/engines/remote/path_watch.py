@@ -68,7 +68,8 @@ class PathWatch:
         addresses, missed = list(self._hosts), set[Path]()
         for name, answer in self._pending.items():
             try:
-                missed |= {(name, addresses[number]) for number in answer.result().fields["missed"]}
+                numbers = answer.result().fields["missed"]
+                missed |= {(name, addresses[number]) for number in numbers if number < len(addresses)}
             except LinkError:  # a lost host is found by itself
                 missed |= {(name, address) for address in addresses}
         self._pending.clear()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distlaunch.agent.messages import LOST_HOST, Exit, Order
-from distlaunch.agent.remote import file_transfer
+from distlaunch.agent.output import LINES_AT_ONCE, LINES_PER_S, MAX_LINE_BYTES, Allowance
+from distlaunch.agent.remote import file_transfer, task_files
 from distlaunch.agent.remote.file_transfer import Incoming
-from distlaunch.agent.remote.frames import Frame, encode
+from distlaunch.agent.remote.frames import Frame, FrameError, encode
 from distlaunch.base.signs import Signs
 from distlaunch.engines.remote.link import Link
 from distlaunch.engines.remote.path_watch import PathWatch
+from distlaunch.engines.remote.replies import signs_of
 from distlaunch.plan.train import LaunchPlan, TaskPlan
 
 _LOST_CODE = -9
@@ -54,6 +57,33 @@ class RemoteTask:
         return self.shown
 
 
+@dataclass
+class _Sender:
+    """What a host may send in an attempt.
+
+    Attributes:
+        others: folders of the tasks of other hosts, and the run's events if the chief is elsewhere.
+        allowance: of lines for the screen: twice what an agent takes for its tasks.
+        num_files: that have come.
+        num_hidden: lines since the last that was shown.
+    """
+
+    others: frozenset[str]
+    allowance: Allowance
+    num_files: int = 0
+    num_hidden: int = 0
+
+    @staticmethod
+    def of(plan: LaunchPlan, host: str) -> _Sender:
+        here = [task for task in plan.tasks if task.host == host]
+        others = {task.files.path.name for task in plan.tasks if task.host != host}
+        if all(task.task != plan.lead for task in here):
+            others.add(plan.events.name)
+        number = 2 * (len(here) + 1)
+        allowance = Allowance(time.monotonic(), per_s=LINES_PER_S * number, at_once=LINES_AT_ONCE * number)
+        return _Sender(frozenset(others), allowance)
+
+
 class RemoteTasks:
     """Starts tasks on hosts, and hears of them.
 
@@ -73,6 +103,7 @@ class RemoteTasks:
         self._plan, self._links, self._incoming = plan, links, incoming
         self._show, self._environ, self._paths, self._note_host_failure = show, environ, paths, note_host_failure
         self._tasks: dict[str, RemoteTask] = {}
+        self._senders: dict[str, _Sender] = {}
         self._lines: deque[tuple[str, str]] = deque()
         self._lock = threading.Lock()
         self._is_collected = False
@@ -142,14 +173,46 @@ class RemoteTasks:
     def take(self, link: Link, frame: Frame) -> None:
         """A message of an agent; called by the thread of the connections."""
         if frame.kind in file_transfer.KINDS:
-            self._incoming.take(frame)
+            self._take_file(link, frame)
         elif frame.kind == "line":
-            self._lines.append((frame.text("task") or link.name, frame.text("text")))
+            self._take_line(link, frame)
             self.wake()
         elif frame.kind == "beat":
             self._note_beat(frame)
         elif frame.kind == "exit":
             self._note_exit(frame)
+
+    def _take_file(self, link: Link, frame: Frame) -> None:
+        sender = self._sender(link.name)
+        task_files.check(frame, self._plan.attempt, sender.others)
+        # what may be done with a file is decided here
+        frame.fields.pop("mode", None)
+        if frame.kind == file_transfer.MOVE:
+            sender.num_files += 1
+            if sender.num_files > task_files.MOST_NAMES:
+                raise FrameError(f"more than {task_files.MOST_NAMES:,} files")
+        self._incoming.take(frame)
+
+    def _sender(self, host: str) -> _Sender:
+        if host not in self._senders:
+            self._senders[host] = _Sender.of(self._plan, host)
+        return self._senders[host]
+
+    def _take_line(self, link: Link, frame: Frame) -> None:
+        """Shows a line, unless the host sends more of them than agents do."""
+        sender, name = self._sender(link.name), frame.text("task")
+        if not sender.allowance.take(time.monotonic()):
+            sender.num_hidden += 1
+            return
+        self._note_hidden(link.name, sender)
+        text = frame.text("text")
+        cut = f"{text[:MAX_LINE_BYTES]} ..." if len(text) > MAX_LINE_BYTES + len(" ...") else text
+        self._lines.append((name if name in self._tasks else link.name, cut))
+
+    def _note_hidden(self, host: str, sender: _Sender) -> None:
+        if sender.num_hidden:
+            self._lines.append((host, f"... {sender.num_hidden:,} lines of this host are not shown"))
+            sender.num_hidden = 0
 
     def note_end(self) -> None:
         """A task has ended, or a host is lost, with which its tasks are; called by any thread."""
@@ -181,6 +244,8 @@ class RemoteTasks:
                     task.exit = Exit(_LOST_CODE, oom=False, lost=reason)
 
     def close(self) -> None:
+        for name, sender in self._senders.items():
+            self._note_hidden(name, sender)
         while self._lines:
             self._show(*self._lines.popleft())
         self._selector.close()
@@ -192,7 +257,7 @@ class RemoteTasks:
         with self._lock:
             for name, signs in (frame.fields.get("signs") or {}).items():
                 if (task := self._tasks.get(name)) is not None:
-                    task.shown = Signs(*signs)
+                    task.shown = signs_of(signs)
                     task.suspended = name in suspended
                     task.pid = int(frame.fields["pids"].get(name, 0))
 
@@ -205,6 +270,6 @@ class RemoteTasks:
         if reason := frame.fields.get("unstartable"):
             self._lines.append((task.name, f"could not be started: {reason}"))
         if isinstance(signs := frame.fields.get("signs"), list):
-            task.shown = Signs(*signs)
+            task.shown = signs_of(signs)
         task.exit = task.exit or Exit(frame.number("code"), None if oom is None else bool(oom))
         self.note_end()

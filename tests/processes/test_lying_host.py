@@ -1,0 +1,130 @@
+"""A host that somebody else has taken over: its agent sends what no agent does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervised import REPOSITORY
+
+from distlaunch.base.run_dir import RunDir
+
+_SSH = """#!/bin/sh
+exec {python} -P {liar}
+"""
+# a real agent, whose messages begin with the lies when a task starts; its disk is not that of the controller
+_LIAR = """
+import base64, json, os, struct, sys
+sys.path.insert(0, {repository!r})
+from distlaunch.agent.remote import service
+from distlaunch.agent.remote.frames import encode
+from distlaunch.agent.remote.__main__ import main
+
+LIES = json.loads({lies!r})
+honest = service.Agent._on_start
+
+
+def start(self, frame):
+    for lie in LIES:
+        if "raw" in lie:
+            self._outbox.put(base64.b64decode(lie["raw"]))
+            continue
+        for _ in range(lie.get("times", 1)):
+            self._outbox.put(encode(lie["kind"], lie.get("payload", "").encode(), **lie["fields"]))
+    honest(self, frame)
+
+
+service.Agent._on_start = start
+if {forge!r}:
+    reply, forged = service.Agent._reply, json.loads({forge!r})
+    service.Agent._reply = lambda self, frame, **fields: reply(self, frame, **{{**fields, **forged.get(frame.kind, {{}})}})
+main()
+"""
+_EVIL = "model: {function: /tmp/evil.py:model}"
+
+
+class Liar:
+    """Starts scripts on a host whose agent lies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program = folder / "bin" / "ssh"
+        program.parent.mkdir()
+        program.write_text(_SSH.format(python=sys.executable, liar=folder / "liar.py"))
+        program.chmod(0o755)
+        self.run = RunDir(folder / "runs" / "job")
+
+    def __call__(self, lies: list[dict[str, Any]], forge: dict[str, Any] | None = None) -> tuple[int, str]:
+        (self.folder / "job.py").write_text("print('hello')")
+        text = _LIAR.format(repository=REPOSITORY, lies=json.dumps(lies), forge=json.dumps(forge) if forge else "")
+        (self.folder / "liar.py").write_text(text)
+        environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": REPOSITORY}
+        words = ("run", "--hosts", "liar", "--workers", "1", "--runs-dir", "runs", "job.py")
+        argv = [sys.executable, "-m", "distlaunch", *words]
+        done = subprocess.run(argv, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=60)
+        assert "Traceback" not in done.stdout + done.stderr, done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture
+def liar(tmp_path: Path) -> Liar:
+    return Liar(tmp_path)
+
+
+def write(path: str, payload: str = _EVIL, **fields: Any) -> dict[str, Any]:
+    return {"kind": "write", "payload": payload, "fields": {"path": path, **fields}}
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        pytest.param([write("config.yaml")], id="append"),
+        pytest.param(
+            [
+                write(".config.yaml.part.tmp", fresh=True),
+                {"kind": "move", "fields": {"path": ".config.yaml.part.tmp", "to": "config.yaml"}},
+            ],
+            id="replace",
+        ),
+        pytest.param([write("../../evil.py")], id="outside"),
+        pytest.param([{"kind": "remove", "fields": {"path": "plan.json"}}], id="remove"),
+        pytest.param([{"kind": "beat", "fields": {"signs": [3], "suspended": 7, "pids": None}}], id="beat"),
+        pytest.param([{"kind": "exit", "fields": {"task": "worker:0", "code": "zero"}}], id="exit"),
+        pytest.param([{"raw": base64.b64encode(b"\xff" * 64).decode()}], id="garbage"),
+    ],
+)
+def test_a_host_that_lies_is_lost(liar: Liar, lies: list[dict[str, Any]]) -> None:
+    code, said = liar(lies)
+    assert code == 75, said
+    assert "the host liar was lost: what it sends is not a message of an agent" in said
+    assert not liar.run.config.exists()
+    assert json.loads(liar.run.plan.read_text())["tasks"]
+    assert not list(liar.folder.rglob("evil.py"))
+    for path in liar.run.path.rglob("*"):
+        assert not path.is_file() or _EVIL not in path.read_text(errors="replace")
+
+
+@pytest.mark.parametrize(
+    "forge", [{"reserve": {"ports": ["22"]}}, {"open": {"shared": "yes"}}, {"state": {"state": 3}}]
+)
+def test_a_host_that_answers_nonsense_is_lost(liar: Liar, forge: dict[str, Any]) -> None:
+    code, said = liar([], forge)
+    assert code in (2, 75), said
+    assert "what it sends is not a message of an agent: its answer to" in said
+
+
+def test_a_flood_of_lines_is_bounded_on_screen_and_disk(liar: Liar) -> None:
+    number = 50_000
+    code, said = liar([{"kind": "line", "fields": {"task": "worker:0", "text": "\x1b[2Jflood " * 20}, "times": number}])
+    assert code == 0, said[-2000:]
+    assert said.count("flood") / 20 < number / 5
+    assert "lines of this host are not shown" in said
+    assert "\x1b" not in said
+    # what its task has printed is there
+    assert liar.run.task(0, "worker:0").stdout_log.read_text() == "hello\n"
