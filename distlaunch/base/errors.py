@@ -54,6 +54,12 @@ def code_of_os_error(error: OSError) -> ExitCode:
     return ExitCode.USAGE if error.errno in _ABSENT_ERRNOS and error.filename is not None else ExitCode.FAILED
 
 
+_LONGEST = 1000
+"""Characters of a key, and of the place of a value, in a message."""
+_MOST_SHOWN = 100
+"""Problems that a message lists."""
+
+
 class Problem(NamedTuple):
     """One mistake in a config.
 
@@ -72,7 +78,7 @@ class Problem(NamedTuple):
         """The key as users write it: `train.callbacks[0].name`."""
         text = ""
         for part in self.key:
-            text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+            text += f"[{part}]" if isinstance(part, int) else f".{_short(part)}" if text else _short(part)
         return text
 
     def to_plain(self) -> dict[str, Any]:
@@ -85,7 +91,11 @@ class Problem(NamedTuple):
         return Problem(tuple(data["key"]), str(data["message"]), data.get("source"))
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (self.source, self.dotted, self.message) if part)
+        return ": ".join(part for part in (_short(self.source or ""), self.dotted, self.message) if part)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def reason_of(error: BaseException) -> str:
@@ -112,7 +122,9 @@ class ConfigError(DistlaunchError, ValueError):
 
     def __init__(self, problems: list[Problem] | Problem) -> None:
         self.problems = [problems] if isinstance(problems, Problem) else list(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        more = len(self.problems) - _MOST_SHOWN
+        lines = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        super().__init__("\n".join([*lines, *([f"and {more:,} more"] if more > 0 else [])]))
 
 
 class FrameworkError(ConfigError):

@@ -8,8 +8,9 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
-from distlaunch.base.events import Event, StepsDone
+from distlaunch.base.events import Event, Notice, StepsDone
 from distlaunch.base.line_files import LineWriter
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.regular_files import NotRegularError, open_regular
@@ -19,6 +20,9 @@ from distlaunch.base.secret_values import SecretMask
 _MOST_WAITING = 10_000
 """Of steps; epochs, checkpoints and ends wait in any number."""
 _TAIL_BYTES = 32 * 1024
+_READ_BYTES = 1 << 20
+LONGEST_LINE = 16 << 20
+"""Bytes of an event; of a longer one, only its kind is written."""
 
 
 class EventWriter:
@@ -34,9 +38,10 @@ class EventWriter:
         stamped = dataclasses.replace(
             event, time=time.time(), attempt=self._attempt, task=self._task, format_version=EVENT_FORMAT
         )
-        self._lines.write(
-            stamped.to_json(self._mask), most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None
-        )
+        if len(line := stamped.to_json(self._mask)) > LONGEST_LINE:
+            text = f"an event of the kind {type(event).__name__} is not recorded: it has {len(line):,} characters"
+            return self.write(Notice(level="warning", message=text))
+        self._lines.write(line, most_waiting=_MOST_WAITING if isinstance(event, StepsDone) else None)
         return stamped
 
     @property
@@ -63,13 +68,11 @@ class EventReader:
                 return
             with open_regular(self._path) as file:
                 file.seek(self._offset)
-                data = file.read()
+                for line, length in _lines(file):
+                    self._offset += length
+                    yield from parse_events(line)
         except (FileNotFoundError, NotRegularError):
             return
-        # the rest is a line that is just being written
-        complete = data.rfind(b"\n") + 1
-        self._offset += complete
-        yield from parse_events(data[:complete])
 
 
 def parse_events(data: bytes) -> Iterator[Event]:
@@ -107,10 +110,31 @@ def read_events_of(path: Path, *kinds: type[Event]) -> list[Event]:
     marks = [f'"event":"{kind.__name__}"'.encode() for kind in kinds]
     try:
         with open_regular(path) as file:
-            data = file.read()
+            lines = [line for line, _ in _lines(file, partial=True) if any(mark in line for mark in marks)]
     except (FileNotFoundError, NotRegularError):
         return []
-    return list(parse_events(b"\n".join(line for line in data.splitlines() if any(mark in line for mark in marks))))
+    return list(parse_events(b"\n".join(lines)))
+
+
+def _lines(file: IO[bytes], *, partial: bool = False) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a file from where it is, each with its length in the file, without reading all of it at once.
+
+    One that is longer than an event can be is empty.
+
+    Args:
+        partial: also the rest, which may be a line that is just being written.
+    """
+    rest, length, is_long = b"", 0, False
+    while data := file.read(_READ_BYTES):
+        first, *lines = data.split(b"\n")
+        rest, length = b"" if is_long else rest + first, length + len(first)
+        for line in lines:
+            yield b"" if is_long else rest, length + 1
+            rest, length, is_long = line, len(line), False
+        if len(rest) > LONGEST_LINE:
+            rest, is_long = b"", True
+    if partial and rest:
+        yield rest, length
 
 
 def read_tail(path: Path) -> list[Event]:

@@ -28,7 +28,7 @@ EXPORTS = {
 """What each format is called in the folder of exports."""
 
 _IDENTITY = "run.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")  # no folder, no option of a command, and no hidden file
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")  # no folder, no option of a command, and no hidden file
 BestName = Literal["best"]
 BEST: BestName = "best"
 """What the checkpoint of the best epoch is called."""
@@ -44,8 +44,9 @@ def check_run_name(name: str, source: str = "") -> None:
         source: the option or key that gives it.
     """
     if not _NAME.match(name):
-        what = f"{source}: got {name!r}" if source else f"run name {name!r}"
-        raise UsageError(f"{what}; use letters, digits, '.', '_' and '-', beginning with a letter or digit")
+        short = f"{name[:60]}..." if len(name) > 60 else name
+        what = f"{source}: got {short!r}" if source else f"run name {short!r}"
+        raise UsageError(f"{what}; use at most 200 letters, digits, '.', '_' and '-', beginning with a letter or digit")
 
 
 def checkpoint_name(step: int) -> str:

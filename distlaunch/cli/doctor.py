@@ -30,12 +30,14 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """
     from distlaunch.jobs.doctor import examine
 
-    hosts = examine(config, overrides, os.environ, lambda text: click.echo(text, err=as_json))
+    hosts, ports = examine(config, overrides, os.environ, lambda text: click.echo(text, err=as_json))
     if as_json:
-        plain = {"hosts": [dataclasses.asdict(host) for host in hosts], "warnings": _differences(hosts)}
+        plain = {
+            "hosts": [dataclasses.asdict(host) for host in hosts], "ports": ports, "warnings": _differences(hosts)
+        }  # fmt: skip
         click.echo(json.dumps(plain, indent=2))
     else:
-        _print_hosts(hosts)
+        _print_hosts(hosts, ports)
 
 
 def _differences(hosts: Sequence[HostReport]) -> list[str]:
@@ -47,8 +49,8 @@ def _differences(hosts: Sequence[HostReport]) -> list[str]:
     )
 
 
-def _print_hosts(hosts: Sequence[HostReport]) -> None:
-    """One line per host, and warnings."""
+def _print_hosts(hosts: Sequence[HostReport], ports: str) -> None:
+    """One line per host, the ports of the tasks, and warnings."""
     from distlaunch.ui import words
 
     rows = [("host", "address", "Python", "TensorFlow", "JAX", "cores", "memory", "disk left", "GPUs", "driver")]
@@ -62,6 +64,7 @@ def _print_hosts(hosts: Sequence[HostReport]) -> None:
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
+    click.echo(f"ports: {ports}")
     for warning in [*(warning for host in hosts for warning in host.warnings), *_differences(hosts)]:
         click.echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""

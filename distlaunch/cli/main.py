@@ -34,6 +34,8 @@ from distlaunch.base.standard_streams import (
 )
 from distlaunch.base.visible import visible
 
+_LONGEST_LINE = 4000
+"""Characters of a line of a message."""
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
     "run": "Run a TensorFlow or JAX script as a cluster of tasks, each with its TF_CONFIG.",
@@ -196,7 +198,8 @@ def _shown(message: str) -> str:
     """Return a message without secrets of variables, and without what would do something to a terminal."""
     from distlaunch.base.secret_values import SecretMask
 
-    return visible(SecretMask(os.environ).whole(message))
+    text = visible(SecretMask(os.environ).whole(message))
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in text.split("\n"))
 
 
 def _after_output(code: int) -> int:

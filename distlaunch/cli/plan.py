@@ -40,7 +40,7 @@ def command(
     """
     from distlaunch.jobs import job
     from distlaunch.jobs.describe import describe_data, describe_variables
-    from distlaunch.plan.train import plan_json, render_plan
+    from distlaunch.plan.train import exposure_of, plan_json, render_plan
     from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
@@ -57,7 +57,7 @@ def command(
     placed = describe_variables(choice.config, choice.locate) if variables else None
     data = describe_data(choice.config, choice.locate) if with_data else None
     if as_json:
-        click.echo(plan_json(plan, placed, data, choice.note))
+        click.echo(plan_json(plan, placed, data, choice.note, exposure_of(plan, choice.config)))
         return
     click.echo(render_plan(plan, choice.config))
     if placed is not None:

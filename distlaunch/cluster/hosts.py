@@ -11,7 +11,7 @@ from distlaunch.base.errors import UsageError
 
 EXAMPLE = "expected HOST, USER@HOST or USER@HOST:PORT, perhaps followed by slots=N, python=PATH or folder=PATH"
 _ADDRESS = re.compile(
-    r"(?:(?P<user>[^@\s:]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))(?::(?P<port>\d{1,5}))?\Z"
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.+-]{0,63}\$?)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))(?::(?P<port>\d{1,5}))?\Z"
 )
 _MOST_SLOTS = 10_000
 

@@ -65,7 +65,7 @@ class Engine(Section):
     runs, and without untracked files that look like secrets (`.env*`, `id_*`, `*.pem`, `*.key`)."""
     sync_files: Annotated[list[str], Words("a list of files, such as [.env]")] = Field(default_factory=list)
     """Of `ssh` and `slurm`: files of this folder that `sync: code` sends too, although they look like secrets."""
-    host_timeout_s: Annotated[float, Field(ge=3, allow_inf_nan=False)] = 15.0
+    host_timeout_s: Annotated[float, Field(ge=3, le=1_000_000, allow_inf_nan=False)] = 15.0
     """Of `ssh` and `slurm`: a host that shows no sign of life for so long is lost."""
     warm_start: bool = True
     """Whether tasks are forked from a process that has imported the framework, which saves each of them seconds.

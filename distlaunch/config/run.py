@@ -286,7 +286,7 @@ class Restarts(Section):
 
 ExportFormat = Literal["saved_model", "keras", "weights", "tflite"]
 
-RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$"
 
 
 class RunConfig(Section):
@@ -296,7 +296,9 @@ class RunConfig(Section):
 
     name: (
         Annotated[
-            str, Field(pattern=RUN_NAME), Words("letters, digits, '.', '_' and '-', beginning with a letter or digit")
+            str,
+            Field(pattern=RUN_NAME),
+            Words("at most 200 letters, digits, '.', '_' and '-', beginning with a letter or digit"),
         ]
         | None
     ) = None

@@ -9,12 +9,15 @@ from distlaunch.engines.base import HostReport
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
 from distlaunch.jobs.job import JobRequest, choose
 from distlaunch.jobs.restarts import note_hosts
+from distlaunch.plan.exposure import exposure
 
 
 def examine(
     target: str, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
-) -> list[HostReport]:
-    """What each host has. Raises ConfigError, UsageError with everything that is wrong.
+) -> tuple[list[HostReport], str]:
+    """What each host has, and which ports its tasks open to whom.
+
+    Raises ConfigError, UsageError with everything that is wrong.
 
     Args:
         note: takes lines on what is waited for.
@@ -25,5 +28,8 @@ def examine(
     with engine.kept():
         reports = engine.examine(environ)
         # slots and ports, which only a start takes
-        allocate_fitting(count_workers(config, environ), environ, least_workers(config))[1].release()
-    return reports
+        allocation = allocate_fitting(count_workers(config, environ), environ, least_workers(config))[1]
+        allocation.release()
+    addresses = [place.address for place in allocation.places if place.address]
+    hosts = list(dict.fromkeys(place.host for place in allocation.places if place.host))
+    return reports, exposure(addresses, hosts, isolated=config.cluster.isolate)

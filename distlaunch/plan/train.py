@@ -31,6 +31,7 @@ from distlaunch.cluster.spec import EVALUATOR, ClusterSpec, Place, Task, by_host
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import tf_config_sizes
+from distlaunch.plan.exposure import exposure
 from distlaunch.plan.preload import preload_for
 
 Mode = Literal["train", "evaluate", "predict", "export", "verify", "run"]
@@ -300,6 +301,7 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
         f"strategy  {config.strategy.kind}, global batch {config.data.global_batch or 'of the data'}",
         f"engine    {plan.engine}",
         f"deadlines {plan.start_timeout_s:g} s to the first step, {plan.stop_timeout_s:g} s to stop{stall}",
+        *([f"ports     {ports}"] if (ports := exposure_of(plan, config)) else []),
     ]
     for number, task in enumerate(plan.tasks, 1):
         role = " (chief)" if task.task == plan.chief and len(plan.tasks) > 1 else ""
@@ -312,15 +314,27 @@ def render_plan(plan: LaunchPlan, config: RunConfig) -> str:
     return "\n".join(lines)
 
 
+def exposure_of(plan: LaunchPlan, config: RunConfig) -> str:
+    """A sentence on the ports that the tasks open, and who reaches them; empty for tasks without ports."""
+    addresses = [task.address for task in plan.tasks if task.address is not None]
+    hosts = list(dict.fromkeys(task.host for task in plan.tasks if task.host))
+    return exposure(addresses, hosts, isolated=config.cluster.isolate) if addresses else ""
+
+
 def plan_json(
-    plan: LaunchPlan, placed: VariablesPlaced | None = None, data: Mapping[str, Any] | None = None, note: str = ""
+    plan: LaunchPlan,
+    placed: VariablesPlaced | None = None,
+    data: Mapping[str, Any] | None = None,
+    note: str = "",
+    ports: str = "",
 ) -> str:
     """The plan as JSON, as plan.json holds it, and where the variables go and who reads what, if that is known.
 
     Args:
         note: which run is resumed, and what for.
+        ports: see `exposure_of`.
     """
-    where: dict[str, Any] = {"note": note} if note else {}
+    where: dict[str, Any] = {**({"note": note} if note else {}), **({"ports": ports} if ports else {})}
     if placed is not None:
         where |= {**({"mesh": placed.mesh} if placed.mesh else {}), "variables": placed.variables}
     if data is not None:

@@ -32,6 +32,8 @@ def read_jsonl(path: Path, inputs: Sequence[Spec]) -> dict[str, Any]:
             value = json.loads(line)
         except ValueError as error:
             raise UsageError(f"{path}:{number}: it is not JSON: {error}") from None
+        except RecursionError:
+            raise UsageError(f"{path}:{number}: its lists are nested too deeply") from None
         if not isinstance(value, dict):
             if len(inputs) > 1:
                 raise UsageError(f"{path}:{number}: expected an object with a value for each input; {takes(inputs)}")

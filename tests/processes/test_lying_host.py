@@ -43,7 +43,11 @@ def start(self, frame):
 service.Agent._on_start = start
 if {forge!r}:
     reply, forged = service.Agent._reply, json.loads({forge!r})
-    service.Agent._reply = lambda self, frame, **fields: reply(self, frame, **{{**fields, **forged.get(frame.kind, {{}})}})
+
+    def answer(self, frame, **fields):
+        reply(self, frame, **{{**fields, **forged.get(frame.kind, {{}})}})
+
+    service.Agent._reply = answer
 main()
 """
 _EVIL = "model: {function: /tmp/evil.py:model}"

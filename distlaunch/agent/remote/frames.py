@@ -45,11 +45,13 @@ class Frame(NamedTuple):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected text")
         return value
 
-    def number(self, name: str) -> int:
-        """A field that must be there, and be a whole number. Raises FrameError."""
+    def number(self, name: str, least: int = -(2**63), most: int = 2**63) -> int:
+        """A field that must be there, and be a whole number in a range. Raises FrameError."""
         value = self.fields.get(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected a whole number")
+        if not least <= value <= most:
+            raise FrameError(f"{self.kind}: {name}: got {value!r:.80}; expected {least:,} to {most:,}")
         return value
 
 

@@ -26,6 +26,7 @@ from distlaunch.agent.remote.reach import Prober, Target
 from distlaunch.agent.remote.run_copy import RunCopy, is_shared
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import UsageError
+from distlaunch.base.plain_types import fits
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
@@ -35,6 +36,8 @@ _ENDING_TURN_S = 0.01  # while the end of a task waits to be reported
 _BEAT_S = 2.0
 """While no task runs. A controller that hears nothing for longer may take the host for lost."""
 _READ_BYTES = 64 * 1024  # what a pipe holds
+_LONGEST_S = 10_000_000
+_MOST_PORTS = 10_000
 LEASE_S = 60.0
 """Until the controller has said how long it may be silent."""
 
@@ -117,8 +120,8 @@ class Agent:
             for frame in self._reader.feed(data):
                 attempt_over = self._take(frame) or attempt_over
         # a field that is not there, or of another type
-        except (FrameError, KeyError, TypeError, ValueError) as error:
-            self._outbox.put(encode("refused", message=str(error)))
+        except (FrameError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            self._outbox.put(encode("refused", message=str(error)[:1000]))
             self._outbox.flush()
             self._over = True
         return attempt_over
@@ -145,7 +148,7 @@ class Agent:
         if frame.kind != "hello" or theirs != (__version__, PROTOCOL):
             raise FrameError(f"this agent is distlaunch {__version__} (protocol {PROTOCOL}); "
                              f"the controller is {theirs[0]} (protocol {theirs[1]})")  # fmt: skip
-        self._lease_s = float(frame.number("lease_s"))
+        self._lease_s = float(frame.number("lease_s", 1, _LONGEST_S))
         self._greeted = True
         self._reply(frame)
 
@@ -193,7 +196,14 @@ class Agent:
     def _on_reserve(self, frame: Frame) -> None:
         self._ports.release()
         ports = frame.fields.get("ports")
-        self._ports = reserve_ports(ports) if isinstance(ports, list) else pick_ports(frame.number("ports"))
+        if isinstance(ports, list):
+            if len(ports) > _MOST_PORTS or not all(type(port) is int and 0 < port < 65536 for port in ports):
+                raise FrameError(
+                    f"reserve: ports: got {ports!r:.80}; expected at most {_MOST_PORTS:,} from 1 to 65,535"
+                )
+            self._ports = reserve_ports(ports)
+        else:
+            self._ports = pick_ports(frame.number("ports", 0, _MOST_PORTS))
         self._reply(frame, ports=list(self._ports.numbers))
 
     def _on_listen(self, frame: Frame) -> None:
@@ -208,10 +218,16 @@ class Agent:
         self._reply(frame)
 
     def _on_probe(self, frame: Frame) -> None:
+        if not fits(frame.fields.get("targets"), list[list[str | int]]):
+            raise FrameError("probe: targets: expected a list of addresses, ports and tokens")
         targets = [Target(*each) for each in frame.fields["targets"]]
+        if not all(isinstance(each.port, int) and 0 < each.port < 65536 for each in targets):
+            raise FrameError("probe: targets: expected ports from 1 to 65,535")
         # what it listens on is open, too
         allow_open_files(len(targets) + len(self._ports.numbers), count(len(targets), "connection"))
-        self._prober.probe(targets, frame.number("seconds"), lambda missed: self._reply(frame, missed=missed))
+        self._prober.probe(
+            targets, frame.number("seconds", 0, _LONGEST_S), lambda missed: self._reply(frame, missed=missed)
+        )
 
     def _on_listening(self, frame: Frame) -> None:
         self._reply(frame, ports=sorted(listening_ports()))
@@ -242,8 +258,8 @@ class Agent:
     def _on_begin(self, frame: Frame) -> None:
         if self._root is None:
             raise FrameError("begin: no run directory is open")
-        number, computing, without = frame.number("attempt"), frame.number("computing"), frame.fields.get("without")
-        beat_s = frame.number("beat_ms") / 1000
+        number, computing = frame.number("attempt", 0), frame.number("computing", 1, 1_000_000)
+        without, beat_s = frame.fields.get("without"), frame.number("beat_ms", 1, 1000 * _LONGEST_S) / 1000
         self._attempt = HostAttempt(
             RunDir(self._root), number, self._copy, self._outbox, self._clock, computing, list(without or []), beat_s
         )

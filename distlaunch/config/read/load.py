@@ -258,7 +258,7 @@ def _name(root: Node, path: Path) -> None:
     name = root.value.get("name")
     if name is None or name.value is None:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-")
-        root.value["name"] = Node(stem or "run", str(path))
+        root.value["name"] = Node(stem[:200] or "run", str(path))
 
 
 def _covered(problem: Problem, early: list[Problem]) -> bool:

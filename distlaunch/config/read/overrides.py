@@ -59,11 +59,11 @@ def split(text: str) -> tuple[Key, str]:
         parts.append(int(match["index"]) if match["index"] is not None else part)
         position = match.end()
     if not parts:
-        raise ValueError(f"got {text!r}, which names no key; {_EXAMPLE}")
+        raise ValueError(f"got {show(text)}, which names no key; {_EXAMPLE}")
     if position >= len(text):
-        raise ValueError(f"got {text!r}, without '='; {_EXAMPLE}")
+        raise ValueError(f"got {show(text)}, without '='; {_EXAMPLE}")
     if text[position] != "=":
-        raise ValueError(f"got {text!r}, whose key is not readable from {text[position:]!r} on; {_EXAMPLE}")
+        raise ValueError(f"got {show(text)}, whose key is not readable from {show(text[position:])} on; {_EXAMPLE}")
     return tuple(parts), text[position + 1 :]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -18,6 +19,7 @@ _BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
 _STRATEGY = "strategy"
 _UNKNOWN = "unknown key"
 _MISSING = "missing"
+_MOST = 200
 
 
 def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
@@ -29,6 +31,8 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
     """
     found: dict[Key, Problem] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        if len(found) > _MOST:  # each takes a search for what was meant
+            break
         problem = _problem(detail["type"], detail["loc"], data)
         if problem is not None:
             # pydantic reports each member of a union: the first one counts
@@ -39,7 +43,10 @@ def problems_of(error: ValidationError, data: dict[str, Any]) -> list[Problem]:
         if meant in found and found[meant].message.startswith(_MISSING):
             del found[meant]
     # a value of the wrong type hides what is inside it
-    return [problem for key, problem in found.items() if not any(key[:depth] in found for depth in range(len(key)))]
+    problems = [problem for key, problem in found.items() if not any(key[:depth] in found for depth in range(len(key)))]
+    if (number := error.error_count()) > len(found) > _MOST:
+        problems.append(Problem((), f"{number:,} values are wrong or unknown, of which these are the first"))
+    return problems
 
 
 def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
@@ -162,6 +169,7 @@ def _allowed(key: Key, data: dict[str, Any]) -> list[str]:
     return list(section.model_fields) if section else []
 
 
+@functools.cache
 def _homes() -> dict[str, str]:
     """Where each key of a section belongs, to help with keys in the wrong section: epochs -> train.epochs."""
     homes: dict[str, str] = {}

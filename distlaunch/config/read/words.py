@@ -64,6 +64,8 @@ def all_of(words: Iterable[str]) -> str:
 
 def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The option that was most likely meant, whatever its case."""
+    if len(word) > _LONGEST:
+        return None
     folded: dict[str, str] = {}
     for option in options:
         folded.setdefault(_fold(option), option)
