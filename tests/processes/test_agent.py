@@ -193,6 +193,7 @@ def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
         encode("compare", b"3", id=2),
         encode("code", b"[" * 100_000, id=2, folder="/nonexistent/x"),
     ],
+    ids=range(15),
 )
 def test_numbers_beyond_all_bounds_end_it(agent: Agent, tmp_path: Path, message: bytes) -> None:
     agent.next("hello")
@@ -203,7 +204,7 @@ def test_numbers_beyond_all_bounds_end_it(agent: Agent, tmp_path: Path, message:
     assert agent.process.wait(10) == 0
 
 
-@pytest.mark.parametrize("lease_s", [0, -1, 10**18, 10**400, 1.5])
+@pytest.mark.parametrize("lease_s", [0, -1, 10**18, 10**400, 1.5], ids=range(5))
 def test_a_lease_beyond_all_bounds_ends_it(agent: Agent, tmp_path: Path, lease_s: float) -> None:
     agent.next("hello")
     agent.greet(tmp_path, lease_s=lease_s)

@@ -38,7 +38,7 @@ def test_thousands_of_unknown_keys(tmp_path: Path, where: str) -> None:
     # 0.5 s; it took more than a minute
     assert time.monotonic() - began < 20
     assert len(str(raised.value)) < 100_000
-    assert "20,000 values are wrong or unknown" in str(raised.value.problems[-1])
+    assert any("20,000 values are wrong or unknown" in problem.message for problem in raised.value.problems)
 
 
 @pytest.mark.parametrize(
@@ -94,21 +94,19 @@ def test_large_files_of_events_are_not_read_at_once(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     end = RunEnded(status="done", step=4, epochs_done=1, seconds=1.0, logs={}).to_json()
     with path.open("w") as file:
-        for number in range(150_000):
-            file.write(_line(number) + "\n")
+        for number in range(5000):
+            file.write(_line(number)[:-1] + ',"more":"' + "x" * 5000 + '"}\n')
         file.write(end + "\n")
     size = path.stat().st_size
     assert size > 20_000_000
     tracemalloc.start()
     (found,) = read_events_of(path, RunEnded)
     # one at a time
-    steps = [
-        event.step for event in EventReader(path).read() if isinstance(event, StepsDone) and event.step % 1000 == 0
-    ]
+    steps = [event.step for event in EventReader(path).read() if isinstance(event, StepsDone) and event.step % 100 == 0]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert isinstance(found, RunEnded)
-    assert steps == [*range(0, 150_000, 1000)]
+    assert steps == [*range(0, 5000, 100)]
     assert peak < 10_000_000
 
 
@@ -148,7 +146,7 @@ def test_what_is_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     "user", ["-oProxyCommand=x", "a;b", "$(x)", "a`b`", "a|b", "a'b", 'a"b', "a b", "é", "", "a" * 80]
 )
 def test_users_of_hosts(user: str) -> None:
-    with pytest.raises(ValueError, match="expected HOST|after"):
+    with pytest.raises(ValueError, match=r"expected HOST|after"):
         parse_host(f"{user}@host")
     assert parse_host("me.you-2@host").user == "me.you-2"
 

@@ -84,12 +84,13 @@ def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examine(config: str, overrides: object, environ: object, note: Callable[[str], None]) -> list[HostReport]:
+    def examine(config: str, overrides: object, environ: object, note: Callable[[str], None]) -> object:
         note("connecting")
-        return [
+        hosts = [
             HostReport(name, "", "3.11", {"keras": "3.9"}, 2, 100, [], driver, name, 10)
             for name, driver in (("a", "550.1"), ("b", "470.2"))
         ]
+        return hosts, "5001, open to all"
 
     monkeypatch.setattr("distlaunch.jobs.doctor.examine", examine)
     found = json.loads(invoke("doctor", "job.yaml", "--json").stdout)
@@ -97,6 +98,7 @@ def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a", {"keras": "3.9"}, "550.1"),
         ("b", {"keras": "3.9"}, "470.2"),
     ]
+    assert found["ports"] == "5001, open to all"
     assert len(found["warnings"]) == 1
     assert "550.1" in found["warnings"][0]
 
