@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from distlaunch.base import strict_json
+from distlaunch.base.placements import check_placement
 from distlaunch.base.plain_types import fits
 from distlaunch.base.secret_values import SecretMask
 
@@ -62,6 +63,9 @@ class Event:
     def __init_subclass__(cls) -> None:
         Event.kinds[cls.__name__] = cls  # by the name that files have
 
+    def check(self) -> None:
+        """Raise ValueError if what was read does not fit together."""
+
     def to_json(self, mask: SecretMask | None = None) -> str:
         """One line, without the line break.
 
@@ -89,7 +93,9 @@ class Event:
             known = {name: value for name, value in data.items() if name in wanted}
             if wrong := next((name for name, value in known.items() if not fits(value, wanted[name])), None):
                 raise ValueError(f"{wrong} has another type")
-            return cls(**known)
+            event = cls(**known)
+            event.check()
+            return event
         # a TypeError: a field is missing; the parser follows each level of nesting
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(f"not an event: {line[:80]!r}") from error
@@ -337,6 +343,9 @@ class VariablesPlaced(Event):
 
     variables: list[dict[str, Any]]
     mesh: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        check_placement(self.variables, self.mesh)
 
 
 @dataclass(frozen=True, kw_only=True)
