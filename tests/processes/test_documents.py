@@ -18,7 +18,18 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import COMMANDS, cli
 from distlaunch.config.read.load import load_config
 from distlaunch.config.strategies import KINDS
-from tests.documents import DOCUMENTS, ROOT, CodeName, anchors, code_names, commands, links, snippet, snippets
+from tests.documents import (
+    DOCUMENTS,
+    ROOT,
+    CodeName,
+    anchors,
+    code_names,
+    commands,
+    links,
+    snippet,
+    snippets,
+    tests_named,
+)
 
 HERE = Path(__file__).parent
 START = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/distlaunch train configs/fashion_mnist.yaml"
@@ -165,6 +176,17 @@ def test_every_link_leads_somewhere() -> None:
         found = path.parent / file if file else path
         assert found.exists(), f"{path.name}: {target}"
         assert not anchor or anchor in anchors(found), f"{path.name}: {target}; there are {sorted(anchors(found))}"
+
+
+def test_each_promise_of_the_security_page_names_tests_that_exist() -> None:
+    table = (ROOT / "docs" / "security.md").read_text(encoding="utf-8").partition("|---|")[2].partition("\n\n")[0]
+    promises = table.splitlines()[1:]
+    assert len(promises) > 10
+    assert all("[`test_" in promise for promise in promises)
+    for file, name in tests_named("security.md"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file}: {name}"
+    assert sum(line.count("[`test_") for line in promises) == len(tests_named("security.md"))
 
 
 def test_every_page_is_in_the_table_of_the_readme() -> None:
