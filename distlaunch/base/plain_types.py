@@ -6,6 +6,8 @@ import types
 import typing
 from typing import Any
 
+_LARGEST = 2**63
+
 
 def fits(value: Any, kind: Any) -> bool:
     """Return True if a value is of a type, such as `dict[str, list[int]]`."""
@@ -20,6 +22,9 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, (list, tuple)) and all(fits(each, arguments[0]) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(fits(each, arguments[1]) for each in value.values())
+    # in Python a truth value is a number, and numbers have no end
+    if kind in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < _LARGEST
     if kind is float:
-        return isinstance(value, (int, float))
+        return isinstance(value, float)
     return value is None if kind in (None, type(None)) else isinstance(value, kind)

@@ -32,6 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\Z")  # no folder, no optio
 BestName = Literal["best"]
 BEST: BestName = "best"
 """What the checkpoint of the best epoch is called."""
+_LONGEST_PATH = 4096
 _RESERVE_BYTES = 32 * 1024  # a few events, among them the last values of all metrics
 # eight digits, or more from step 100,000,000 on
 _CHECKPOINT = re.compile(r"step-(\d{8,})\Z")
@@ -280,8 +281,7 @@ class RunDir:
             folder, directory = known.get("config_folder"), known.get("directory")
         except (OSError, ValueError, AttributeError):
             return None, None
-        paths = [Path(path) if isinstance(path, str) else None for path in (folder, directory)]
-        return paths[0], paths[1]
+        return _path(folder), _path(directory)
 
     def recorded_path(self) -> Path | None:
         """Where the run was when it was started last; None: not known."""
@@ -289,7 +289,7 @@ class RunDir:
             path = read_json(self.environment)["run_dir"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Path(path) if isinstance(path, str) else None
+        return _path(path)
 
     def known_paths(self) -> list[Path]:
         """Where the run is, and where it was when it was started; the newest first."""
@@ -450,6 +450,17 @@ class RunDir:
                 yield
             finally:
                 self.discard()
+
+
+def _path(text: object) -> Path | None:
+    """A path in a record; None if it can be none."""
+    if not isinstance(text, str) or "\0" in text or len(text) > _LONGEST_PATH:
+        return None
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return None
+    return Path(text)
 
 
 def _runs_called(runs_dir: Path | str, name: str) -> Iterator[tuple[RunDir, Identity]]:

@@ -36,7 +36,7 @@ def test_it_imports_little() -> None:
     new = _python(_NEW.format("distlaunch.tasks.script")).split()
     own = [name for name in new if name.startswith("distlaunch.")]
     assert set(own) <= {
-        *("distlaunch.base", "distlaunch.base.heartbeat", "distlaunch.base.protocol"),
+        *("distlaunch.base", "distlaunch.base.folders", "distlaunch.base.heartbeat", "distlaunch.base.protocol"),
         *("distlaunch.base.run_files", "distlaunch.base.run_files.task_dir"),
         *("distlaunch.tasks", "distlaunch.tasks.lifeline", "distlaunch.tasks.script"),
     }

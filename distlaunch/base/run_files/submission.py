@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from distlaunch.base.plain_types import fits
 from distlaunch.base.regular_files import read_json
 
 Phase = Literal["pending", "running", "ended"]
+
+
+_TEXT = re.compile(r"(?!-)[A-Za-z0-9_.,;%+\[\]-]{0,200}")
+_LATEST = 1e11
+"""Seconds since the epoch, in the year 5138."""
 
 
 class Submission(NamedTuple):
@@ -29,11 +36,13 @@ class Submission(NamedTuple):
         """What `to_plain` has made of it; None: there is none."""
         try:
             plain = read_json(path)
-            return Submission(
-                str(plain["engine"]), str(plain["job"]), float(plain["time"]), str(plain.get("cluster", ""))
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            made = Submission(plain["engine"], plain["job"], plain["time"], plain.get("cluster", ""))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+        # they become arguments of the queue's commands
+        texts = (made.engine, made.job, made.cluster)
+        fit = all(isinstance(text, str) and _TEXT.fullmatch(text) for text in texts) and made.engine and made.job
+        return made if fit and fits(made.time, float) and 0 <= made.time < _LATEST else None
 
     def to_plain(self) -> dict[str, Any]:
         return self._asdict()
