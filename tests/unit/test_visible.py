@@ -16,6 +16,7 @@ HOSTILE = "a\x1b]0;title\x07b\x9b31mc\u202ed\x08\x7f\u2066"
 
 def test_what_is_shown() -> None:
     assert visible(HOSTILE) == r"a\x1b]0;title\x07b\x9b31mc\u202ed\x08\x7f\u2066"
+    assert visible("a\ud800b") == r"a\ud800b"
     assert visible("größe ✓ 漢字\tone\ntwo") == "größe ✓ 漢字\tone\ntwo"
 
 
