@@ -178,20 +178,25 @@ def test_what_is_no_greeting_ends_it(agent: Agent, nonsense: bytes) -> None:
     "message",
     [
         encode("reserve", id=2, ports=10**9),
-        encode("reserve", id=2, ports=-1),
         encode("reserve", id=2, ports=[-1]),
-        encode("reserve", id=2, ports=[70_000]),
-        encode("reserve", id=2, ports=[True]),
-        encode("reserve", id=2, ports=["22"]),
-        encode("probe", id=2, targets=[["127.0.0.1", -1, ""]], seconds=1),
         encode("probe", id=2, targets=[["127.0.0.1", 10**12, ""]], seconds=1),
-        encode("probe", id=2, targets=[3], seconds=1),
-        encode("probe", id=2, targets=[["127.0.0.1"]], seconds=1),
-        encode("probe", id=2, targets=[], seconds=10**18),
-        encode("begin", attempt=0, computing=10**30, beat_ms=1),
         encode("compare", b"[" * 100_000, id=2),
-        encode("compare", b"3", id=2),
-        encode("code", b"[" * 100_000, id=2, folder="/nonexistent/x"),
+        *(
+            pytest.param(message, marks=pytest.mark.slow)
+            for message in (
+                encode("reserve", id=2, ports=-1),
+                encode("reserve", id=2, ports=[70_000]),
+                encode("reserve", id=2, ports=[True]),
+                encode("reserve", id=2, ports=["22"]),
+                encode("probe", id=2, targets=[["127.0.0.1", -1, ""]], seconds=1),
+                encode("probe", id=2, targets=[3], seconds=1),
+                encode("probe", id=2, targets=[["127.0.0.1"]], seconds=1),
+                encode("probe", id=2, targets=[], seconds=10**18),
+                encode("begin", attempt=0, computing=10**30, beat_ms=1),
+                encode("compare", b"3", id=2),
+                encode("code", b"[" * 100_000, id=2, folder="/nonexistent/x"),
+            )
+        ),
     ],
     ids=range(15),
 )
@@ -204,7 +209,9 @@ def test_numbers_beyond_all_bounds_end_it(agent: Agent, tmp_path: Path, message:
     assert agent.process.wait(10) == 0
 
 
-@pytest.mark.parametrize("lease_s", [0, -1, 10**18, 10**400, 1.5], ids=range(5))
+@pytest.mark.parametrize(
+    "lease_s", [10**400, *(pytest.param(each, marks=pytest.mark.slow) for each in (0, -1, 10**18, 1.5))], ids=range(5)
+)
 def test_a_lease_beyond_all_bounds_ends_it(agent: Agent, tmp_path: Path, lease_s: float) -> None:
     agent.next("hello")
     agent.greet(tmp_path, lease_s=lease_s)

@@ -23,7 +23,7 @@ from distlaunch.serving.text_files import read_jsonl
 from tests.unit.config_files import BASE, write_models
 
 
-@pytest.mark.parametrize("where", ["", "  ", "nested"])
+@pytest.mark.parametrize("where", ["nested", *(pytest.param(each, marks=pytest.mark.slow) for each in ("", "  "))])
 def test_thousands_of_unknown_keys(tmp_path: Path, where: str) -> None:
     write_models(tmp_path)
     path = tmp_path / "job.yaml"
