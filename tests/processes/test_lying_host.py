@@ -121,7 +121,12 @@ def test_a_host_that_lies_is_lost(liar: Liar, lies: list[dict[str, Any]]) -> Non
 
 
 @pytest.mark.parametrize(
-    "forge", [{"reserve": {"ports": ["22"]}}, {"open": {"shared": "yes"}}, {"state": {"state": 3}}]
+    "forge",
+    [
+        {"reserve": {"ports": ["22"]}},
+        pytest.param({"open": {"shared": "yes"}}, marks=pytest.mark.slow),
+        pytest.param({"state": {"state": 3}}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_host_that_answers_nonsense_is_lost(liar: Liar, forge: dict[str, Any]) -> None:
     code, said = liar([], forge)
