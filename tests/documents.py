@@ -94,7 +94,7 @@ def code_names(document: str) -> set[CodeName]:
     return {CodeName(document, match["file"], match["name"] or "") for match in matches if match}
 
 
-def tests_named(document: str) -> list[tuple[str, str]]:
+def named_tests(document: str) -> list[tuple[str, str]]:
     """The tests that a document names by links to their files, each with its file."""
     text = (ROOT / "docs" / document).read_text(encoding="utf-8")
     return [(file, name) for name, file in re.findall(r"\[`(test_\w+)`\]\(\.\./([\w/]+\.py)\)", text)]

@@ -26,9 +26,9 @@ from tests.documents import (
     code_names,
     commands,
     links,
+    named_tests,
     snippet,
     snippets,
-    tests_named,
 )
 
 HERE = Path(__file__).parent
@@ -183,10 +183,10 @@ def test_each_promise_of_the_security_page_names_tests_that_exist() -> None:
     promises = table.splitlines()[1:]
     assert len(promises) > 10
     assert all("[`test_" in promise for promise in promises)
-    for file, name in tests_named("security.md"):
+    for file, name in named_tests("security.md"):
         text = (ROOT / file).read_text(encoding="utf-8")
         assert re.search(rf"^def {name}\(", text, re.MULTILINE), f"{file}: {name}"
-    assert sum(line.count("[`test_") for line in promises) == len(tests_named("security.md"))
+    assert sum(line.count("[`test_") for line in promises) == len(named_tests("security.md"))
 
 
 def test_every_page_is_in_the_table_of_the_readme() -> None:
