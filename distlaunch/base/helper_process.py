@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distlaunch.base.secret_values import SecretMask
+
 ANSWER = "{answer}"
 """Stands in argv for the file that the process writes its answer to."""
 
@@ -25,7 +27,7 @@ class Answer:
     Attributes:
         code: the exit code; -N for signal N.
         value: the answer; None if there is none.
-        output: the lines that the process printed, without empty ones.
+        output: the lines that the process printed, without empty ones and without secrets of its variables.
     """
 
     code: int
@@ -74,7 +76,8 @@ def run_helper(
                 )
             except subprocess.TimeoutExpired:
                 raise TimeoutError from None
-        output = tuple(line for line in log.read_text(errors="replace").splitlines() if line.strip())
+        said = SecretMask(env).whole(log.read_text(errors="replace"))
+        output = tuple(line for line in said.splitlines() if line.strip())
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
         # it has ended before it answered

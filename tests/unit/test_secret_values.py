@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from urllib.parse import quote, quote_plus
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from distlaunch.agent.output import Pump
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.events import EpochEnded, Evaluated, Notice, RunEnded
+from distlaunch.base.helper_process import run_helper
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.base.secret_values import MASKED_ENV, SecretMask, is_secret_at, masked_arguments
@@ -220,3 +222,10 @@ def test_events_and_errors_have_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_run_is_its_owners_alone(tmp_path: Path) -> None:
     run = RunDir.claim(tmp_path / "runs", "mine")
     assert run.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_helpers_say_none() -> None:
+    program = "import os; print(os.environ['MY_TOKEN'], flush=True); print('why', os.environ['OTHER'])"
+    argv = [sys.executable, "-c", program]
+    environ = {"MY_TOKEN": RANDOM, "OTHER": f"{RANDOM}2", MASKED_ENV: json.dumps([f"{RANDOM}2"])}
+    assert run_helper(argv, environ).output == ("***", "why ***")
