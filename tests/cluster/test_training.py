@@ -186,6 +186,38 @@ def _last_accuracy(epochs: list[dict[str, float]]) -> float:
     return statistics.mean(each["val_accuracy"] for each in epochs[-4:])
 
 
+_ASKS = """
+import pathlib
+import keras
+
+
+def model(token, pin):
+    # on its host, where the job's copy of the run is
+    copies = [path for path in pathlib.Path({run!r}).rglob("*") if path.is_file()]
+    files = [path for path in copies if token in path.read_text(errors="replace")]
+    print("got", len(token), "and", len(pin), "characters, which", len(files), "files have:", token, pin)
+    return keras.Sequential([keras.Input((28, 28)), keras.layers.Flatten(), keras.layers.Dense(10)])
+"""
+
+
+def test_secrets_reach_tasks_of_hosts_and_no_file_there(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(_ASKS.format(run=str(own_disk / "secret")))
+    model = {"function": "mine.py:model", "args": {"token": "${MY_TOKEN}", "pin": "${MY_API_KEY}"}}
+    config = write_config(tmp_path, own_disk, "secret", model=model)
+    secrets = {"MY_TOKEN": "tok-1234567890", "MY_API_KEY": "pin-0987654321"}
+    job = lab.run(0, [*COMMAND, "train", config], **secrets)
+    assert job.end(180) == 0, job.output
+    run = RunDir(own_disk / "secret")
+    for number, files in enumerate(run.tasks(0).values()):
+        text = files.stdout_log.read_text()
+        assert "got 14 and 14 characters, which 0 files have: *** ***" in text, number
+    assert run.secrets() == {}
+    for path in run.path.rglob("*"):
+        if path.is_file():
+            assert not any(secret in path.read_text(errors="replace") for secret in secrets.values()), path
+    assert not any(secret in job.output for secret in secrets.values())
+
+
 @pytest.mark.short
 def test_a_script_runs_on_all_hosts_and_what_it_wrote_comes_back(lab: Lab, own_disk: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.py"
