@@ -30,7 +30,7 @@ EXCEPTIONS = {
     # Python's own
     "_exit", "_run_exitfuncs", "_exitfunc", "_getframe", "_replace", "_asdict",
     # distlaunch's own
-    "_worded", "_per_example_loss", "_folder", "_secrets",
+    "_worded", "_per_example_loss", "_folder", "_modules_folder", "_secrets",
     # exports are opened without strategies; there the parts may be missing, or only spare an operation
     "_outputs_struct", "_inputs_struct", "_build_shapes_dict", "_experimental_lower_tensor_list_ops",
 }  # fmt: skip
