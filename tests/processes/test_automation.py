@@ -100,7 +100,7 @@ def test_the_loop_tries_again_only_what_may_succeed(folder: Path, shell: str, co
 
 
 @pytest.mark.parametrize("shell", _SHELLS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_loop_with_its_job(folder: Path, shell: str, number: signal.Signals) -> None:
     (folder / "codes").write_text("stop\n")
     env = {**environment(PAUSE_S="600"), "PATH": f"{folder}/.venv/bin:{os.environ['PATH']}"}
