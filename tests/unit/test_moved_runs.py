@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from distlaunch import notebook
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.protocol import MODULES_FOLDER
 from distlaunch.base.run_dir import RunDir
@@ -214,3 +215,19 @@ def test_what_has_moved_has_not_changed(project: Path, tmp_path: Path) -> None:
     run.checkpoints.mkdir()
     with reading_copy(run) as copy:
         assert is_moved(before.model.function, moved.model.function, copy)
+
+
+def test_a_notebook_finds_the_code_of_a_run_that_moves(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    now = tmp_path / "q"
+    packaged.rename(now)
+    with pytest.warns(UserWarning, match="the run was moved: its code is taken from q"):
+        config = notebook._load(now / "runs" / "job", ())
+    assert config.modules_folder == now
+    assert str(now) in sys.path
+    shutil.rmtree(now / "package")
+    with pytest.raises(ConfigError, match=r"add --set model\.function=PATH/FILE"):
+        notebook._load(now / "runs" / "job", ())
