@@ -164,7 +164,8 @@ def _comparable(config: RunConfig) -> dict[str, Any]:
 
 def _below(value: Any, folder: str) -> Any:
     if isinstance(value, str):
-        return value.removeprefix(folder)
+        # `folder/../model.py` is not below the folder
+        return os.path.normpath(value).removeprefix(folder) if value.startswith("/") else value
     if isinstance(value, dict):
         return {name: _below(inner, folder) for name, inner in value.items()}
     return [_below(inner, folder) for inner in value] if isinstance(value, list) else value

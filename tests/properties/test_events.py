@@ -16,9 +16,10 @@ from distlaunch.base.events import Event, Logs
 from distlaunch.base.protocol import EVENT_FORMAT
 from tests.properties.drawn import texts
 
+_whole = st.integers(-(2**63), 2**63 - 1)  # numbers beyond that are damage
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers() | _finite | texts,
+    st.none() | st.booleans() | _whole | _finite | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
@@ -40,7 +41,7 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:
         return st.none() | st.dictionaries(texts, _json, max_size=3)
     if hint == float | None:
         return st.none() | _finite
-    return {str: texts, float: _finite}.get(hint, st.from_type(hint))
+    return {str: texts, float: _finite, int: _whole}.get(hint, st.from_type(hint))
 
 
 events = st.sampled_from(sorted(Event.kinds.items())).flatmap(lambda named: of_kind(named[1]))

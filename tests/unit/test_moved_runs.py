@@ -231,3 +231,24 @@ def test_a_notebook_finds_the_code_of_a_run_that_moves(
     shutil.rmtree(now / "package")
     with pytest.raises(ConfigError, match=r"add --set model\.function=PATH/FILE"):
         notebook._load(now / "runs" / "job", ())
+
+
+@pytest.mark.parametrize("place", [".", "..", "../elsewhere"])
+def test_code_above_the_folder_of_the_config(project: Path, place: str) -> None:
+    """`../code/mine.py` is the same file, whether the run lies where it was or was moved with its code."""
+    (project / "configs").mkdir()
+    config_file = project / "configs" / "job.yaml"
+    config_file.write_text(_CONFIG.replace("code/", "../code/").replace("x.csv", "../x.csv"))
+    config, _ = with_argument_paths(load_config(config_file).config)
+    run = RunDir(project / "runs" / "job")
+    run.config.write_text(dump_config(config))
+    run.environment.write_text(json.dumps(describe_environment([], config.folder, run)))
+    now = project
+    if place != ".":
+        now = Path(os.path.normpath(project / place / "moved"))
+        shutil.copytree(project, now)
+    run = RunDir(now / "runs" / "job")
+    found = find_moved(load_resolved(run.config), run)
+    assert (found.problems, bool(found.values)) == ([], place != ".")
+    assert bool(found.note) == (place != ".")
+    assert all(Path(value.partition(":")[0]).is_relative_to(now) for value in found.values.values())

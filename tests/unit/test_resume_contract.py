@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -257,12 +258,14 @@ def test_keys_that_decide_numbers(section: dict[str, Any], line: str) -> None:
     assert left(run, **more) == Left(training=True)  # a resume says itself which values it takes from where
 
 
-def test_a_folder_that_was_moved_with_its_code(folder: Path) -> None:
-    run = make("exp", model={"args": {"units": str(folder / "a.csv")}})
-    before = config(model={"args": {"units": str(folder / "a.csv")}})
-    text = dump_config(before).replace(str(folder), "/moved")
-    (folder / "moved.yaml").write_text(text)
-    now = load_resolved(folder / "moved.yaml").in_folder(Path("/moved"))
+@pytest.mark.parametrize("file", ["a.csv", "../a.csv", "below/a.csv"])
+def test_a_folder_that_was_moved_with_its_code(folder: Path, file: str) -> None:
+    run = make("exp", model={"args": {"units": f"{folder}/{file}"}})
+    before = config(model={"args": {"units": f"{folder}/{file}"}})
+    moved = f"{folder.parent}/moved/there"
+    text = dump_config(before).replace(f"{folder}/{file}", os.path.normpath(f"{folder}/{file}"))
+    (folder / "moved.yaml").write_text(text.replace(str(folder), moved))
+    now = load_resolved(folder / "moved.yaml").in_folder(Path(moved))
     assert now != before
     assert what_is_left(now, run) == Left()
 

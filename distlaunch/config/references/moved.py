@@ -61,7 +61,7 @@ def find_moved(config: RunConfig, run: RunDir) -> Moved:
         if not colon or not file.endswith(".py"):
             continue
         path = Path(file)
-        here = path if before is None else _moved(path, before, run.path)
+        here = path if before in (None, run.path) else _moved(path, before, run.path)
         if here.is_file():
             if here != path:
                 found.values[site.key] = f"{here}:{function}"
