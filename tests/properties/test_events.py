@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
 import typing
 from typing import Any
 
@@ -12,22 +13,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.base.event_files import EventWriter, read_events
-from distlaunch.base.events import Event, Logs
+from distlaunch.base.events import Event, Logs, VariablesPlaced
 from distlaunch.base.protocol import EVENT_FORMAT
 from tests.properties.drawn import texts
 
-_whole = st.integers(-(2**63), 2**63 - 1)  # numbers beyond that are damage
+_whole = st.integers(1 - 2**63, 2**63 - 1)  # numbers beyond that are damage
 _finite = st.floats(allow_nan=False, allow_infinity=False)
 _json = st.recursive(
     st.none() | st.booleans() | _whole | _finite | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
+_part = st.fixed_dictionaries({"task": texts, "bytes": _whole, "rows": st.none() | st.just([0, 3])})
+_variable = st.fixed_dictionaries(
+    {"name": texts, "shape": st.lists(_whole, max_size=2), "dtype": texts, "parts": st.lists(_part, max_size=2)}
+)
+_MESH = {"axes": ["batch", "model"], "shape": [1, 2], "devices": [0, "b"], "inputs": ["batch", None]}
 _STAMPED = {field.name for field in dataclasses.fields(Event)}
 
 
 def of_kind(kind: type[Event]) -> st.SearchStrategy[Event]:
     hints = typing.get_type_hints(kind)
+    if kind is VariablesPlaced:  # the records in it are typed, too
+        return st.builds(kind, variables=st.lists(_variable, max_size=3), mesh=st.none() | st.just(_MESH))
     names = [field.name for field in dataclasses.fields(kind) if field.name not in _STAMPED]
     return st.builds(kind, **{name: _of(hints[name]) for name in names})
 
@@ -39,8 +47,13 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:
         return st.lists(st.dictionaries(texts, _json, max_size=3), max_size=3)
     if hint == dict[str, Any] | None:
         return st.none() | st.dictionaries(texts, _json, max_size=3)
-    if hint == float | None:
-        return st.none() | _finite
+    parts = [_of(part) for part in typing.get_args(hint)]
+    if isinstance(hint, types.UnionType):
+        return st.one_of(parts)
+    if typing.get_origin(hint) is list:
+        return st.lists(*parts, max_size=3)
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(*parts, max_size=3)
     return {str: texts, float: _finite, int: _whole}.get(hint, st.from_type(hint))
 
 
