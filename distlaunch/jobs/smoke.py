@@ -115,7 +115,7 @@ def prove(config: RunConfig, events: Sequence[Event], tasks: Sequence[str]) -> t
     went_on = 0 < first_step < second.now.step
     proofs = [
         Proof("the config is valid", True),
-        Proof(f"{count(len(tasks), 'task')} came up", bool(first.now.hosts and first.start)),
+        Proof(f"{count(len(tasks), 'task')} came up", bool(first.now.hosts)),
         Proof("model and data were built" + replicas, first.start is not None),
         Proof("training ran" + (f" ({count(trained, 'step')})" if trained else ""), bool(first.epochs)),
         Proof("the loss is a finite number", bool(losses) and all(math.isfinite(loss) for loss in losses)),

@@ -48,6 +48,7 @@ def train(folder: Path, replicas: int, **metric: Any) -> tuple[dict[str, list[fl
     return result.history, [message for message in told if "add up" in message]
 
 
+@pytest.mark.slow  # in CI tests/corpus has a metric that does not add up
 def test_the_config_decides(tmp_path: Path) -> None:
     one, _ = train(tmp_path, 1)
     whole, said = train(tmp_path, 2)

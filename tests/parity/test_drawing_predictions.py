@@ -59,7 +59,7 @@ def predicted(kind: str, folder: Path) -> Any:
     return [np.asarray(session.program.predict(source, lambda: False)).tolist() for _ in range(2)]
 
 
-@pytest.mark.parametrize("kind", chosen("jax", "dtensor", among=("one_device", "mirrored", "jax", "dtensor")))
+@pytest.mark.parametrize("kind", chosen("jax", among=("one_device", "mirrored", "jax", "dtensor")))
 def test_predictions_of_a_pass(kind: str) -> None:
     out = run_module("tests.parity.optimizer_runs", [kind, f"{HERE}.predicted"], backend=MODELS[kind].backend,
                      deadline_s=200)  # fmt: skip

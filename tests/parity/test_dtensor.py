@@ -20,8 +20,6 @@ RUNNING = [name for name in CASES if name != SPARSE]
 FAST = [
     ("own step function", "2x2x2"),
     ("own train_step", "4x2"),
-    ("two optimizers", "4x2"),
-    ("random layers", "8"),
 ]
 ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]
 

@@ -62,7 +62,11 @@ def fitted(calls: tuple[tuple[int, int], ...], patience: int) -> list[float]:
 STRATEGIES = [{"kind": "one_device"}, {"kind": "mirrored", "replicas": 3}]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy["kind"])
+@pytest.mark.parametrize(
+    "strategy",
+    [STRATEGIES[0], pytest.param(STRATEGIES[1], marks=pytest.mark.slow)],
+    ids=lambda strategy: strategy["kind"],
+)
 def test_after_its_last_epoch(tmp_path: Path, strategy: dict[str, Any]) -> None:
     losses, said = trained(tmp_path, (3, 6), strategy, patience=20)
     np.testing.assert_allclose(losses, fitted(((0, 3), (3, 6)), patience=20), rtol=1e-5)

@@ -52,14 +52,12 @@ ALL += [("BatchNorm over replicas", mesh) for mesh in ("8", "4x2", "2x2")]
 FAST = [
     ("mlp rmsprop, L2", "8"),
     ("mlp L2, custom", "2x2x2"),
-    ("two inputs, two outputs", "4x2"),
     ("masked tokens", "8"),
     ("BatchNorm over replicas", "2x2"),
     # with an axis that splits nothing, on which XLA's own gradients of convolutions are wrong
     ("BatchNorm over replicas", "2x2x2, no rules"),
     ("random layers", "8"),
     ("average of weights", "2x2x2"),
-    ("schedule", "8"),
 ]
 OWN_STEP = ("own step of JAX", "4x2")
 OWN_TRAIN_STEP = "own train_step of JAX"

@@ -17,29 +17,25 @@ pytest.importorskip("tensorflow")
 CONFIGS = Path(__file__).parents[2] / "configs"
 MESHES = ("sentiment", "sentiment_model_parallel", "sentiment_spatial_parallel")
 STEPS = 50
-STEPS_IN_CI = 12
 
 
-def read(name: str, steps: int) -> dict[str, Any]:
-    """The config for a number of steps, the last of them with 40 of 64 reviews."""
+def read(name: str) -> dict[str, Any]:
+    """The config for some steps, the last of them with 40 of 64 reviews."""
     raw = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     raw.update(resume="never", export=[], validation={"every_epochs": 1, "steps": 4})
-    raw["data"]["train_examples"] = 64 * (steps - 1) + 40
+    raw["data"]["train_examples"] = 64 * (STEPS - 1) + 40
     raw["train"].update(epochs=1, log_every_steps=1, steps_per_call=1)
     return raw
 
 
-# in CI test_sentiment.py of tests/processes trains with all three
-CASES = [*(pytest.param(name, STEPS, marks=pytest.mark.slow) for name in MESHES), (MESHES[-1], STEPS_IN_CI)]
-
-
+@pytest.mark.slow  # in CI test_sentiment.py of tests/processes trains with all three
 @pytest.mark.usefixtures("virtual_devices")
-@pytest.mark.parametrize(("name", "steps"), CASES)
-def test_mesh(name: str, steps: int, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    config = {**read(MESHES[0], steps), "strategy": {"kind": "one_device"}}
+@pytest.mark.parametrize("name", MESHES)
+def test_mesh(name: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    config = {**read(MESHES[0]), "strategy": {"kind": "one_device"}}
     # the same for all meshes
-    alone = once(tmp_path_factory, f"sentiment-{steps}", lambda folder: run_session(str(folder), config, steps * 2))
-    trained = run_session(str(tmp_path), read(name, steps), steps * 2)
-    assert len(trained) == len(alone) == steps
+    alone = once(tmp_path_factory, "sentiment", lambda folder: run_session(str(folder), config, STEPS * 2))
+    trained = run_session(str(tmp_path), read(name), STEPS * 2)
+    assert len(trained) == len(alone) == STEPS
     deviation = deviations({"steps": trained}, {"steps": alone})
     assert float(np.max(deviation)) <= TOLERANCE

@@ -228,6 +228,7 @@ def test_resume_makes_the_exports_that_a_finished_run_lacks(shell: Shell) -> Non
     assert (plan["tasks"], plan["note"]) == ([], finished)
 
 
+@pytest.mark.slow  # in CI test_preemption.py resumes such a cluster
 def test_tasks_of_a_given_cluster_follow_the_run_of_their_chief(shell: Shell) -> None:
     two = ["--set", "strategy.kind=multi_worker_mirrored", "--set", "cluster.workers=2"]
 

@@ -116,6 +116,7 @@ def assert_no_generated_files(project: Path) -> None:
     assert not [*project.rglob(pattern), *Path(os.environ["TMPDIR"]).rglob(pattern)]
 
 
+@pytest.mark.slow  # in CI the processes of one device, below
 def test_each_kind_of_process(project: Path) -> None:
     """Coordinator, servers, evaluator; then those that use the run, its export, and the config."""
     code, _, err = run("train", "mine.yaml", *SERVERS, cwd=project)
@@ -144,7 +145,10 @@ def line_of(mark: str) -> int:
 
 @pytest.mark.parametrize(
     ("step", "options"),
-    [("bad_step", ("--set", "strategy={kind: mirrored, replicas: 2}")), ("wrong_step", SERVERS)],
+    [
+        ("bad_step", ("--set", "strategy={kind: mirrored, replicas: 2}")),
+        pytest.param("wrong_step", SERVERS, marks=pytest.mark.slow),
+    ],
     ids=["mirrored, when it runs", "parameter servers, when it is traced"],
 )
 def test_an_error_in_a_step_is_told_by_its_line(project: Path, step: str, options: tuple[str, ...]) -> None:

@@ -159,7 +159,7 @@ def one_device(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str,
 
 CASES = [
     *(
-        pytest.param(kind, (), marks=pytest.mark.slow if kind in ("multi_worker_mirrored", "dtensor") else ())
+        pytest.param(kind, (), marks=pytest.mark.slow if kind in ("multi_worker_mirrored", "dtensor", "jax") else ())
         for kind in STRATEGIES
     ),
     # test_sharing.py has streams, which are pipelines, in CI
@@ -205,6 +205,7 @@ def stopped(project: Path) -> Iterator[int]:
     return max(job.checkpoint_steps())  # not every step is told
 
 
+@pytest.mark.slow  # in CI test_skipping.py, in one process
 def test_with_another_number_of_workers_the_rest_is_read_once(project: Path, stopped: int) -> None:
     for path in project.glob("read-*"):
         path.unlink()

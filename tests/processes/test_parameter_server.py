@@ -211,6 +211,7 @@ def data():
 """
 
 
+@pytest.mark.slow  # in CI test_input.py names what cannot be read
 def test_a_failure_to_read_names_the_worker_and_the_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     config = {
@@ -289,7 +290,9 @@ print((20000, 16) in sizes, (10000, 16) in sizes)
 """
 
 
-@pytest.mark.parametrize("partitioner", ["{kind: fixed_shards, num_shards: 2}", WHOLE])
+@pytest.mark.parametrize(
+    "partitioner", [pytest.param("{kind: fixed_shards, num_shards: 2}", marks=pytest.mark.slow), WHOLE]
+)
 def test_a_table_is_looked_up_in_its_shards(tmp_path: Path, partitioner: str) -> None:
     """No tensor of a step has the size of the table, nor of a shard: rows are gathered where they lie."""
     words = [f"strategy.partitioner={partitioner}", "cluster.hosting=in_process", "compile.optimizer.name=SGD"]
@@ -313,6 +316,7 @@ def test_a_table_too_large_for_a_message(tmp_path: Path) -> None:
     assert sum(part["bytes"] for part in table["parts"]) == 9_000_000 * 64 * 4
 
 
+@pytest.mark.slow  # in CI its numbers are compared in tests/parity
 def test_the_linear_regression_converges_as_on_one_device(tmp_path: Path) -> None:
     """3 workers, 2 servers, 5 epochs of 10 steps and an evaluation of 10, as in the migration guide."""
     for name, options in {"servers": (), "one": set_("strategy.kind=one_device")}.items():

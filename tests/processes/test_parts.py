@@ -65,7 +65,7 @@ ELSEWHERE = "strategy={kind: KIND, mesh: {batch: 1, model: 4}}"
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
-        ("jax", "part of 1"),
+        pytest.param("jax", "part of 1", marks=pytest.mark.slow),
         pytest.param("jax", "commit", marks=pytest.mark.slow),
         pytest.param("dtensor", "part of 1", marks=pytest.mark.slow),
     ],

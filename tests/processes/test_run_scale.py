@@ -53,6 +53,7 @@ class Watch:
             return
 
 
+@pytest.mark.slow  # in CI test_run.py, with fewer
 def test_a_thousand_tasks(runner: Runner) -> None:
     """They wait for a mark, so that all of them run at once."""
     program = 'read line < "$MARKER/gate"; echo "$DISTLAUNCH_TASK"'

@@ -145,7 +145,7 @@ def test_a_name_is_asked_for(tmp_path: Path, words: str) -> None:
 _NAMES = ("a:b", "*[x]?", "[red]x[/red]", "{a}", "\x1b[31m", " -x", "é☃", "'\"$HOME`")
 
 
-@pytest.mark.parametrize("name", ["two\nlines", *(pytest.param(name, marks=_SLOW) for name in _NAMES)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_SLOW) for name in ("two\nlines", *_NAMES)])
 def test_a_folder_of_any_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     write_job(folder)

@@ -92,7 +92,8 @@ def test_a_stop_where_the_signal_was_taken(tmp_path: Path, line: str, place: str
 
 
 @pytest.mark.parametrize(
-    "call", ["disable_eager_execution()", pytest.param("disable_v2_behavior()", marks=pytest.mark.slow)]
+    "call",
+    [pytest.param(call, marks=pytest.mark.slow) for call in ("disable_eager_execution()", "disable_v2_behavior()")],
 )
 @pytest.mark.parametrize("place", ["importing", pytest.param("calling", marks=pytest.mark.slow)])
 def test_eager_execution_that_is_switched_off(tmp_path: Path, call: str, place: str) -> None:

@@ -23,7 +23,7 @@ from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.session import Session
 
 HERE = "tests.properties.test_resume"
-IN_CI = 3
+IN_CI = 1
 SLOWLY = 200
 """Examples; each takes three sessions, about two seconds."""
 

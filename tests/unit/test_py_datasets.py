@@ -287,7 +287,7 @@ class Plain(Batches):
         self.order = np.roll(self.order, 5)
 
 
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("replicas", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_training_is_that_of_fit(replicas: int) -> None:
     raw = {"model": {"function": f"{__name__}:regressor"}, "train": {"epochs": 3}, "data": {
         "function": "m:f", "shuffle": False, "class_weight": None, "global_batch": BATCH}}  # fmt: skip

@@ -53,7 +53,7 @@ def read(source: Source, steps: int) -> list[list[Any]]:
     return found
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.integers(1, 3),
