@@ -67,7 +67,7 @@ class Event:
         """Raise ValueError if what was read does not fit together."""
 
     def to_json(self, mask: SecretMask | None = None) -> str:
-        """One line, without the line break.
+        """Return a line, without its break.
 
         Args:
             mask: for secrets in texts; names stay as they are, whatever they are called.

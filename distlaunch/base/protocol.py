@@ -6,7 +6,7 @@ LIFELINE_FD = "DISTLAUNCH_LIFELINE_FD"
 """Number of an inherited file descriptor; at its end of file the launcher is gone and the task's process group ends."""
 
 MODULES_FOLDER = "DISTLAUNCH_MODULES_FOLDER"
-"""Tells a task of a run that is used elsewhere where the modules of its config lie."""
+"""A variable of tasks: where the modules of the config lie, of a run that is used elsewhere."""
 
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 """In the environment of each task: what it prints is seen at once."""

@@ -161,15 +161,15 @@ class RunDir:
         return self._attempts / str(attempt) / "events.jsonl"
 
     def attempt_compiled(self, attempt: int) -> Path:
-        """As `compiled`, for an attempt that only uses what the run has trained."""
+        """The `compiled` of an attempt that only uses what the run has trained."""
         return self._attempts / str(attempt) / "compiled"
 
     def attempt_control(self, attempt: int) -> Path:
-        """As `control`, for an attempt that only uses what the run has trained."""
+        """The `control` of an attempt that only uses what the run has trained."""
         return self._attempts / str(attempt) / ".control"
 
     def attempt_lock(self, attempt: int) -> contextlib.AbstractContextManager[None]:
-        """As `lock`, for an attempt that only uses what the run has trained."""
+        """The `lock` of an attempt that only uses what the run has trained."""
         return lock_run(self._attempts / str(attempt) / ".lock")
 
     def attempt_is_busy(self, attempt: int) -> bool:

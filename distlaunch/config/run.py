@@ -389,7 +389,7 @@ class RunConfig(Section):
         return self.model_dump(mode="python")
 
     def to_public(self) -> dict[str, Any]:
-        """As `to_plain`, without secrets: for checkpoints and records, which people copy and publish."""
+        """Return plain data without secrets, for checkpoints and records, which people copy and publish."""
         return self._secrets.public(self.to_plain())
 
     def task_environ(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from distlaunch.base.secret_values import MASK, has_credentials, is_distinctive, is_secret, is_secret_at, is_secret_name
 from distlaunch.config.read.scalars import VARIABLE
-from distlaunch.config.read.tree import Key, Node
+from distlaunch.config.read.tree import Key, Node, texts_in
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Secrets:
     @staticmethod
     def values(plain: Any) -> list[str]:
         """Return the values in plain data of a config that must not be printed, by their keys or what they hold."""
-        return sorted({text for key, text in _texts(plain, ()) if is_secret_at(key, text)})
+        return sorted({text for key, text in texts_in(plain, ()) if is_secret_at(key, text)})
 
 
 def names_in(text: str) -> list[str]:
@@ -111,17 +111,6 @@ def _scalars(node: Node, key: Key) -> Iterator[tuple[Key, str, Any]]:
             yield from _scalars(inner, (*key, index))
     elif node.text is not None and "${" in node.text:
         yield key, node.text, node.value
-
-
-def _texts(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _texts(inner, (*key, name))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _texts(inner, (*key, index))
-    elif isinstance(value, str):
-        yield key, value
 
 
 def _name(found: re.Match[str]) -> str:

@@ -196,7 +196,7 @@ def load_resolved(path: Path | str, environ: Mapping[str, str] | None = None) ->
 
 
 def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = None) -> RunConfig:
-    """As `load_resolved`, for the text of a file of this name."""
+    """Parse the text of a resolved config; errors name the file. See `load_resolved`."""
     # `dump_config` has escaped what only looks like a variable: all others are secrets
     variables = Unfilled({}) if environ is None else environ
     builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")

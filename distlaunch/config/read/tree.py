@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -179,3 +180,15 @@ class TreeBuilder:
 
     def _source(self, line: int) -> str:
         return f"{self._name}:{line}" if self._numbered else self._name
+
+
+def texts_in(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
+    """Yield the texts in plain data of a config, each with its key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from texts_in(inner, (*key, name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from texts_in(inner, (*key, index))
+    elif isinstance(value, str):
+        yield key, value

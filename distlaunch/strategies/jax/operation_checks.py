@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +36,7 @@ from distlaunch.strategies.patches.jax_partitioning import Uncertain, computed_e
 _CONVOLUTION = "conv_general_dilated"
 _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")
 _TOLERANCE = 1e-3
-"""Of the largest value. Rounding stays below 1e-5 on arrays of this size, and what is wrong counts a part twice."""
+"""Relative to the largest value. Rounding stays below 1e-5 on such arrays, and what is wrong counts a part twice."""
 _GROUPS = 4
 _CHANNELS = 2
 _VERSION = 1
@@ -47,7 +46,7 @@ _QUICK_ON_CPU = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitte
 
 @dataclass(frozen=True)
 class Operation:
-    """One kind of operation, on tiny arrays.
+    """A kind of operation, on tiny arrays.
 
     Attributes:
         layer: the first layer of the model that has it.
@@ -108,26 +107,27 @@ class OperationChecks:
         lying = [[self._sharding(axes) for axes in each.axes] for each in operations]
         placed = jax.tree.map(place, given, lying)
 
-        def all_of_them(arrays: list[list[Any]]) -> list[Any]:
-            with computed_exactly(uncertain):
+        def computed(arrays: list[list[Any]], remedies: Uncertain) -> list[Any]:
+            with computed_exactly(remedies):
                 return [_with_gradients(each, own) for each, own in zip(operations, arrays, strict=True)]
+
+        def on_mesh(arrays: list[list[Any]]) -> list[Any]:
+            return computed(arrays, uncertain)
+
+        def alone(arrays: list[list[Any]]) -> list[Any]:
+            return computed(arrays, Uncertain())
 
         # gradients lie as what they are gradients of
         shardings = [(None, tuple(each)) for each in lying]
-        on_mesh = jax.jit(all_of_them, out_shardings=shardings, compiler_options=self._quick)(placed)
-        found = jax.tree.map(np.asarray, self._gather(on_mesh))
+        values = jax.jit(on_mesh, out_shardings=shardings, compiler_options=self._quick)(placed)
+        found = jax.tree.map(np.asarray, self._gather(values))
+        with jax.default_device(jax.local_devices()[0]):
+            expected = jax.tree.map(np.asarray, jax.jit(alone, compiler_options=self._quick)(given))
         return [
             (each, worst)
-            for each, got, expected in zip(operations, found, self._on_one_device(operations, given), strict=True)
-            if (worst := _deviation(got, expected)) > _TOLERANCE
+            for each, got, right in zip(operations, found, expected, strict=True)
+            if (worst := _deviation(got, right)) > _TOLERANCE
         ]
-
-    def _on_one_device(self, operations: Sequence[Operation], given: Sequence[Sequence[np.ndarray]]) -> list[Any]:
-        def all_of_them(arrays: Any) -> list[Any]:
-            return [_with_gradients(each, own) for each, own in zip(operations, arrays, strict=True)]
-
-        with jax.default_device(jax.local_devices()[0]):
-            return jax.tree.map(np.asarray, jax.jit(all_of_them, compiler_options=self._quick)(given))
 
     def check(self, operations: Sequence[Operation], uncertain: Uncertain, strongest: Uncertain) -> list[Operation]:
         """Return the operations that are right only if all remedies are applied.
@@ -163,7 +163,7 @@ class OperationChecks:
         )
 
     def _convolutions(self, equation: Any, layer: str) -> Iterator[Operation]:
-        """One for each way in which a kernel of this shape lies."""
+        """Yield an operation for each way in which a kernel of this shape lies."""
         inputs, kernel = (one.aval.shape for one in equation.invars)
         params = equation.params
         inputs_at, kernel_at = params["dimension_numbers"].lhs_spec, params["dimension_numbers"].rhs_spec
@@ -218,29 +218,8 @@ class OperationChecks:
         return NamedSharding(self._mesh, PartitionSpec(*axes))
 
 
-@contextlib.contextmanager
-def beside(action: Callable[[], None]) -> Iterator[None]:
-    """Run an action in a thread while the body runs; an error of the action is raised at the end of the body."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            action()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="operation checks", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 class _Kept:
-    """What is known of the operations of a mesh's shape: whether they are right without further remedies."""
+    """Keeps what is known of the operations on a mesh: whether they are right without further remedies."""
 
     def __init__(self, mesh: Mesh, uncertain: Uncertain) -> None:
         device = mesh.devices.flat[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,7 +27,7 @@ from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
 from distlaunch.strategies.jax.keras_backend import drawing
-from distlaunch.strategies.jax.operation_checks import Operation, OperationChecks, beside
+from distlaunch.strategies.jax.operation_checks import OperationChecks
 from distlaunch.strategies.jax.step_clock import StepClock
 from distlaunch.strategies.jax.values import Values
 from distlaunch.strategies.local_model import LocalModel
@@ -193,14 +194,11 @@ class JaxProgram:
         operations = checks.operations(step.jaxpr)
         if not operations:
             return call, []
-        wrong: list[Operation] = []
-
-        def check() -> None:
-            wrong.extend(checks.check(operations, self._placement.uncertain(batch), self._placement.all_remedies))
-
-        with beside(check):
+        remedies = self._placement.uncertain(batch), self._placement.all_remedies
+        with ThreadPoolExecutor(1) as pool:
+            checked = pool.submit(checks.check, operations, *remedies)
             step.lower().compile()  # which the first call finds
-        if not wrong:
+        if not (wrong := checked.result()):
             return call, []
         self._placement.apply_all_remedies()
         layers = listed([f"'{each.layer}'" for each in wrong])
