@@ -23,8 +23,8 @@ from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_facts import AttemptFacts
 from distlaunch.base.user_modules import add_folder
-from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.environment import describe_environment
+from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Task
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
@@ -92,7 +92,8 @@ def train(
 
 
 def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) -> RunConfig:
-    num_gpus = len(find_gpus(os.environ))
+    machine = Machine.here()
+    num_gpus = len(machine.gpus)
     if isinstance(config, Mapping):
         return load_mapping(config, overrides, num_gpus=num_gpus).config
     path = Path(config)
@@ -101,7 +102,7 @@ def _load(config: str | Path | Mapping[str, Any], overrides: tuple[str, ...]) ->
     run = RunDir(path)
     if not run.has_config():
         raise UsageError(f"{path}: no run directory (it has no config.yaml), and no config file either")
-    found = load_run(run, overrides, os.environ, num_gpus)
+    found = load_run(run, overrides, machine)
     if found.config.modules_folder is not None:
         add_folder(found.config.modules_folder)
     for note in (*found.warnings, *([found.note] if found.note else [])):

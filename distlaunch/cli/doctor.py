@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,9 +27,10 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     Warns of data that a host lacks, of little disk or memory, of low limits, clocks and drivers that differ.
     Exits with 2 if something is wrong, and with 75 if a host does not answer.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.doctor import examine
 
-    hosts, ports = examine(config, overrides, os.environ, lambda text: click.echo(text, err=as_json))
+    hosts, ports = examine(config, overrides, Machine.here(), lambda text: click.echo(text, err=as_json))
     if as_json:
         plain = {
             "hosts": [dataclasses.asdict(host) for host in hosts], "ports": ports, "warnings": _differences(hosts)

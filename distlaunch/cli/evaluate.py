@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from distlaunch.base.run_dir import BestName
@@ -22,8 +20,11 @@ def command(
     run: str, overrides: tuple[str, ...], checkpoint: int | BestName | None, split: str, as_json: bool, quiet: bool
 ) -> int:
     """Evaluate a checkpoint of a run on a split, every example exactly once, with the run's own config."""
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
     from distlaunch.ui.progress.view import make_view, show
 
     view = make_view(as_json=as_json, quiet=quiet, config=run)
-    return show(view, lambda: job.use_run(run, "evaluate", overrides, ["--split", split], view, os.environ, checkpoint))
+    return show(
+        view, lambda: job.use_run(run, "evaluate", overrides, ["--split", split], view, Machine.here(), checkpoint)
+    )

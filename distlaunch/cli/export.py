@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from distlaunch.base.run_dir import BestName
@@ -43,9 +41,10 @@ def command(
     Each is loaded in a clean process, and must give what the trained model gives for some rows of the training data,
     within 1e-4 of the largest value; only then it takes the place of an older one.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
     from distlaunch.ui.progress.view import make_view, show
 
     view = make_view(as_json=as_json, quiet=quiet, config=run)
     chosen = ["--formats", ",".join(dict.fromkeys(formats))] if formats else []
-    return show(view, lambda: job.use_run(run, "export", overrides, chosen, view, os.environ, checkpoint))
+    return show(view, lambda: job.use_run(run, "export", overrides, chosen, view, Machine.here(), checkpoint))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 import click
@@ -38,6 +37,7 @@ def command(
 
     With --resume, the first line (with --json, `note`) says which run would be resumed, and what for.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
     from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import exposure_of, plan_json, render_plan
@@ -45,7 +45,8 @@ def command(
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
 
-    plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), os.environ)
+    machine = Machine.here()
+    plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), machine)
     for warning in choice.warnings:
         click.echo(f"warning: {warning}", err=True)
     if choice.note and not as_json:
@@ -54,8 +55,8 @@ def command(
         if as_json:
             click.echo(json.dumps({"run_dir": str(choice.would_be.path), "tasks": [], "note": choice.note}, indent=2))
         return
-    placed = describe_variables(choice.config, choice.locate) if variables else None
-    data = describe_data(choice.config, choice.locate) if with_data else None
+    placed = describe_variables(choice.config, choice.locate, machine) if variables else None
+    data = describe_data(choice.config, choice.locate, machine) if with_data else None
     if as_json:
         click.echo(plan_json(plan, placed, data, choice.note, exposure_of(plan, choice.config)))
         return

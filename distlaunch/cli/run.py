@@ -119,10 +119,11 @@ def command(
 
 
 def _run(request: ScriptRequest, view: View) -> int:
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.script import run_script
     from distlaunch.ui.progress.view import show
 
-    return show(view, lambda: run_script(request, view, os.environ))
+    return show(view, lambda: run_script(request, view, Machine.here()))
 
 
 def _check(workers: int | None, ps: int | None, *, jax: bool, others: dict[str, bool]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +63,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     config's section engine.slurm; options win. `logs -f`, `runs` and `stop` work on the run from here.
     Its exit code is 0 when the job is submitted, 2 if the queue refuses it; with --wait, the code of the job.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.batch import submit
     from distlaunch.jobs.job import JobRequest
     from distlaunch.ui.submit import print_nothing_submitted, print_submitted
@@ -74,7 +74,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     options = _overrides(given)
     with _called_by_option(options):
         request = JobRequest(target, (*overrides, *options), name, resume)
-        prepared = submit.prepare(request, given["engine"], os.environ)
+        prepared = submit.prepare(request, given["engine"], Machine.here())
         choice = prepared.choice
         notes = [*([choice.note] if choice.note else []), *prepared.queue.notes(choice.config)]
         for note in () if quiet else notes[:1] if choice.finished else notes:

@@ -51,6 +51,7 @@ def command(
     size, in a run called NAME-debug. With --smoke, several configs may be given; the worst exit code counts. With
     --detach, the launcher writes to RUN/launcher.log; `logs`, `stop` and `runs` work on it.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
     from distlaunch.ui.progress.view import make_view, show
 
@@ -72,7 +73,7 @@ def command(
         requests = [replace(request, target=each) for each in targets]
         return _smoke_all(requests, junit_xml, as_json=as_json, quiet=quiet)
     view = make_view(as_json=as_json, quiet=quiet, config=target)
-    return show(view, lambda: job.train(request, view, os.environ, view.begin))
+    return show(view, lambda: job.train(request, view, Machine.here(), view.begin))
 
 
 def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bool, quiet: bool) -> int:
@@ -109,13 +110,14 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
 
 def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, str]:
     """Prove a config; return the exit code, and what is wrong."""
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import smoke as smoking
     from distlaunch.ui.progress.view import make_view, reporting_errors
     from distlaunch.ui.smoke import print_proofs
 
     view = make_view(as_json=as_json, quiet=quiet, config=request.target)
     with reporting_errors(view):
-        proven = smoking.smoke(request, view, os.environ)
+        proven = smoking.smoke(request, view, Machine.here())
     view.report(proven.last)
     print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
     outcome = proven.last.outcome
@@ -139,6 +141,7 @@ def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: li
 
 def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
     """Starts the run here, and continues it in a process of its own."""
+    from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import detach, job
     from distlaunch.ui.detach import DetachedView, NotesView, print_detached
     from distlaunch.ui.progress.view import make_view
@@ -147,7 +150,7 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
         if not quiet:
             print_detached(run, None, as_json=as_json)
 
-    claimed = job.begin(request, make_view(quiet=True) if quiet else NotesView(), os.environ, finished)
+    claimed = job.begin(request, make_view(quiet=True) if quiet else NotesView(), Machine.here(), finished)
     if claimed is None:
         return ExitCode.DONE
     if claimed.choice.beside:
@@ -160,6 +163,6 @@ def _detached(request: JobRequest, *, as_json: bool, quiet: bool) -> int:
             print_detached(claimed.run, side.pid, as_json=as_json)
         return int(code or ExitCode.DONE)
     view = DetachedView(side.settle)
-    result = job.execute(claimed, view, os.environ)
+    result = job.execute(claimed, view)
     view.report(result)
     return int(result.outcome.exit_code)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +13,9 @@ from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
 from distlaunch.base.visible import visible
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JUNIT
+
+if TYPE_CHECKING:
+    from distlaunch.cluster.machine import Machine
 
 
 @click.command("validate", cls=Command)
@@ -77,29 +79,30 @@ class FileResult:
 
 
 def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
-    from distlaunch.cluster.devices import find_gpus
+    from distlaunch.cluster.machine import Machine
     from distlaunch.config.checks.machine import machine_problems
     from distlaunch.config.checks.unused import unused_settings
     from distlaunch.config.read.load import load_config
     from distlaunch.config.summary import summary
 
-    num_gpus = len(find_gpus(os.environ))
+    machine = Machine.here()
+    num_gpus = len(machine.gpus)
     try:
         loaded = load_config(config, overrides, num_gpus=num_gpus)
     except ConfigError as error:
         return FileResult(config, "", error.problems, [])
-    problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides)
+    problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides, machine)
     return FileResult(
         config, summary(loaded.config, num_gpus), problems, loaded.located(unused_settings(loaded.config))
     )
 
 
-def _planning_problems(config: str, overrides: tuple[str, ...]) -> list[Problem]:
+def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:
     """Problems that `train` would report before it starts a process, such as too few GPUs for the workers."""
     from distlaunch.jobs import job
 
     try:
-        job.plan(job.JobRequest(config, (*overrides, "resume=never"), makes_run=False), os.environ)
+        job.plan(job.JobRequest(config, (*overrides, "resume=never"), makes_run=False), machine)
     except ConfigError as error:
         return error.problems
     except UsageError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from distlaunch.base.errors import ExitCode
@@ -73,6 +71,7 @@ def command(
     Its exit code is 0 if all that were compared are equal, 1 if some differ, 2 if nothing could be compared, 3 if one
     device failed.
     """
+    from distlaunch.cluster.machine import Machine
     from distlaunch.ui import verify as shown
     from distlaunch.ui.progress.view import QuietView
     from distlaunch.verify.comparison import VerifyRequest, verify
@@ -82,7 +81,7 @@ def command(
             click.echo(text, err=True)
 
     request = VerifyRequest(config, overrides, steps, kinds, replicas, keep)
-    result = verify(request, os.environ, lambda row: echo(shown.row_line(row)), echo)
+    result = verify(request, Machine.here(), lambda row: echo(shown.row_line(row)), echo)
     if result.failed is not None:
         QuietView().report(result.failed)
         if keep is None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.run import RunConfig
 
 
-def tf_config_cluster(config: RunConfig, environ: Mapping[str, str]) -> tuple[ClusterSpec, Task] | None:
-    """The cluster that the environment says this process belongs to; None if there is none, or none is wanted.
+def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Task] | None:
+    """Return the cluster of TF_CONFIG, and the task of it that this command is to start; None if it joins none.
 
-    Raises UsageError if TF_CONFIG is malformed.
+    Raises:
+        UsageError: TF_CONFIG is malformed.
     """
-    text, strategy = environ.get("TF_CONFIG"), config.strategy
+    strategy = config.strategy
     # a single process has no cluster to join, whatever the environment holds
     can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
-    return from_tf_config(text) if text and config.engine.kind == "auto" and can_join else None
+    return machine.tf_config if config.engine.kind == "auto" and can_join else None
 
 
 def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import JobState, Submission
@@ -86,38 +86,54 @@ class HostReport:
 
 
 class Engine(Protocol):
-    """Finds hosts. Everything that touches a process happens in the allocation.
+    """Finds hosts for the tasks of a job.
+
+    A command makes one engine, and enters it once, around everything that it starts. The engine owns what makes a
+    later start faster, such as connections to hosts and processes that have imported a framework, and gives it up when
+    it is left. Everything that touches a process happens in the allocation.
 
     Attributes:
-        hosts: names of those that a start asks first; empty: none but this machine.
+        hosts: names of the hosts that a start asks first; empty: none but this machine.
+        uses_this_machine_only: whether all tasks of a job run on this machine.
     """
 
     @property
     def hosts(self) -> Sequence[str]: ...
 
-    def kept(self) -> AbstractContextManager[Any]:
-        """Keeps what makes the next start faster, until it is left. To be entered around attempts that follow."""
+    @property
+    def uses_this_machine_only(self) -> bool: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def examine(self) -> list[HostReport]:
+        """Look at each host as a start does. To be called while the engine is entered; may be called again.
+
+        Raises:
+            UsageError: with everything that is wrong with any of them.
+        """
         ...
 
-    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
-        """Looks at each host as a start does. Raises UsageError with everything that is wrong with any of them."""
-        ...
-
-    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
-        """How many workers there are places for.
+    def count_slots(self, *, dry: bool = False) -> int:
+        """Return how many workers there are places for. To be called while the engine is entered, unless `dry`.
 
         Args:
             dry: ask no host; one that does not say how many it takes counts as one.
 
-        Raises UsageError: hosts cannot be used.
+        Raises:
+            UsageError: hosts cannot be used.
         """
         ...
 
-    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> Allocation:
-        """Hosts, devices and addresses.
+    def allocate(self, needs: Needs, *, dry: bool = False) -> Allocation:
+        """Return hosts, devices and addresses. To be called while the engine is entered, unless `dry`.
+
+        One allocation is used at a time: it is released before the next one is asked for.
 
         Args:
-            environ: what the tasks inherit, but for `plan.train.REMOVED_ENV`.
             dry: reserve nothing; what is chosen at a start only has a stand-in.
 
         Raises:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 from distlaunch.agent.host import HostTasks
 from distlaunch.agent.messages import TaskSpec
@@ -15,7 +16,7 @@ from distlaunch.agent.threads import pool_sizes
 from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import count
-from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
@@ -26,8 +27,6 @@ from distlaunch.supervise.allocation import Starter, TaskHandle
 
 PICKED_LATER = "(picked at start)"
 _HOST = "127.0.0.1"
-WARM_STARTS = WarmStarts()
-"""Of this machine: one for all attempts of a command."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +35,12 @@ class LocalAllocation:
 
     Attributes:
         environ: what the tasks inherit.
+        warm_starts: what tasks are forked from.
         num_computing: how many tasks share the cores.
     """
 
     environ: Mapping[str, str]
+    warm_starts: WarmStarts
     places: tuple[Place, ...] = (Place(),)
     given: tuple[ClusterSpec, Task] | None = None
     reserved: ReservedPorts = field(default_factory=lambda: ReservedPorts((), ()))
@@ -52,7 +53,7 @@ class LocalAllocation:
     def starting(
         self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
     ) -> Iterator[Starter]:
-        with HostTasks(show, clock, WARM_STARTS) as tasks:
+        with HostTasks(show, clock, self.warm_starts) as tasks:
             yield _Starter(tasks, self.spec_of, NumaShares(self.num_computing))
 
     def listening(self, addresses: Collection[str]) -> set[str]:
@@ -64,7 +65,7 @@ class LocalAllocation:
 
     def import_ahead(self, plan: LaunchPlan) -> None:
         for task in plan.tasks:
-            WARM_STARTS.process_for(self.spec_of(task))
+            self.warm_starts.process_for(self.spec_of(task))
 
     def spec_of(self, task: TaskPlan) -> TaskSpec:
         """What this host must know to start a task."""
@@ -97,25 +98,41 @@ class _Starter:
 
 
 class LocalEngine:
-    """Starts the tasks as children of this process."""
+    """Starts the tasks as children of this process.
+
+    Args:
+        machine: with the variables that the tasks inherit.
+    """
 
     hosts = ()
+    uses_this_machine_only = True
 
-    def kept(self) -> AbstractContextManager[Any]:
-        return WARM_STARTS.kept()
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._warm_starts = WarmStarts()
+        self._entered = ExitStack()
 
-    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+    def __enter__(self) -> Self:
+        self._entered.enter_context(self._warm_starts.kept())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._entered.close()
+
+    def examine(self) -> list[HostReport]:
         from distlaunch.agent.host_state import host_state
         from distlaunch.agent.remote.host_facts import host_facts
         from distlaunch.engines.host_warnings import host_warnings
 
-        facts, state = host_facts(environ), host_state(())
+        facts, state = host_facts(self._machine.environ), host_state(())
         return [HostReport.of(facts["host"], "", facts, state, list(host_warnings(facts["host"], state, {})))]
 
-    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
-        return max(1, len(find_gpus(environ)))
+    def count_slots(self, *, dry: bool = False) -> int:
+        return max(1, len(self._machine.gpus))
 
-    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> LocalAllocation:
+    def allocate(self, needs: Needs, *, dry: bool = False) -> LocalAllocation:
         number, ports = needs.num_addresses, needs.ports
         if ports != "auto" and len(ports) < number:
             message = (
@@ -131,16 +148,40 @@ class LocalEngine:
             if number:
                 reserved = pick_ports(number) if ports == "auto" else reserve_ports(ports[:number])
             numbers = reserved.numbers
-        gpus = find_gpus(environ)
+        gpus = self._machine.gpus
         places = [Place("", f"{_HOST}:{port}", gpus) for port in numbers]
         # tasks that nobody connects to need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - number)
-        return LocalAllocation(environ, tuple(places), reserved=reserved, num_computing=needs.num_computing)
+        return LocalAllocation(
+            self._machine.environ, self._warm_starts, tuple(places), reserved=reserved,
+            num_computing=needs.num_computing,
+        )  # fmt: skip
 
 
-LOCAL = LocalEngine()
+class GivenClusterEngine(LocalEngine):
+    """Starts one task of a cluster that TF_CONFIG describes; other launchers, on other hosts perhaps, start the rest.
+
+    Args:
+        machine: with the variables that the task inherits.
+        given: the cluster, and the task of it to start.
+    """
+
+    uses_this_machine_only = False
+
+    def __init__(self, machine: Machine, given: tuple[ClusterSpec, Task]) -> None:
+        super().__init__(machine)
+        self._given = given
+
+    def allocate(self, needs: Needs, *, dry: bool = False) -> LocalAllocation:
+        cluster, task = self._given
+        # no address and no port: TF_CONFIG has them
+        places = (Place(gpus=self._machine.gpus),)
+        return LocalAllocation(
+            self._machine.environ, self._warm_starts, places, given=self._given, engine="tf_config",
+            num_computing=cluster.num_workers_beside(task),
+        )  # fmt: skip
 
 
-def local_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> LocalEngine:
-    """This machine, of which there is one."""
-    return LOCAL
+def local_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> LocalEngine:
+    """Return the engine of this machine."""
+    return LocalEngine(machine)

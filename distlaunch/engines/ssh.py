@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problems, parse_host
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote import ssh_errors
@@ -39,7 +39,7 @@ def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
     return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
 
 
-def ssh_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> RemoteEngine:
+def ssh_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> RemoteEngine:
     """The hosts of the section `engine`. Raises ConfigError."""
 
     def command_of(host: Host) -> Command:
@@ -52,4 +52,4 @@ def ssh_engine(settings: EngineSection, environ: Mapping[str, str], files: HostF
 
         return Command(ssh_command(host, settings), explain, ssh_errors.is_busy)
 
-    return RemoteEngine("ssh", hosts_of(settings), command_of, "ssh", settings, files)
+    return RemoteEngine("ssh", hosts_of(settings), command_of, "ssh", settings, machine, files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
@@ -11,16 +11,14 @@ from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import ExportFailed, StepsDone
 from distlaunch.base.folders import make_folder
 from distlaunch.base.run_dir import RunDir, write_atomically
-from distlaunch.cluster.devices import find_gpus
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.checks.config import cross_check, fitting_workers
 from distlaunch.config.cluster import Span
 from distlaunch.config.run import RunConfig
-from distlaunch.config.tf_config import tf_config_cluster
-from distlaunch.engines import engine_of
 from distlaunch.engines.base import Needs
+from distlaunch.engines.context import LaunchContext
 from distlaunch.plan.train import LaunchPlan, Mode, cluster_at, config_mark, fit_config, plan_launch, processes
 from distlaunch.runs.paths import shown
 from distlaunch.runs.report import newest_training
@@ -45,7 +43,7 @@ class AttemptResult:
     resumable: bool = True
 
 
-def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = False) -> RunConfig:
+def count_workers(config: RunConfig, context: LaunchContext, *, dry: bool = False) -> RunConfig:
     """The config with as many workers as there are places for, if it leaves that open.
 
     Args:
@@ -57,10 +55,10 @@ def count_workers(config: RunConfig, environ: Mapping[str, str], *, dry: bool = 
     """
     if config.cluster.workers != "auto":
         return config
-    if (given := tf_config_cluster(config, environ)) is not None:
-        return fit_config(config, given[0])
-    slots = engine_of(config, environ).count_slots(environ, dry=dry)
-    num_gpus = len(find_gpus(environ))
+    if context.given is not None:
+        return fit_config(config, context.given[0])
+    slots = context.engine.count_slots(dry=dry)
+    num_gpus = len(context.machine.gpus)
     number = fitting_workers(config, range(slots, 0, -1), num_gpus)
     if number is None:
         raise ConfigError(cross_check(config.with_workers(1), num_gpus))
@@ -71,13 +69,13 @@ def plan_attempt(
     config: RunConfig,
     run: RunDir,
     attempt: int,
-    environ: Mapping[str, str],
+    context: LaunchContext,
     mode: Mode = "train",
     extra: Sequence[str] = (),
 ) -> LaunchPlan:
     """The plan of an attempt; reserves and writes nothing."""
     least = least_workers(config)
-    config, allocation = allocate_fitting(count_workers(config, environ, dry=True), environ, least, dry=True)
+    config, allocation = allocate_fitting(count_workers(config, context, dry=True), context, least, dry=True)
     return _plan(config, run, attempt, mode, allocation, extra)[1]
 
 
@@ -96,15 +94,15 @@ def _plan(
     return config, plan
 
 
-def import_ahead(config: RunConfig, run: RunDir, mode: Mode, environ: Mapping[str, str]) -> None:
+def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchContext) -> None:
     """Begins to import what an attempt will need. A config that cannot be started is left to its start."""
     with contextlib.suppress(DistlaunchError):
-        allocation = allocate(config, {**environ, **config.task_environ()}, dry=True)
+        allocation = allocate(config, context, dry=True)
         allocation.import_ahead(_plan(config, run, 0, mode, allocation)[1])
 
 
 def allocate_fitting(
-    config: RunConfig, environ: Mapping[str, str], least: int, *, dry: bool = False
+    config: RunConfig, context: LaunchContext, least: int, *, dry: bool = False
 ) -> tuple[RunConfig, Allocation]:
     """An allocation, and the config with as many workers as there is room for. Raises as `Engine.allocate`.
 
@@ -116,10 +114,10 @@ def allocate_fitting(
     spares_failed = True
     while True:
         try:
-            return config, allocate(config, environ, dry=dry, spares_failed=spares_failed)
+            return config, allocate(config, context, dry=dry, spares_failed=spares_failed)
         except TooFewSlotsError as error:
             fewer = range(error.slots, least - 1, -1)
-            number = fitting_workers(config, fewer, len(find_gpus(environ)))
+            number = fitting_workers(config, fewer, len(context.machine.gpus))
             if number is not None:
                 config = config.with_workers(number)
             elif spares_failed:
@@ -134,9 +132,7 @@ def least_workers(config: RunConfig) -> int:
     return workers.min if isinstance(workers, Span) else 1 if workers == "auto" else workers
 
 
-def allocate(
-    config: RunConfig, environ: Mapping[str, str], *, dry: bool = False, spares_failed: bool = True
-) -> Allocation:
+def allocate(config: RunConfig, context: LaunchContext, *, dry: bool = False, spares_failed: bool = True) -> Allocation:
     """Hosts, devices and addresses for a config's tasks. Raises as `Engine.allocate`."""
     jobs = processes(config)
     count = sum(jobs.values())
@@ -144,7 +140,7 @@ def allocate(
     # the evaluator needs no address: nobody connects to it
     needs = Needs((count or 1) + config.cluster.evaluator, count, computing, jobs, config.cluster.ports,
                   config.restarts.window_s, spares_failed)  # fmt: skip
-    return engine_of(config, environ).allocate(needs, environ, dry=dry)
+    return context.engine.allocate(needs, dry=dry)
 
 
 def _cluster(config: RunConfig, allocation: Allocation) -> tuple[ClusterSpec, Task | None]:
@@ -160,13 +156,15 @@ def run_attempt(
     run: RunDir,
     mode: Mode,
     observer: Observer,
-    environ: Mapping[str, str],
+    context: LaunchContext,
     *,
     extra: Sequence[str] = (),
     signals: SignalPipe | None = None,
     workers: int | None = None,
 ) -> AttemptResult:
-    """Runs the next attempt of a run, whose lock the caller holds, and who may have taken signals over already.
+    """Runs the next attempt of a run.
+
+    The caller holds the lock of the run, has entered the engine, and may have taken signals over.
 
     Raises StopRequested: a signal came before its tasks were started.
 
@@ -176,13 +174,11 @@ def run_attempt(
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole = config
-    environ = {**environ, **config.task_environ()}
-    # kept: the hosts that were counted are those that are used
-    with contextlib.nullcontext() if signals is None else signals.raising(), engine_of(config, environ).kept():
-        config = count_workers(config, environ)
+    with contextlib.nullcontext() if signals is None else signals.raising():
+        config = count_workers(config, context)
         config = config.with_workers(workers or config.cluster.num_workers)
         wanted = config.cluster.num_workers
-        config, allocation = allocate_fitting(config, environ, least_workers(whole))
+        config, allocation = allocate_fitting(config, context, least_workers(whole))
     try:
         for note in allocation.notes:
             observer.note(note)
@@ -265,12 +261,12 @@ def _was_in_vain(run: RunDir, attempt: int, outcome: Outcome) -> bool:
     return not any(isinstance(event, StepsDone) and event.attempt == attempt for event in read_events(run.events))
 
 
-def run_beside(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def run_beside(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
     """Runs the evaluator that TF_CONFIG asks for, in the latest attempt of a run that another launcher works on.
 
     Nothing of the run's own is written.
     """
-    allocation = allocate(config, {**environ, **config.task_environ()})
+    allocation = allocate(config, context)
     cluster, here = _cluster(config, allocation)
     places, engine, number = allocation.places, allocation.engine, newest_training(run) or 0
     extra = config_mark(run.attempt_config(number).read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +11,8 @@ from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.events import VariablesPlaced
 from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.protocol import SAFE_MODULE
-from distlaunch.cluster.devices import VISIBLE, find_gpus
+from distlaunch.cluster.devices import VISIBLE
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
 from distlaunch.jobs.job import Locate
 from distlaunch.plan.train import REMOVED_ENV
@@ -21,7 +21,7 @@ _WITHOUT = {"variables": "; `--no-variables` leaves them out", "data": "; leave 
 _LIMIT_S = 600.0  # for the user's own functions, the data function among them
 
 
-def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | None:
+def describe_variables(config: RunConfig, locate: Locate, machine: Machine) -> VariablesPlaced | None:
     """Where the variables of the config's model would go; None if every task holds all.
 
     Raises:
@@ -31,30 +31,30 @@ def describe_variables(config: RunConfig, locate: Locate) -> VariablesPlaced | N
     if not config.strategy.places_variables:
         return None
     answer = _run_description(
-        "variables", config, locate, "the model could not be built, so its variables cannot be shown"
+        "variables", config, locate, machine, "the model could not be built, so its variables cannot be shown"
     )
     return VariablesPlaced(variables=answer["variables"], mesh=answer["mesh"])
 
 
-def describe_data(config: RunConfig, locate: Locate) -> dict[str, Any]:
+def describe_data(config: RunConfig, locate: Locate, machine: Machine) -> dict[str, Any]:
     """Who reads what, as `data/overview.py` finds it.
 
     Raises:
         ConfigError: the data does not fit the config, with the lines that say why.
         UsageError: reading it failed otherwise.
     """
-    return _run_description("data", config, locate, "the data could not be read")
+    return _run_description("data", config, locate, machine, "the data could not be read")
 
 
-def _run_description(what: str, config: RunConfig, locate: Locate, failure: str) -> dict[str, Any]:
+def _run_description(what: str, config: RunConfig, locate: Locate, machine: Machine, failure: str) -> dict[str, Any]:
     from distlaunch.config.read.load import dump_config
 
     with tempfile.TemporaryDirectory(prefix="distlaunch-") as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(dump_config(config), encoding="utf-8")
-        gpus = str(len(find_gpus(os.environ)))
+        gpus = str(len(machine.gpus))
         argv = [sys.executable, *SAFE_MODULE, "distlaunch.tasks.describe", what, str(path), gpus, ANSWER]
-        kept = {name: value for name, value in os.environ.items() if name not in REMOVED_ENV}
+        kept = {name: value for name, value in machine.environ.items() if name not in REMOVED_ENV}
         try:
             answer = run_helper(argv, {**kept, **config.task_environ(), VISIBLE: "-1"}, timeout_s=_LIMIT_S)
         except TimeoutError:

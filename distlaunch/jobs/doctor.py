@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from distlaunch.engines import engine_of
+from distlaunch.cluster.machine import Machine
 from distlaunch.engines.base import HostReport
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
 from distlaunch.jobs.job import JobRequest, choose
@@ -13,7 +13,7 @@ from distlaunch.plan.exposure import exposure
 
 
 def examine(
-    target: str, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
+    target: str, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]
 ) -> tuple[list[HostReport], str]:
     """What each host has, and which ports its tasks open to whom.
 
@@ -22,13 +22,13 @@ def examine(
     Args:
         note: takes lines on what is waited for.
     """
-    config = choose(JobRequest(target, tuple(overrides), makes_run=False), environ).config
-    engine = engine_of(config, environ)
-    note_hosts(engine, note)
-    with engine.kept():
-        reports = engine.examine(environ)
+    choice = choose(JobRequest(target, tuple(overrides), makes_run=False), machine)
+    config, context = choice.config, choice.context
+    note_hosts(context.engine, note)
+    with context.engine as engine:
+        reports = engine.examine()
         # slots and ports, which only a start takes
-        allocation = allocate_fitting(count_workers(config, environ), environ, least_workers(config))[1]
+        allocation = allocate_fitting(count_workers(config, context), context, least_workers(config))[1]
         allocation.release()
     addresses = [place.address for place in allocation.places if place.address]
     hosts = list(dict.fromkeys(place.host for place in allocation.places if place.host))

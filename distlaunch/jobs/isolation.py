@@ -11,7 +11,6 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.config.read.text import readable_again
 from distlaunch.engines.base import Engine
-from distlaunch.engines.local import LOCAL
 
 
 def isolate(engine: Engine) -> None:
@@ -20,7 +19,7 @@ def isolate(engine: Engine) -> None:
 
     Raises UsageError: the job's tasks are not all on this machine.
     """
-    if engine is not LOCAL:
+    if not engine.uses_this_machine_only:
         raise UsageError(
             "cluster.isolate: it hides the ports of jobs on this machine; tasks of several hosts need them"
         )

@@ -14,7 +14,7 @@ from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.ownership import check_ownership
 from distlaunch.base.run_files.run_lock import lock_run, owner_of
-from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import ignored_backend
 from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.cluster import Cluster
@@ -23,9 +23,8 @@ from distlaunch.config.read.text import is_stream
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.run import RunConfig
 from distlaunch.config.run_name import check_name
-from distlaunch.config.tf_config import tf_config_cluster
 from distlaunch.config.user_settings import trusted_folders
-from distlaunch.engines import LEFT_TO_ANOTHER, engine_of, is_left_to_another
+from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, plan_attempt, run_attempt, run_beside
 from distlaunch.jobs.has_validation import check_has_validation
 from distlaunch.jobs.isolation import isolate
@@ -62,9 +61,10 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Choice:
-    """What will be trained, and in which run.
+    """What will be trained, where, and in which run.
 
     Attributes:
+        context: where its tasks are started.
         run: the run to go on with; None: a new one, called `name`.
         note: what the user should know about the choice.
         warnings: what the user should know about the config.
@@ -76,6 +76,7 @@ class Choice:
     config: RunConfig
     name: str
     locate: Locate
+    context: LaunchContext
     run: RunDir | None = None
     note: str = ""
     warnings: tuple[str, ...] = ()
@@ -89,70 +90,71 @@ class Choice:
         return self.run or RunDir.unclaimed(self.config.runs_dir, self.name)
 
 
-def choose(request: JobRequest, environ: Mapping[str, str]) -> Choice:
+def choose(request: JobRequest, machine: Machine) -> Choice:
     """Decides which run a request is about. Raises ConfigError, UsageError."""
     target = Path(request.target)
     if target.is_dir():
-        return _choose_directory(request, RunDir(target), environ)
-    config, locate = _load_for(request, environ)
+        return _choose_directory(request, RunDir(target), machine)
+    config, locate = _load_for(request, machine)
     if request.makes_run:
         check_name(config, request.name)
     config, warnings = with_argument_paths(config)
-    return replace(_choose(request, config, locate, environ), warnings=(*warnings, *_unused(config, locate)))
+    choice = _for_use(_choose(request, config, locate, machine))
+    return replace(choice, warnings=(*warnings, *_unused(config, locate)))
 
 
-def _load_for(request: JobRequest, environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+def _load_for(request: JobRequest, machine: Machine) -> tuple[RunConfig, Locate]:
     """Load the config of a request. Secrets of variables that are not set are those that its run has kept."""
     target = Path(request.target)
     try:
-        return _load(target, request.overrides, environ)
+        return _load(target, request.overrides, machine)
     except ConfigError:
-        kept = _kept_secrets(request, environ) if target.is_file() else {}
-        if not kept.keys() - environ.keys():
+        kept = _kept_secrets(request, machine) if target.is_file() else {}
+        if not kept.keys() - machine.environ.keys():
             raise
-        return _load(target, request.overrides, {**kept, **environ})
+        return _load(target, request.overrides, machine, {**kept, **machine.environ})
 
 
-def _kept_secrets(request: JobRequest, environ: Mapping[str, str]) -> Mapping[str, str]:
+def _kept_secrets(request: JobRequest, machine: Machine) -> Mapping[str, str]:
     """Return what the run that a request would resume has kept."""
     from distlaunch.config.resume import find_run
 
     try:
-        config, _ = _load(Path(request.target), request.overrides, Unfilled(environ))
+        config, _ = _load(Path(request.target), request.overrides, machine, Unfilled(machine.environ))
     except ConfigError:  # for another reason
         return {}
     name = request.name or config.name or Path(request.target).stem
-    found = find_run(config.runs_dir, name, environ) if request.resume or config.resume == "auto" else None
+    found = find_run(config.runs_dir, name, machine.environ) if request.resume or config.resume == "auto" else None
     return {} if found is None else found.run.secrets()
 
 
-def _choose(request: JobRequest, config: RunConfig, locate: Locate, environ: Mapping[str, str]) -> Choice:
+def _choose(request: JobRequest, config: RunConfig, locate: Locate, machine: Machine) -> Choice:
     target = Path(request.target)
     if request.name is not None:
         config = config.model_copy(update={"name": request.name})
-    given = tf_config_cluster(config, environ)
-    name = config.name or target.stem
-    if given is not None:
-        fit_config(config, given[0])
-        name = task_run_name(name, *given)
-        if given[1].job == "evaluator":
-            return _choose_beside(config, name, locate, environ)
+    context = LaunchContext.resolve(config, machine)
+    name = name_of_job = config.name or target.stem
+    if context.given is not None:
+        fit_config(config, context.given[0])
+        name = task_run_name(name, *context.given)
+        if context.given[1].job == "evaluator":
+            return _choose_beside(Choice(config, name, locate, context))
+    choice = Choice(config, name, locate, context)
     if not request.resume and config.resume != "auto":
-        return Choice(config, name, locate)
-    return _choose_resumed(request, config, name, config.name or target.stem, locate, environ)
+        return choice
+    return _choose_resumed(request, choice, name_of_job)
 
 
-def _choose_resumed(
-    request: JobRequest, config: RunConfig, name: str, name_of_job: str, locate: Locate, environ: Mapping[str, str]
-) -> Choice:
+def _choose_resumed(request: JobRequest, new: Choice, name_of_job: str) -> Choice:
     """Choose what `--resume` does with the runs of a name.
 
     Args:
-        name: of the run of this launcher, which may start a single task of a cluster.
+        new: a new run of this launcher, which may start a single task of a cluster.
         name_of_job: of the chief's run, which decides for all tasks where it can be seen.
     """
     from distlaunch.config.resume import find_run
 
+    config, name, environ = new.config, new.name, new.context.machine.environ
     notes = list[str]()
     found = find_run(config.runs_dir, name_of_job, environ, notes.append)
     if found is None and name != name_of_job:
@@ -160,12 +162,12 @@ def _choose_resumed(
     if found is None:
         whose = " of yours" if notes else ""
         notes += [f"there is no run{whose} called {name} yet: starting it"] if request.resume else []
-        return Choice(config, name, locate, note="; ".join(notes))
+        return replace(new, note="; ".join(notes))
     way_to_new = "leave out --resume" if request.resume else "add `--set resume=never`"
     left = _whats_left(config, found.run, way_to_new) if found.finished else None
     identity = found.run.identity()
     if name != name_of_job and identity is not None and identity.name == name_of_job:
-        return _choose_beside_chief(config, name, locate, found.run, identity.number, left)
+        return _choose_beside_chief(new, found.run, identity.number, left)
     note = "; ".join([*notes, f"resuming {shown(found.run.path)}"])
     if found.newer is not None:
         run, newer = shown(found.run.path), shown(found.newer.path)
@@ -173,20 +175,18 @@ def _choose_resumed(
             f", which is unfinished; {newer} is newer, and finished: `train {newer} --resume` takes it instead, "
             f"and {run} is left if you rename or remove it"
         )
-    return _choice_of(Choice(config, found.run.name, locate, found.run, note=note), left)
+    return _choice_of(replace(new, name=found.run.name, run=found.run, note=note), left)
 
 
-def _choose_beside_chief(
-    config: RunConfig, name: str, locate: Locate, chief: RunDir, number: int, left: Left | None
-) -> Choice:
+def _choose_beside_chief(new: Choice, chief: RunDir, number: int, left: Left | None) -> Choice:
     """Choose the run of a task that another launcher's chief has decided for."""
     if left is not None and not left.training:
         note = f"{shown(chief.path)}, the run of the chief, is finished already; more `train.epochs` go on with it"
-        return Choice(config, name, locate, chief, note=note, finished=True)
-    own = RunDir(Path(config.runs_dir) / Identity(name, number).folder)
-    if own.identity() != Identity(name, number) or not own.has_config():
-        return Choice(config, name, locate)  # it only holds logs
-    return Choice(config, own.name, locate, own, note=f"resuming {shown(own.path)}")
+        return replace(new, run=chief, note=note, finished=True)
+    own = RunDir(Path(new.config.runs_dir) / Identity(new.name, number).folder)
+    if own.identity() != Identity(new.name, number) or not own.has_config():
+        return new  # it only holds logs
+    return replace(new, name=own.name, run=own, note=f"resuming {shown(own.path)}")
 
 
 def _whats_left(config: RunConfig, run: RunDir, way_to_new: str) -> Left:
@@ -228,7 +228,7 @@ def _choice_of(going_on: Choice, left: Left | None) -> Choice:
     )
 
 
-def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, str]) -> Choice:
+def _choose_directory(request: JobRequest, run: RunDir, machine: Machine) -> Choice:
     if not run.exists():
         raise UsageError(f"{shown(run.path)}: no run directory (it has no config.yaml), and no config file either")
     if not run.has_config():
@@ -238,18 +238,17 @@ def _choose_directory(request: JobRequest, run: RunDir, environ: Mapping[str, st
     if request.name is not None:
         raise UsageError("--name: a run that is resumed keeps its name")
     # before anything of it is read: what others have put there is no config of this user's
-    notes = list(filter(None, [check_ownership(run.path, shown(run.path), trusted_folders(environ))]))
-    config, locate, warnings = _load_run(run, request.overrides, environ, notes.append)
+    notes = list(filter(None, [check_ownership(run.path, shown(run.path), trusted_folders(machine.environ))]))
+    config, locate, warnings = _load_run(run, request.overrides, machine, notes.append)
     _check_place(run, config)
     way_to_new = "give its config file without --resume"
     left = _whats_left(config, run, way_to_new) if run.finished() else None
     # a submitted job gets its directory before it starts
     word = "resuming" if run.attempts() else "starting"
     found = (*warnings, *_unused(config, locate))
-    return _choice_of(
-        Choice(config, run.name, locate, run, note="; ".join([f"{word} {shown(run.path)}", *notes]), warnings=found),
-        left,
-    )
+    note = "; ".join([f"{word} {shown(run.path)}", *notes])
+    context = LaunchContext.resolve(config, machine)
+    return _for_use(_choice_of(Choice(config, run.name, locate, context, run, note=note, warnings=found), left))
 
 
 def _check_place(run: RunDir, config: RunConfig) -> None:
@@ -267,17 +266,18 @@ def _unused(config: RunConfig, locate: Locate) -> list[str]:
     return [str(each) for each in locate(unused_settings(config))]
 
 
-def _choose_beside(config: RunConfig, name: str, locate: Locate, environ: Mapping[str, str]) -> Choice:
+def _choose_beside(new: Choice) -> Choice:
     from distlaunch.config.resume import find_run
 
-    found = find_run(config.runs_dir, name, environ)
+    found = find_run(new.config.runs_dir, new.name, new.context.machine.environ)
     run = found and found.run
     if run is None or not run.attempts():
         raise UsageError(
-            f"TF_CONFIG asks for an evaluator, but there is no run called {name} in {config.runs_dir} yet; "
+            f"TF_CONFIG asks for an evaluator, but there is no run called {new.name} in {new.config.runs_dir} yet; "
             "start the chief first, with a runs_dir that both can reach"
         )
-    return Choice(config, run.name, locate, run, note=f"evaluating the checkpoints of {shown(run.path)}", beside=True)
+    note = f"evaluating the checkpoints of {shown(run.path)}"
+    return replace(new, name=run.name, run=run, note=note, beside=True)
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ class ClaimedRun:
 def begin(
     request: JobRequest,
     observer: Observer,
-    environ: Mapping[str, str],
+    machine: Machine,
     on_finished: Callable[[RunDir], None] = lambda run: None,
 ) -> ClaimedRun | None:
     """Chooses the run and claims its directory; None if there is nothing to do. Raises ConfigError, UsageError.
@@ -301,19 +301,18 @@ def begin(
     Args:
         on_finished: called with a run that is finished already.
     """
-    choice = choose(request, environ)
+    choice = choose(request, machine)
     if choice.run is not None and not (choice.beside or choice.finished):
         # only a look: `execute` takes the lock for good, after the user has seen it
         with choice.run.lock():
             pass  # nobody goes on with a run that is still going on
-    is_given = tf_config_cluster(choice.config, environ) is not None
-    if not is_given and is_left_to_another(choice.config.engine, environ):
-        observer.note(LEFT_TO_ANOTHER)
+    if choice.context.is_secondary_srun_task:
+        observer.note(SECONDARY_SRUN_TASK)
         return None
-    isolate_if_configured(choice.config, environ)
+    isolate_if_configured(choice.config, choice.context)
     for warning in () if choice.finished else choice.warnings:
         observer.note(f"warning: {warning}")
-    _note_backend(choice.config, observer, environ)
+    _note_backend(choice.config, observer, machine)
     if choice.note:
         observer.note(choice.note)
     if choice.finished:
@@ -325,43 +324,42 @@ def begin(
     return ClaimedRun(choice, choice.run or RunDir.claim(choice.config.runs_dir, choice.name))
 
 
-def _note_backend(config: RunConfig, observer: Observer, environ: Mapping[str, str]) -> None:
-    if note := ignored_backend(config.strategy.kind, config.strategy.backend, environ):
+def _note_backend(config: RunConfig, observer: Observer, machine: Machine) -> None:
+    if note := ignored_backend(config.strategy.kind, config.strategy.backend, machine.environ):
         observer.note(note)
 
 
-def isolate_if_configured(config: RunConfig, environ: Mapping[str, str]) -> None:
+def isolate_if_configured(config: RunConfig, context: LaunchContext) -> None:
     """See `isolate`."""
     if config.cluster.isolate:
-        isolate(engine_of(config, environ))
+        isolate(context.engine)
 
 
-def execute(claimed: ClaimedRun, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     """Trains a claimed run. Raises as `train` does."""
     choice, run = claimed.choice, claimed.run
     if choice.beside:
-        return checked(run_beside(choice.config, run, observer, environ), choice.locate)
+        with choice.context.engine:
+            return checked(run_beside(choice.config, run, observer, choice.context), choice.locate)
     with ThreadedObserver.of(observer) as threaded, run.lock_claim():
         if choice.uses:
-            return _do_uses(choice, run, threaded, environ)
+            return _do_uses(choice, run, threaded)
         with judging_errors(run):
-            result = run_job(choice.config, run, threaded, environ)
+            result = run_job(choice.config, run, threaded, choice.context)
         return checked(judge_result(run, result), choice.locate)
 
 
-def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def _do_uses(choice: Choice, run: RunDir, observer: Observer) -> AttemptResult:
     """Do what a finished run lacks, and return the last result, or the first of an attempt that did not end well."""
-    config = config_for_use(choice.config, environ)
-    if tf_config_cluster(choice.config, environ) is not None:  # one device of the chief's does it, and needs no peers
-        config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
-        environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
+    config, context = choice.config, choice.context
     result: AttemptResult | None = None
-    for mode, extra in choice.uses:
-        if result is None or not result.outcome.exit_code:
-            with contextlib.ExitStack() as stack:
-                if mode == "export":
-                    _claim_exports(run, config, extra, stack)
-                result = checked(run_attempt(config, run, mode, observer, environ, extra=extra), choice.locate)
+    with context.engine:
+        for mode, extra in choice.uses:
+            if result is None or not result.outcome.exit_code:
+                with contextlib.ExitStack() as stack:
+                    if mode == "export":
+                        _claim_exports(run, config, extra, stack)
+                    result = checked(run_attempt(config, run, mode, observer, context, extra=extra), choice.locate)
     assert result is not None, "there is something to do"
     return result
 
@@ -369,7 +367,7 @@ def _do_uses(choice: Choice, run: RunDir, observer: Observer, environ: Mapping[s
 def train(
     request: JobRequest,
     observer: Observer,
-    environ: Mapping[str, str],
+    machine: Machine,
     on_finished: Callable[[RunDir], None] = lambda run: None,
 ) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
@@ -381,21 +379,19 @@ def train(
         ConfigError: the config is wrong, be it that a worker found out.
         UsageError: the request cannot be fulfilled.
     """
-    claimed = begin(request, observer, environ, on_finished)
-    return None if claimed is None else execute(claimed, observer, environ)
+    claimed = begin(request, observer, machine, on_finished)
+    return None if claimed is None else execute(claimed, observer)
 
 
-def plan(request: JobRequest, environ: Mapping[str, str]) -> tuple[LaunchPlan | None, Choice]:
+def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choice]:
     """What `train` would start, without touching anything; None: nothing, since the run is finished."""
-    choice = choose(request, environ)
+    choice = choose(request, machine)
     if choice.finished:
         return None, choice
     run = choice.would_be
     attempt = (newest_training(run) or 0) if choice.beside else run.next_attempt()
-    if choice.uses:
-        mode, extra = choice.uses[0]
-        return plan_attempt(config_for_use(choice.config, environ), run, attempt, environ, mode, extra), choice
-    return plan_attempt(choice.config, run, attempt, environ), choice
+    mode, extra = choice.uses[0] if choice.uses else ("train", ())
+    return plan_attempt(choice.config, run, attempt, choice.context, mode, extra), choice
 
 
 def use_run(
@@ -404,7 +400,7 @@ def use_run(
     overrides: Sequence[str],
     extra: Sequence[str],
     observer: Observer,
-    environ: Mapping[str, str],
+    machine: Machine,
     checkpoint: int | BestName | None = None,
 ) -> AttemptResult:
     """Starts the processes of an existing run to do something else than training.
@@ -418,14 +414,15 @@ def use_run(
     if checkpoint is not None:
         check_kept(run, checkpoint)
         extra = [*extra, "--checkpoint", str(checkpoint)]
-    config, locate, warnings = _load_run(run, overrides, environ, observer.note)
+    config, locate, warnings = _load_run(run, overrides, machine, observer.note)
     for warning in warnings:
         observer.note(f"warning: {warning}")
-    _note_backend(config, observer, environ)
+    _note_backend(config, observer, machine)
     if not overrides and list(extra[:2]) == ["--split", "validation"]:
         check_has_validation(run, config, mode)
-    config = config_for_use(config, environ)
-    isolate_if_configured(config, environ)
+    config = config_for_use(config, machine)
+    context = LaunchContext.resolve(config, machine)
+    isolate_if_configured(config, context)
     with contextlib.ExitStack() as stack:
         if mode == "export":
             _claim_exports(run, config, extra, stack)
@@ -434,8 +431,9 @@ def use_run(
             observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
             run = stack.enter_context(reading_copy(run))
         threaded = stack.enter_context(ThreadedObserver.of(observer))
+        stack.enter_context(context.engine)
         try:
-            result = checked(run_attempt(config, run, mode, threaded, environ, extra=extra), locate)
+            result = checked(run_attempt(config, run, mode, threaded, context, extra=extra), locate)
         except StopRequested as asked:
             # nothing is left to resume, as it is of `train`
             asked.exit_code = 128 + asked.number
@@ -468,11 +466,24 @@ def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
     return ["--output", str(Path(f"predictions-{extra[1]}.npz").absolute())]
 
 
-def config_for_use(config: RunConfig, environ: Mapping[str, str]) -> RunConfig:
+def _for_use(choice: Choice) -> Choice:
+    """Return a choice whose config fits what is to be done, which may be something else than training."""
+    if not choice.uses:
+        return choice
+    context = choice.context
+    machine, config = context.machine, config_for_use(choice.config, context.machine)
+    if context.given is not None:  # one device of the chief's does it, and needs no peers
+        config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
+        machine = machine.without_variables(["TF_CONFIG"])
+    return replace(choice, config=config, context=LaunchContext.resolve(config, machine))
+
+
+def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
     """The config with which something else than training is done with a run."""
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
-    if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in environ:  # of a submitted job: a login node is enough
+    # a submitted job: a login node is enough
+    if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in machine.environ:
         config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
     return config
 
@@ -484,23 +495,31 @@ def checked(result: AttemptResult, locate: Locate) -> AttemptResult:
     return result
 
 
-def _load(path: Path, overrides: Sequence[str], environ: Mapping[str, str]) -> tuple[RunConfig, Locate]:
+def _load(
+    path: Path, overrides: Sequence[str], machine: Machine, variables: Mapping[str, str] | None = None
+) -> tuple[RunConfig, Locate]:
+    """Load a config file.
+
+    Args:
+        variables: for `${NAME}`; None: those of the environment.
+    """
     from distlaunch.config.read.load import load_config
 
     if not path.exists() and not is_stream(path):
         what = "config file" if path.suffix in (".yaml", ".yml") else "run or config file"
         raise UsageError(f"{path}: there is no such {what}")
-    loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(find_gpus(environ)))
+    environ = machine.environ if variables is None else variables
+    loaded = load_config(path, tuple(overrides), environ=environ, num_gpus=len(machine.gpus))
     return loaded.config, loaded.located
 
 
 def _load_run(
-    run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], note: Callable[[str], None]
+    run: RunDir, overrides: Sequence[str], machine: Machine, note: Callable[[str], None]
 ) -> tuple[RunConfig, Locate, list[str]]:
     """Load the config of a run, which may have been moved. Raises ConfigError, also for code that is not found."""
     from distlaunch.config.read.load_run import load_run
 
-    found = load_run(run, overrides, environ, len(find_gpus(environ)))
+    found = load_run(run, overrides, machine)
     if found.note:
         note(found.note)
     return found.config, list if found.loaded is None else found.loaded.located, found.warnings

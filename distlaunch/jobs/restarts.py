@@ -7,7 +7,7 @@ import math
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +16,12 @@ from distlaunch.base.errors import ExitCode, StopRequested, UsageError
 from distlaunch.base.plural import count, listed
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signals import ENDING
-from distlaunch.cluster.devices import find_gpus
 from distlaunch.config.checks.config import fitting_workers
 from distlaunch.config.cluster import Span
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import RunConfig
-from distlaunch.engines import engine_of
 from distlaunch.engines.base import Engine
+from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.supervise.diagnose.exit_reason import Failure
 from distlaunch.supervise.diagnose.first_failure import EXIT_MARK
@@ -43,26 +42,25 @@ class Limits:
     backoff_s: float = 0.0
 
 
-def run_job(config: RunConfig, run: RunDir, observer: Observer, environ: Mapping[str, str]) -> AttemptResult:
+def run_job(config: RunConfig, run: RunDir, observer: Observer, context: LaunchContext) -> AttemptResult:
     """Trains a run, whose lock the caller holds, and starts it again after failures that need not come again."""
     workers, is_span = config.cluster.num_workers, isinstance(config.cluster.workers, Span)
 
     def start(signals: SignalPipe) -> AttemptResult:
         return run_attempt(
-            config, run, "train", observer, environ, signals=signals, workers=workers if is_span else None
+            config, run, "train", observer, context, signals=signals, workers=workers if is_span else None
         )
 
     def change(outcome: Outcome) -> str:
         nonlocal workers
         before = workers
-        workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(find_gpus(environ)))
+        workers = _next_workers(config, workers, lost=outcome.lost, num_gpus=len(context.machine.gpus))
         return f", with {count(workers, 'worker')} instead of {before}" if workers != before else ""
 
     policy = config.restarts
     limits = Limits(max_restarts(config), policy.window_s, policy.backoff_s)
-    engine = engine_of(config, environ)
-    note_hosts(engine, observer.note)
-    with engine.kept():
+    note_hosts(context.engine, observer.note)
+    with context.engine:
         return repeat(start, limits, observer, run.control, change)
 
 

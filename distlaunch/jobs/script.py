@@ -19,9 +19,10 @@ from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.base.secret_values import masked_arguments
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.engine import Engine as EngineSection
-from distlaunch.engines import LEFT_TO_ANOTHER, engine_for, is_left_to_another
-from distlaunch.engines.base import Engine, HostFiles, Needs
+from distlaunch.engines.base import HostFiles, Needs
+from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, end_processes_left
 from distlaunch.jobs.isolation import isolate
 from distlaunch.jobs.job_end import judge_result
@@ -51,16 +52,17 @@ class ScriptRequest:
     isolate: bool = False
 
 
-def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str, str]) -> AttemptResult | None:
+def run_script(request: ScriptRequest, observer: Observer, machine: Machine) -> AttemptResult | None:
     """Runs a script to its end; None if another process of the same `srun` does. Raises UsageError if nothing can be
     started."""
     job = request.job
-    if is_left_to_another(request.engine, environ):
-        observer.note(LEFT_TO_ANOTHER)
+    context = LaunchContext(machine, request.engine, HostFiles([job.program] if job.kind == "script" else []))
+    if context.is_secondary_srun_task:
+        observer.note(SECONDARY_SRUN_TASK)
         return None
-    if "TF_CONFIG" in environ:
+    if "TF_CONFIG" in machine.environ:
         observer.note("TF_CONFIG is set in the environment: the tasks get one of their own instead")
-    engine = engine_for(request.engine, environ, HostFiles([job.program] if job.kind == "script" else []))
+    engine = context.engine
     if request.isolate:
         isolate(engine)
     if request.name is not None:
@@ -69,29 +71,29 @@ def run_script(request: ScriptRequest, observer: Observer, environ: Mapping[str,
     with ThreadedObserver.of(observer) as threaded, run.lock_claim():
 
         def start(signals: SignalPipe) -> AttemptResult:
-            return _attempt(job, engine, run, threaded, environ, signals, request.limits.window_s)
+            return _attempt(job, context, run, threaded, signals, request.limits.window_s)
 
         note_hosts(engine, threaded.note)
-        with engine.kept():
+        with engine:
             return judge_result(run, repeat(start, request.limits, threaded, run.control))
 
 
 def _attempt(
     job: ScriptJob,
-    engine: Engine,
+    context: LaunchContext,
     run: RunDir,
     observer: Observer,
-    environ: Mapping[str, str],
     signals: SignalPipe,
     window_s: float | None,
 ) -> AttemptResult:
     """Starts all tasks anew, at addresses that nobody has used before."""
+    engine, environ = context.engine, context.machine.environ
     needs = Needs(job.num_tasks, job.num_addresses, job.num_computing, job.slots, failure_window_s=window_s)
     with signals.raising():
         try:
-            allocation = engine.allocate(needs, environ)
+            allocation = engine.allocate(needs)
         except TooFewSlotsError:  # a host that has failed twice is better than none
-            allocation = engine.allocate(dataclasses.replace(needs, spares_failed=False), environ)
+            allocation = engine.allocate(dataclasses.replace(needs, spares_failed=False))
     try:
         for note in allocation.notes:
             observer.note(note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.event_files import read_events
@@ -11,8 +11,9 @@ from distlaunch.base.events import DataResolved, EpochEnded, Event, StepsDone
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
-from distlaunch.engines import engine_of
+from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
 from distlaunch.jobs.restarts import note_hosts
@@ -61,22 +62,22 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 
-def smoke(request: JobRequest, observer: Observer, environ: Mapping[str, str]) -> SmokeResult:
+def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
     # of `choose`: a config with `resume: auto` is proven by a run of its own, too
     fresh = replace(request, overrides=(*request.overrides, "resume=never"), resume=False)
-    config = choose(fresh, environ).config
-    isolate_if_configured(config, environ)
+    choice = choose(fresh, machine)
+    config, context = choice.config, choice.context
+    isolate_if_configured(config, context)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    engine = engine_of(config, environ)
-    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), engine.kept():
+    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), context.engine as engine:
         note_hosts(engine, threaded.note)
         threaded.note("smoke test, 1 of 2: a few steps with a checkpoint")
-        result = _attempt(request, config, name, 1, run, threaded, environ)
+        result = _attempt(request, config, name, 1, run, threaded, context)
         if result.outcome.status == "done":
             threaded.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
-            result = _attempt(request, config, name, 2, run, threaded, environ)
+            result = _attempt(request, config, name, 2, run, threaded, context)
     result = replace(result, resumable=False)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))
 
@@ -88,13 +89,13 @@ def _attempt(
     epochs: int,
     run: RunDir,
     observer: Observer,
-    environ: Mapping[str, str],
+    context: LaunchContext,
 ) -> AttemptResult:
     overrides = (*request.overrides, *smoke_overrides(config, epochs=epochs))
-    choice = choose(replace(request, name=name, overrides=overrides, resume=False), environ)
+    choice = choose(replace(request, name=name, overrides=overrides, resume=False), context.machine)
     # loading it takes seconds, which only an export that the config asks for is worth
     extra = () if config.export else ("--unchecked",)
-    return checked(run_attempt(choice.config, run, "train", observer, environ, extra=extra), choice.locate)
+    return checked(run_attempt(choice.config, run, "train", observer, context, extra=extra), choice.locate)
 
 
 def _may_validate(events: Sequence[Event]) -> bool:

@@ -22,7 +22,7 @@ from distlaunch.base.code_origins import format_exception
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.user_modules import begin_program
-from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.backend import choose_backend
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.read.load import LoadedConfig, load_config
@@ -44,9 +44,7 @@ def main() -> None:
 def _main() -> int:
     arguments = _parse()
     try:
-        loaded = load_config(
-            Path(arguments.target), tuple(arguments.overrides), environ=os.environ, num_gpus=len(find_gpus(os.environ))
-        )
+        loaded = load_config(Path(arguments.target), tuple(arguments.overrides), num_gpus=len(Machine.here().gpus))
         check_name(loaded.config, arguments.name)
         return _debug(loaded, arguments.name or loaded.config.name or "")
     except (KeyboardInterrupt, bdb.BdbQuit):  # Ctrl-C, or `q` at a prompt

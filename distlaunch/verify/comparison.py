@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,7 @@ from distlaunch.base.errors import DistlaunchError, ExitCode, UsageError
 from distlaunch.base.plural import joined
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.trial_records import Record, TrialOrder
-from distlaunch.cluster.devices import find_gpus
-from distlaunch.engines import engine_of
+from distlaunch.cluster.machine import Machine
 from distlaunch.jobs.attempt import AttemptResult, import_ahead
 from distlaunch.jobs.job import JobRequest, choose, isolate_if_configured
 from distlaunch.plan.train import REMOVED_ENV
@@ -89,7 +88,7 @@ class VerifyResult:
 
 
 def verify(
-    request: VerifyRequest, environ: Mapping[str, str], on_row: Callable[[Row], None], note: Callable[[str], None]
+    request: VerifyRequest, machine: Machine, on_row: Callable[[Row], None], note: Callable[[str], None]
 ) -> VerifyResult:
     """Makes all trials, one after the other.
 
@@ -101,30 +100,29 @@ def verify(
         UsageError: the request cannot be fulfilled.
     """
     # trials start clusters of their own, whatever TF_CONFIG says
-    environ = {name: value for name, value in environ.items() if name not in REMOVED_ENV}
+    machine = machine.without_variables(REMOVED_ENV)
     if Path(request.target).is_dir():
         raise UsageError(f"{request.target} is a directory; expected a config file")
-    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run=False), environ)
-    isolate_if_configured(choice.config, environ)
+    choice = choose(JobRequest(request.target, (*request.overrides, "resume=never"), makes_run=False), machine)
+    isolate_if_configured(choice.config, choice.context)
     if choice.config.data.sharding == "function":
         message = "data.sharding: got 'function': each worker trains on examples of its own, in batches that one device"
         raise UsageError(f"{message} never sees; there is nothing to compare. Use 'rows' to verify the model")
-    planned = plan_trials(choice.config, request.kinds, request.replicas, len(find_gpus(environ)))
+    planned = plan_trials(choice.config, request.kinds, request.replicas, len(machine.gpus))
     result = VerifyResult(request.steps)
     backends = [choice.config.strategy.backend, *(each.config.strategy.backend for each in planned if not each.verdict)]
     for warning in untested(dict.fromkeys(package for backend in backends for package in frameworks(backend))):
         note(f"warning: {warning}")
     # one warm process for all trials of a backend
-    kept = engine_of(choice.config, environ).kept()
-    with _folder(request.keep) as folder, SignalPipe() as signals, kept:
+    with _folder(request.keep) as folder, SignalPipe() as signals, choice.context.engine:
         try:
             order, bench = TrialOrder(request.steps), None
             if not all(each.verdict for each in planned):  # else it would be trained for nothing
                 note(f"one device, {request.steps} steps: the reference and its rounding noise")
                 for each in planned:  # JAX is imported while others still train on TensorFlow
                     if not each.verdict:
-                        import_ahead(each.config, RunDir(folder), "verify", environ)
-                bench = Bench(choice, order, environ, folder, signals)
+                        import_ahead(each.config, RunDir(folder), "verify", choice.context)
+                bench = Bench(choice, order, folder, signals)
                 result.reference = bench.reference
             for each in planned:
                 row = _try_out(bench, each, order, keeps=request.keep is not None)

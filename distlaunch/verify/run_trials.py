@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +60,8 @@ class Bench:
         reference: that of the model as it is.
     """
 
-    def __init__(
-        self, choice: Choice, order: TrialOrder, environ: Mapping[str, str], folder: Path, signals: SignalPipe
-    ) -> None:
-        self._choice, self._environ, self._folder, self._signals = choice, environ, folder, signals
+    def __init__(self, choice: Choice, order: TrialOrder, folder: Path, signals: SignalPipe) -> None:
+        self._choice, self._folder, self._signals = choice, folder, signals
         self._references: dict[TrialOrder, _Reference | AttemptResult] = {}
         found = self._reference(order)
         if isinstance(found, AttemptResult):
@@ -110,7 +107,8 @@ class Bench:
         extra = ("--trial", order.to_json())
         with run.lock():
             try:
-                result = run_attempt(config, run, "verify", Silent(), self._environ, extra=extra, signals=self._signals)
+                context = self._choice.context
+                result = run_attempt(config, run, "verify", Silent(), context, extra=extra, signals=self._signals)
             except StopRequested as asked:
                 raise Ended(None, 128 + asked.number) from None
         if result.outcome.status in ("interrupted", "stopped"):

@@ -13,10 +13,10 @@ import threading
 
 from distlaunch.agent import warm_process
 from distlaunch.agent.messages import Preload
-from distlaunch.agent.warm_starts import WarmProcess
+from distlaunch.agent.warm_starts import WarmProcess, WarmStarts
 from distlaunch.base import helper_process
 from distlaunch.base.protocol import LIFELINE_FD, UNBUFFERED
-from distlaunch.engines.local import WARM_STARTS
+from distlaunch.engines import local
 from distlaunch.plan.preload import READ_LATE, USES
 from distlaunch.tasks.process_end import end_process
 from tests.processes.forked_helpers import ForkedHelpers
@@ -36,13 +36,15 @@ def main() -> None:
     theirs.close()
     process = WarmProcess(ours, Forked(pid))
     process.unfit, process.was_fit = "", True
+    warm_starts = WarmStarts()
     for use in ("", *USES):  # this process has made ready what training needs, and so all of it
         what = Preload("distlaunch.tasks.preload", (backend, *use.split()), READ_LATE)
-        WARM_STARTS.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
+        warm_starts.add(sys.executable, what, {**os.environ, **UNBUFFERED}, process)
     helper_process.subprocess = ForkedHelpers(process, what)  # pyright: ignore[reportAttributeAccessIssue]
     sys.argv = ["distlaunch", *words]
     end_process.skip_earlier_hooks()
-    with WARM_STARTS.kept():  # else a command that asks more than once would lose the process after the first time
+    local.WarmStarts = lambda: warm_starts  # pyright: ignore[reportAttributeAccessIssue]
+    with warm_starts.kept():  # else a command that asks more than once would lose the process after the first time
         try:
             runpy.run_module("distlaunch", run_name="__main__", alter_sys=True)
         except SystemExit as error:

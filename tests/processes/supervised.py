@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from distlaunch.agent.warm_starts import WarmStarts
 from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.spec import Task
@@ -53,7 +54,7 @@ class Recorder:
 
 def supervise(plan: LaunchPlan, observer: Observer | None = None, environ: Mapping[str, str] = os.environ) -> Outcome:
     """Runs a plan to its end, with real processes of this machine."""
-    return Supervisor(plan, LocalAllocation(environ), observer or Recorder()).run()
+    return Supervisor(plan, LocalAllocation(environ, WarmStarts()), observer or Recorder()).run()
 
 
 def make_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -42,7 +43,8 @@ def test_a_signal_within_a_start_leaves_no_process(monkeypatch: pytest.MonkeyPat
     before = signal.signal(signal.SIGUSR1, _stop)
     fleet = Fleet([Host("a")], lambda host: Command(["sleep", "600"], lambda told, code: "ended"), 15.0)
     try:
-        with pytest.raises(_Stopped), fleet.kept():
+        fleet.open()
+        with contextlib.closing(fleet), pytest.raises(_Stopped):
             fleet.connect()
         (process,) = made
         assert process.wait(10) == -signal.SIGKILL
@@ -56,7 +58,8 @@ def test_a_lost_agent_is_reported_at_once() -> None:
     """Whoever waits for its tasks looks seldom if they are many, and is woken."""
     agent = [sys.executable, "-m", "distlaunch.agent.remote"]
     fleet, lost = Fleet([Host("a")], lambda host: Command(agent, lambda told, code: "ended"), 600.0), threading.Event()
-    with fleet.kept():
+    fleet.open()
+    with contextlib.closing(fleet):
         assert fleet.connect() == {}
         fleet.links["a"].on_lost = lost.set
         os.kill(fleet.links["a"].facts["pid"], signal.SIGKILL)

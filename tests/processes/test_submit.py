@@ -23,6 +23,7 @@ from distlaunch.base.protocol import HELD_CODE
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.cli.main import cli
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
@@ -121,7 +122,7 @@ def test_resume_submits_what_train_would_resume(folder: Path) -> None:
     more = submit("job.yaml", "--resume", "--set", f"train.epochs={epochs + 1}")
     assert more.exit_code == 0, more.output
     # what the job executes
-    assert not choose(JobRequest(str(run.path), resume=True), {}).finished
+    assert not choose(JobRequest(str(run.path), resume=True), Machine({})).finished
 
 
 def test_a_machine_without_a_configuration_of_slurm(folder: Path) -> None:

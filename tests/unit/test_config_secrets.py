@@ -12,6 +12,7 @@ import pytest
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.secret_values import MASKED_ENV, REFERENCES_ENV
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import dump_config, load_config, load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.remote.allocation import forwarded
@@ -171,18 +172,18 @@ def test_a_resume_takes_what_the_run_has_kept(tmp_path: Path) -> None:
         JobRequest(str(tmp_path / "job.yaml"), overrides, resume=True),
         JobRequest(str(tmp_path / "job.yaml"), (*overrides, "resume=auto")),
     ):
-        choice = choose(request, {})
+        choice = choose(request, Machine({}))
         assert choice.run is not None
         assert args_of(choice.config) == {"token": TOKEN}
         # a variable that is set wins
-        assert args_of(choose(request, {"MY_TOKEN": "another-one"}).config) == {"token": "another-one"}
+        assert args_of(choose(request, Machine({"MY_TOKEN": "another-one"})).config) == {"token": "another-one"}
     # a new run is not that one
     with pytest.raises(ConfigError, match="MY_TOKEN is not set"):
-        choose(JobRequest(str(tmp_path / "job.yaml"), overrides), {})
+        choose(JobRequest(str(tmp_path / "job.yaml"), overrides), Machine({}))
     run.forget_secrets()
     for request in (
         JobRequest(str(run.path), resume=True),
         JobRequest(str(tmp_path / "job.yaml"), overrides, resume=True),
     ):
         with pytest.raises((ConfigError, UsageError), match="MY_TOKEN is not set"):
-            choose(request, {})
+            choose(request, Machine({}))

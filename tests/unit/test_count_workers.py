@@ -9,9 +9,11 @@ import pytest
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.cluster.hosts import TooFewSlotsError, place_tasks
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check, fitting_workers
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Needs
+from distlaunch.engines.context import LaunchContext
 from distlaunch.engines.local import LocalEngine
 from distlaunch.engines.remote.host_failures import HostFailures
 from distlaunch.jobs.attempt import allocate_fitting, count_workers, least_workers
@@ -51,7 +53,7 @@ def test_as_many_as_there_are_places_for(
     config: RunConfig, environ: dict[str, str], expected: int, driver: Callable[[FakeNvml], FakeNvml]
 ) -> None:
     driver(FakeNvml([FakeGpu(f"GPU-{number}") for number in range(3)] if environ is GPUS else []))
-    counted = count_workers(config, environ, dry=True)
+    counted = count_workers(config, LaunchContext.resolve(config, Machine(environ)), dry=True)
     assert counted.cluster.workers == expected
     assert config.cluster.workers in ("auto", expected)
 
@@ -59,7 +61,7 @@ def test_as_many_as_there_are_places_for(
 def test_streams_decide_too() -> None:
     data = {"function": "a:c", "global_batch": 12, "streams": 6}
     config = _config(MULTI, data=data, **_hosts("a slots=5"))
-    assert count_workers(config, {}, dry=True).cluster.workers == 3
+    assert count_workers(config, LaunchContext.resolve(config, Machine({})), dry=True).cluster.workers == 3
 
 
 @pytest.mark.parametrize(("slots", "ports", "expected"), [(3, 4, 3), (3, 3, 3), (3, 2, 2), (1, 2, 1)])
@@ -68,7 +70,7 @@ def test_no_more_than_there_are_ports_for(slots: int, ports: int, expected: int,
     cluster = {"workers": "auto", "ports": list(range(5000, 5000 + ports))}
     config = _config(strategy, cluster=cluster, **_hosts(f"a slots={slots}"))
     assert cross_check(config, None) == []
-    assert count_workers(config, {}, dry=True).cluster.workers == expected
+    assert count_workers(config, LaunchContext.resolve(config, Machine({})), dry=True).cluster.workers == expected
 
 
 def test_a_span_with_ports_goes_on_with_fewer() -> None:
@@ -82,9 +84,9 @@ def test_a_span_with_ports_goes_on_with_fewer() -> None:
 
 def test_what_fits_nobody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(MULTI, data={"function": "a:c", "global_batch": 12, "streams": 5, "sharding": "function"})
-    monkeypatch.setattr(LocalEngine, "count_slots", lambda self, environ, dry: 2)
+    monkeypatch.setattr(LocalEngine, "count_slots", lambda self, dry: 2)
     with pytest.raises(ConfigError, match="streams"):
-        count_workers(config, {})
+        count_workers(config, LaunchContext.resolve(config, Machine({})))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_hosts_that_have_failed_come_after_fewer_workers(
 ) -> None:
     asked: list[Needs] = []
 
-    def allocate(self: Any, needs: Needs, environ: Any, *, dry: bool) -> str:
+    def allocate(self: Any, needs: Needs, *, dry: bool) -> str:
         asked.append(needs)
         slots = good + failed * (not needs.spares_failed)
         place_tasks(needs.jobs, [slots], ["all"])
@@ -113,12 +115,13 @@ def test_hosts_that_have_failed_come_after_fewer_workers(
 
     monkeypatch.setattr(LocalEngine, "allocate", allocate)
     config = _config(MULTI, workers, restarts={"window_s": 60})
+    context = LaunchContext.resolve(config, Machine({}))
     first = config.with_workers(good + failed if workers == "auto" else config.cluster.num_workers)
     if expected is None:
         with pytest.raises(TooFewSlotsError):
-            allocate_fitting(first, {}, least_workers(config))
+            allocate_fitting(first, context, least_workers(config))
         return
-    fitted, _ = allocate_fitting(first, {}, least_workers(config))
+    fitted, _ = allocate_fitting(first, context, least_workers(config))
     assert (fitted.cluster.workers, not asked[-1].spares_failed) == expected
     assert {needs.failure_window_s for needs in asked} == {60}
 

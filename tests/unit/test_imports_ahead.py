@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,10 @@ import pytest
 from distlaunch.agent import warm_starts
 from distlaunch.agent.messages import Preload
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.run import RunConfig
 from distlaunch.engines import local
+from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import allocate, import_ahead
 from distlaunch.plan.train import cluster_at, plan_launch, processes
 from distlaunch.verify.trials import KINDS, PlannedTrial, plan_trials
@@ -38,7 +39,6 @@ class _Imports:
 def imports(monkeypatch: pytest.MonkeyPatch) -> _Imports:
     made = _Imports()
     monkeypatch.setattr(warm_starts.WarmProcess, "spawn", made.spawn)
-    monkeypatch.setattr(local, "WARM_STARTS", warm_starts.WarmStarts())
     return made
 
 
@@ -53,17 +53,18 @@ def _trials() -> Sequence[PlannedTrial]:
 
 def test_one_process_for_each_backend_serves_all_trials(tmp_path: Path, imports: _Imports) -> None:
     trials, run = _trials(), RunDir(tmp_path)
+    context = LaunchContext.resolve(_config(), Machine.here())
     for each in trials:
-        import_ahead(each.config, run, "verify", os.environ)
+        import_ahead(each.config, run, "verify", context)
     assert [each.arguments for each in imports.spawned] == [("tensorflow",), ("jax",)]
     for each in trials:  # as a start does it: with ports of its own, in another attempt
-        allocation = allocate(each.config, os.environ)
+        allocation = allocate(each.config, context)
         try:
             addresses = [place.address for place in allocation.places if place.address]
             cluster = cluster_at(processes(each.config) if addresses else {}, addresses)
             plan = plan_launch(each.config, run, 3, "verify", cluster, places=allocation.places)
             assert isinstance(allocation, local.LocalAllocation)
-            assert all(local.WARM_STARTS.process_for(allocation.spec_of(task)) is imports for task in plan.tasks)
+            assert all(allocation.warm_starts.process_for(allocation.spec_of(task)) is imports for task in plan.tasks)
         finally:
             allocation.release()
     assert len(imports.spawned) == 2
@@ -71,5 +72,5 @@ def test_one_process_for_each_backend_serves_all_trials(tmp_path: Path, imports:
 
 def test_a_config_that_cannot_start_is_left_to_its_start(tmp_path: Path, imports: _Imports) -> None:
     config = _config(cluster={"workers": 2, "ports": [1024]}, strategy={"kind": "multi_worker_mirrored"})
-    import_ahead(config, RunDir(tmp_path), "verify", os.environ)
+    import_ahead(config, RunDir(tmp_path), "verify", LaunchContext.resolve(config, Machine.here()))
     assert not imports.spawned

@@ -16,6 +16,7 @@ from distlaunch.base.errors import ConfigError
 from distlaunch.base.protocol import MODULES_FOLDER
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.environment import describe_environment
+from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import ClusterSpec
 from distlaunch.config.differences import OF_THE_MODEL, differences
 from distlaunch.config.read.load import dump_config, load_config, load_resolved
@@ -132,22 +133,22 @@ def test_modules_of_a_run_that_moves(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...]
 ) -> None:
     run = RunDir(packaged / "runs" / "job")
-    found = load_run(run, overrides, {}, None)
+    found = load_run(run, overrides, Machine({}))
     assert (found.config.modules_folder, found.note) == (None, "")
     monkeypatch.chdir(tmp_path)
-    found = load_run(run, overrides, {}, None)  # which was not moved, but is used from another directory
+    found = load_run(run, overrides, Machine({}))  # which was not moved, but is used from another directory
     assert (found.config.modules_folder, found.note) == (packaged, "")
     now = tmp_path / "q"
     packaged.rename(now)
     run = RunDir(now / "runs" / "job")
-    found = load_run(run, overrides, {}, None)
+    found = load_run(run, overrides, Machine({}))
     assert found.config.modules_folder == now
     assert found.config.model.function == "package.mine:model"
     assert found.note == "the run was moved: its code is taken from q"
     # started again from there, it knows the folder, not the directory
     environment = describe_environment([], found.config.folder, run, found.config.modules_folder)
     run.environment.write_text(json.dumps(environment))
-    assert load_run(run, overrides, {}, None).config.modules_folder == now
+    assert load_run(run, overrides, Machine({})).config.modules_folder == now
     assert environment["run_dirs"] == [str(run.path), str(packaged / "runs" / "job")]
 
 
@@ -155,20 +156,20 @@ def test_modules_of_a_run_that_moves_alone(packaged: Path, tmp_path: Path, monke
     run = RunDir(tmp_path / "job")
     (packaged / "runs" / "job").rename(run.path)
     monkeypatch.chdir(tmp_path)
-    found = load_run(run, (), {}, None)
+    found = load_run(run, (), Machine({}))
     assert found.config.modules_folder == packaged
     assert found.note == "the run was moved without its code, which is taken from p"
     uid = os.geteuid()
     monkeypatch.setattr("os.geteuid", lambda: uid + 1)
     with pytest.raises(ConfigError) as raised:
-        load_run(run, (), {}, None)
+        load_run(run, (), Machine({}))
     assert [each.dotted for each in raised.value.problems] == ["model.function", "data.function"]
     message = raised.value.problems[0].message
     assert "no module named 'package'; it is looked for in this folder and in Python's path" in message
     assert "add --set model.function=PATH/FILE.py:model, or set PYTHONPATH" in message
     (tmp_path / "other.py").write_text(_CODE)
     given = ("model.function=other.py:model", "data.function=other.py:data")
-    assert load_run(run, given, {}, None).config.model.function == f"{tmp_path}/other.py:model"
+    assert load_run(run, given, Machine({})).config.model.function == f"{tmp_path}/other.py:model"
 
 
 def test_a_task_of_a_run_that_moves_finds_its_modules(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +197,7 @@ def test_what_has_moved_has_not_changed(project: Path, tmp_path: Path) -> None:
     now.parent.mkdir()
     project.rename(now)
     run = RunDir(now / "runs" / "job")
-    moved = load_run(run, (), {}, None).config
+    moved = load_run(run, (), Machine({})).config
 
     def changed(config: RunConfig) -> list[str]:
         return differences(before.to_plain(), config.to_plain(), OF_THE_MODEL, lambda *texts: is_moved(*texts, run))
@@ -205,7 +206,7 @@ def test_what_has_moved_has_not_changed(project: Path, tmp_path: Path) -> None:
     assert changed(moved) == []
     (now / "other").mkdir()
     (now / "other" / "mine.py").write_text(_CODE)
-    other = load_run(run, (f"model.function={now}/other/mine.py:model",), {}, None).config
+    other = load_run(run, (f"model.function={now}/other/mine.py:model",), Machine({})).config
     assert changed(other) == [
         f'model.function: "{project}/code/mine.py:model" -> "{now}/other/mine.py:model"'
     ]  # fmt: skip

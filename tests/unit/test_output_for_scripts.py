@@ -84,7 +84,7 @@ def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    def examine(config: str, overrides: object, environ: object, note: Callable[[str], None]) -> object:
+    def examine(config: str, overrides: object, machine: object, note: Callable[[str], None]) -> object:
         note("connecting")
         hosts = [
             HostReport(name, "", "3.11", {"keras": "3.9"}, 2, 100, [], driver, name, 10)

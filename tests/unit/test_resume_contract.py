@@ -13,6 +13,7 @@ from distlaunch.base.errors import UsageError
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Evaluated, Exported, ExportFailed, RunEnded, TrainingStarted
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.base import Section
 from distlaunch.config.read.load import dump_config, load_mapping, load_resolved
 from distlaunch.config.resume import Left, find_run, what_is_left
@@ -77,7 +78,7 @@ def write(run: RunDir, *events: Exported | ExportFailed | Evaluated) -> None:
 
 
 def resume(*overrides: str, name: str = "exp", target: str = "job.yaml") -> Choice:
-    return choose(JobRequest(target, overrides, None if target != "job.yaml" else name, resume=True), {})
+    return choose(JobRequest(target, overrides, None if target != "job.yaml" else name, resume=True), Machine({}))
 
 
 # names and numbers
@@ -194,7 +195,7 @@ def test_every_way_to_resume_follows_the_same_rules(how: str) -> None:
     def chosen(*overrides: str) -> Choice:
         more = ("resume=auto",) if how == "resume: auto" else ()
         name = None if how == "RUN" else "exp"
-        return choose(JobRequest(target, (*overrides, *more), name, resume=how != "resume: auto"), {})
+        return choose(JobRequest(target, (*overrides, *more), name, resume=how != "resume: auto"), Machine({}))
 
     assert chosen().finished
     assert not chosen("train.epochs=3").finished

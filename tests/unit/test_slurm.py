@@ -6,6 +6,7 @@ import pytest
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.engine import Engine
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.slurm.allocation import (
@@ -66,4 +67,4 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start it by"):
-        slurm_engine(Engine(kind="slurm"), {}, HostFiles())
+        slurm_engine(Engine(kind="slurm"), Machine({}), HostFiles())

@@ -15,6 +15,7 @@ from yaml import YAMLError
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.secret_values import SHORTEST, SecretMask, masked_arguments, secrets_of
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
@@ -30,7 +31,7 @@ from distlaunch.config.references.functions import reference_problems
 from distlaunch.config.references.sites import STAND_IN, with_absolute_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.secrets import Secrets, secrets_in
-from distlaunch.config.tf_config import tf_config_cluster, tf_config_sizes
+from distlaunch.config.tf_config import joined_cluster, tf_config_sizes
 
 __all__ = ["LoadedConfig", "dump_config", "load_config", "load_mapping", "load_resolved", "parse_resolved"]
 
@@ -232,7 +233,7 @@ def _without_wrong_keys(data: dict[str, Any], problems: list[Problem]) -> RunCon
 
 def _given_sizes(config: RunConfig, environ: Mapping[str, str]) -> dict[str, int]:
     with contextlib.suppress(UsageError):  # a malformed TF_CONFIG is for whoever starts the run to refuse
-        given = tf_config_cluster(config, environ)
+        given = joined_cluster(config, Machine(environ))
         return tf_config_sizes(config, given[0]) if given is not None else {}
     return {}
 

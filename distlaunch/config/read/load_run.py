@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import LoadedConfig, load_config, load_resolved
 from distlaunch.config.read.overrides import split
 from distlaunch.config.read.scalars import escape
@@ -33,13 +34,13 @@ class LoadedRun:
     warnings: list[str]
 
 
-def load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], num_gpus: int | None) -> LoadedRun:
+def load_run(run: RunDir, overrides: Sequence[str], machine: Machine) -> LoadedRun:
     """Read the config that a run directory holds, with overrides and the places that its code has now.
 
     Raises:
         ConfigError: the config is wrong, or code that it names is not found and no override names other code.
     """
-    environ = {**run.secrets(), **environ}
+    environ = {**run.secrets(), **machine.environ}
     config = load_resolved(run.config, environ)
     moved = find_moved(config, run)
     given = set[tuple[str | int, ...]]()
@@ -52,7 +53,7 @@ def load_run(run: RunDir, overrides: Sequence[str], environ: Mapping[str, str], 
     if overrides:
         # before those of the user, which win
         changed = (f"{_dotted(key)}={json.dumps(escape(value))}" for key, value in moved.values.items())
-        loaded = load_config(run.config, (*changed, *overrides), environ, num_gpus, moved.modules)
+        loaded = load_config(run.config, (*changed, *overrides), environ, len(machine.gpus), moved.modules)
         config = loaded.config.in_folder(moved.folder)
     else:
         config = moved.applied_to(config)

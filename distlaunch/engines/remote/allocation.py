@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from distlaunch.agent.remote.file_transfer import Incoming
@@ -47,14 +47,12 @@ class RemoteAllocation:
         num_computing: how many tasks share the cores, by host.
         note_host_failure: notes the name of a host that was lost, or on which a task was.
         patience_s: how long no task makes a step before the paths between hosts are tried.
-        resources: what is given back at the end.
     """
 
     places: tuple[Place, ...]
     links: Mapping[str, Link]
     environ: Mapping[str, str]
     num_computing: Mapping[str, int]
-    resources: ExitStack
     note_host_failure: Callable[[str], None]
     engine: str
     patience_s: float = 15.0
@@ -119,4 +117,3 @@ class RemoteAllocation:
 
     def release(self) -> None:
         self.release_ports()
-        self.resources.close()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 from distlaunch import __version__
 from distlaunch.agent.host_state import is_there
@@ -17,6 +16,7 @@ from distlaunch.agent.remote.host_facts import package_files
 from distlaunch.base.errors import ConfigError, Problem, UsageError
 from distlaunch.base.plural import count, listed
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
+from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Place
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
@@ -31,8 +31,6 @@ from distlaunch.engines.remote.host_failures import LIMIT
 from distlaunch.engines.remote.link import Command, Link
 
 PICKED_LATER = "(picked at start)"
-_FLEETS: dict[str, Fleet] = {}
-"""Of this process, by their settings: the attempts of a command share the agents."""
 
 
 def python_of(host: Host, settings: EngineSection) -> str:
@@ -47,7 +45,10 @@ class RemoteEngine:
         kind: what the plan calls it.
         command_of: how the agent of a host is started.
         program: what that needs on this machine.
+        machine: with the variables of which tasks get some.
     """
+
+    uses_this_machine_only = False
 
     def __init__(
         self,
@@ -56,10 +57,21 @@ class RemoteEngine:
         command_of: Callable[[Host], Command],
         program: str,
         settings: EngineSection,
+        machine: Machine,
         files: HostFiles,
     ) -> None:
-        self.kind, self._hosts, self._command_of, self._program = kind, tuple(hosts), command_of, program
-        self._settings, self._files = settings, files
+        self.kind, self._hosts, self._program = kind, tuple(hosts), program
+        self._settings, self._environ, self._files = settings, machine.environ, files
+        self._fleet = Fleet(self._hosts, command_of, settings.host_timeout_s)
+
+    def __enter__(self) -> Self:
+        self._fleet.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._fleet.close()
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -70,53 +82,38 @@ class RemoteEngine:
         """What hosts should have of the job's data: of what this machine does not have nobody knows."""
         return {key: path for key, path in self._files.data.items() if is_there(path)}
 
-    @contextmanager
-    def kept(self) -> Iterator[Any]:
-        fleet = self._fleet()
-        try:
-            with fleet.kept():
-                yield fleet
-        finally:
-            if not fleet.is_kept:
-                _FLEETS.pop(self._key(), None)
-
-    def examine(self, environ: Mapping[str, str]) -> list[HostReport]:
+    def examine(self) -> list[HostReport]:
         self._check_program()
-        with self.kept() as fleet:
-            links = self._ready(fleet)
-            ports = _reserve(
-                {link.name: link for link in links}, [link.name for link in links], Needs(num_addresses=len(links))
-            )
-            addresses = choose_addresses(links, ports, self._settings.interface)
-            return [
-                HostReport.of(link.name, addresses[link.name], link.facts, link.state, list(self._warnings(link)))
-                for link in links
-            ]
+        links = self._ready()
+        names = [link.name for link in links]
+        ports = _reserve({link.name: link for link in links}, names, Needs(num_addresses=len(links)))
+        addresses = choose_addresses(links, ports, self._settings.interface)
+        return [
+            HostReport.of(link.name, addresses[link.name], link.facts, link.state, list(self._warnings(link)))
+            for link in links
+        ]
 
-    def count_slots(self, environ: Mapping[str, str], *, dry: bool = False) -> int:
+    def count_slots(self, *, dry: bool = False) -> int:
         if dry:
             return sum(host.slots or 1 for host in self._hosts)
         self._check_program()
-        with self.kept() as fleet:
-            return sum(_slots(link) for link in self._ready(fleet))
+        return sum(_slots(link) for link in self._ready())
 
-    def allocate(self, needs: Needs, environ: Mapping[str, str], *, dry: bool = False) -> RemoteAllocation:
+    def allocate(self, needs: Needs, *, dry: bool = False) -> RemoteAllocation:
         if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
             message = (
                 f"got {count(len(needs.ports), 'port')} for {needs.num_addresses} tasks; give one for each, or `auto`"
             )
             raise ConfigError(Problem(("cluster", "ports"), message))
         if dry:
-            return self._planned(needs, environ)
+            return self._planned(needs)
         self._check_program()
-        with ExitStack() as stack:
-            fleet = stack.enter_context(self.kept())
-            links = self._without_failed(self._ready(fleet), fleet, needs)
-            chosen, places = self._reachable(needs, links, fleet)
-            used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
-            fleet.num_starts += 1
-            idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
-            resources = stack.pop_all()
+        fleet = self._fleet
+        links = self._without_failed(self._ready(), needs)
+        chosen, places = self._reachable(needs, links)
+        used = {name: fleet.links[name] for name in dict.fromkeys(chosen)}
+        fleet.num_starts += 1
+        idle = [link.name for link in links if link.name not in used and link.name not in fleet.missing]
 
         def note_host_failure(name: str) -> None:
             fleet.failures.note(name, fleet.num_starts)
@@ -125,13 +122,11 @@ class RemoteEngine:
         notes = [f"no task runs on {', '.join(idle)}; a restart may use it"] if idle else []
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         notes += [fleet.not_sent] if fleet.not_sent and fleet.num_starts == 1 else []
-        notes += [f"warning: {warning}" for warning in self._warnings_of(used, fleet)]
-        env, patience_s = forwarded(environ, self._settings.env), self._settings.host_timeout_s
-        return RemoteAllocation(
-            places, used, env, computing, resources, note_host_failure, self.kind, patience_s, notes=notes
-        )
+        notes += [f"warning: {warning}" for warning in self._warnings_of(used)]
+        env, patience_s = forwarded(self._environ, self._settings.env), self._settings.host_timeout_s
+        return RemoteAllocation(places, used, env, computing, note_host_failure, self.kind, patience_s, notes=notes)
 
-    def _planned(self, needs: Needs, environ: Mapping[str, str]) -> RemoteAllocation:
+    def _planned(self, needs: Needs) -> RemoteAllocation:
         """As far as it is known without asking a host."""
         chosen = self._place(needs, [(host.label, host.slots or 1) for host in self._hosts])
         numbers = list(needs.ports) if needs.ports != "auto" else [PICKED_LATER] * needs.num_addresses
@@ -142,14 +137,7 @@ class RemoteEngine:
             Place(name, address, python=python_of(hosts[name], self._settings))
             for name, address in zip(chosen, addresses, strict=True)
         ]
-        return RemoteAllocation(tuple(places), {}, {}, {}, ExitStack(), lambda name: None, self.kind)
-
-    def _key(self) -> str:
-        return json.dumps([self.kind, self._settings.model_dump(mode="json"), [str(host) for host in self._hosts]])
-
-    def _fleet(self) -> Fleet:
-        timeout_s = self._settings.host_timeout_s
-        return _FLEETS.setdefault(self._key(), Fleet(self._hosts, self._command_of, timeout_s))
+        return RemoteAllocation(tuple(places), {}, {}, {}, lambda name: None, self.kind)
 
     def _check_program(self) -> None:
         if shutil.which(self._program) is None:
@@ -161,7 +149,7 @@ class RemoteEngine:
             yield (f"{link.name} has other files of distlaunch {__version__} than this machine; its tasks run those "
                    "that its Python imports")  # fmt: skip
 
-    def _warnings_of(self, used: Mapping[str, Link], fleet: Fleet) -> list[str]:
+    def _warnings_of(self, used: Mapping[str, Link]) -> list[str]:
         """What is worth a word of hosts that are new to this job, and was not said yet."""
         new = {name: link for name, link in used.items() if not link.is_known}
         warnings = [warning for link in new.values() for warning in self._warnings(link)]
@@ -172,12 +160,13 @@ class RemoteEngine:
             warnings += warnings_between(drivers, machines)
         for link in new.values():
             link.is_known = True
-        news = [warning for warning in warnings if warning not in fleet.warned]
-        fleet.warned.update(news)
+        news = [warning for warning in warnings if warning not in self._fleet.warned]
+        self._fleet.warned.update(news)
         return news
 
-    def _ready(self, fleet: Fleet) -> list[Link]:
+    def _ready(self) -> list[Link]:
         """Hosts that have what a job needs. Raises UsageError."""
+        fleet = self._fleet
         missing = fleet.missing = fleet.connect()
         links = [fleet.links[host.label] for host in self._hosts if host.label not in missing]
         wanted = self._settings.interface
@@ -198,20 +187,22 @@ class RemoteEngine:
         # those that were lost come last: a spare is better
         return sorted(links, key=lambda link: fleet.failures.count(link.name))
 
-    def _without_failed(self, links: Sequence[Link], fleet: Fleet, needs: Needs) -> Sequence[Link]:
+    def _without_failed(self, links: Sequence[Link], needs: Needs) -> Sequence[Link]:
         """Hosts that are worth another try."""
         if not needs.spares_failed:
             return links
+        fleet = self._fleet
         failed = [link for link in links if fleet.failures.count(link.name, needs.failure_window_s) >= LIMIT]
         fleet.missing.update({link.name: "the job has failed there twice" for link in failed})
         return [link for link in links if link not in failed]
 
-    def _reachable(self, needs: Needs, links: Sequence[Link], fleet: Fleet) -> tuple[list[str], tuple[Place, ...]]:
+    def _reachable(self, needs: Needs, links: Sequence[Link]) -> tuple[list[str], tuple[Place, ...]]:
         """The host of each process, and its address. A restart takes a spare for a host that others do not reach.
 
         Raises TooFewSlotsError, or UsageError.
         """
         first: UnreachableError | None = None
+        fleet = self._fleet
         while True:
             try:
                 chosen = self._place(needs, [(link.name, _slots(link)) for link in links])

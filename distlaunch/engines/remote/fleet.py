@@ -7,7 +7,7 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from distlaunch.agent.open_files import allow_open_files
@@ -58,31 +58,20 @@ class Fleet:
         self._lock = threading.Lock()
         self._dropped: list[tuple[Link, threading.Event]] = []
         self._beat_at = self._turn_at = 0.0
-        self._num_users = 0
+        self._is_open = False
 
-    @property
-    def is_kept(self) -> bool:
-        return bool(self._num_users)
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[Fleet]:
-        """Keeps the agents until everybody who has entered this has left it."""
-        self._num_users += 1
-        try:
-            yield self
-        finally:
-            self._num_users -= 1
-            if not self._num_users:
-                self._close()
+    def open(self) -> None:
+        """Allow connections. No agent is started yet."""
+        self._is_open = True
 
     def connect(self) -> dict[str, str]:
         """Starts the agents that are not there, all at once; returns why some did not start, by host.
 
         Raises UsageError if the system does not allow this process so many open files.
         """
-        assert self._num_users, "to be called while it is kept"
+        assert self._is_open, "to be called between `open` and `close`"
         allow_open_files(_FILES_PER_HOST * len(self.hosts), count(len(self.hosts), "host"))
-        self._open()
+        self._start_thread()
         missing = [host for host in self.hosts if host.label not in self.links or self.links[host.label].lost]
         failed: dict[str, str] = {}
         for pause_s in (*_BUSY_PAUSES_S, None):
@@ -97,7 +86,7 @@ class Fleet:
         # those that were too busy at first have had their turn
         return {host.label: self.links[host.label].lost for host in self.hosts if self.links[host.label].lost}
 
-    def _open(self) -> None:
+    def _start_thread(self) -> None:
         if self._thread is None:
             self._lifeline = Lifeline()
             self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -133,7 +122,9 @@ class Fleet:
         link.lose("it is not needed any more")
         link.close(0.0)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the agents, and forget what was known of their hosts."""
+        self._is_open = False
         if self._thread is None or self._lifeline is None:
             return
         self._starts.shutdown()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
+from distlaunch.cluster.machine import Machine
 from distlaunch.config.engine import Engine as EngineSection
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote.engine import RemoteEngine, python_of
@@ -33,8 +34,9 @@ def is_one_of_many(environ: Mapping[str, str]) -> bool:
     return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
 
 
-def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: HostFiles) -> RemoteEngine:
+def slurm_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> RemoteEngine:
     """The nodes of the allocation. Raises UsageError if there is none."""
+    environ = machine.environ
     if "SLURM_JOB_ID" not in environ:
         raise UsageError(
             "engine.kind: slurm: this command does not run in a Slurm allocation; "
@@ -65,7 +67,7 @@ def slurm_engine(settings: EngineSection, environ: Mapping[str, str], files: Hos
         command = srun_command(host, python, num_cpus.get(host.name), environ, settings.slurm.srun)
         return Command(command, explain)
 
-    return RemoteEngine("slurm", hosts, command_of, "srun", settings, files)
+    return RemoteEngine("slurm", hosts, command_of, "srun", settings, machine, files)
 
 
 def srun_command(

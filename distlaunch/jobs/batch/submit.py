@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.submission import Submission
+from distlaunch.cluster.machine import Machine
 from distlaunch.engines import QUEUES
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job
@@ -23,7 +23,7 @@ class Prepared:
 
     choice: Choice
     queue: Queue
-    environ: Mapping[str, str]
+    machine: Machine
 
     def script(self, run: RunDir) -> str:
         """The script that trains a run. Raises ConfigError."""
@@ -48,21 +48,21 @@ class Submitted:
     log_bytes: int
 
 
-def prepare(request: JobRequest, engine: str | None, environ: Mapping[str, str]) -> Prepared:
+def prepare(request: JobRequest, engine: str | None, machine: Machine) -> Prepared:
     """Chooses the run. Raises ConfigError, UsageError.
 
     Args:
         engine: whose queue; None: that of the config.
     """
     # that of the shell is for jobs that start here; and it is not this machine whose devices count
-    environ = {name: value for name, value in environ.items() if name != "TF_CONFIG"}
+    machine = machine.without_variables(["TF_CONFIG"])
     overrides = (*request.overrides, *([f"engine.kind={engine}"] if engine else []))
-    choice = choose(JobRequest(request.target, overrides, request.name, request.resume), environ)
+    choice = choose(JobRequest(request.target, overrides, request.name, request.resume), machine)
     kind = choice.config.engine.kind
     if kind not in QUEUES:
         known = " or ".join(f"--engine {name}" for name in QUEUES)
         raise UsageError(f"the config's engine.kind is {kind}, which has no queue; add {known}")
-    return Prepared(choice, QUEUES[kind](), environ)
+    return Prepared(choice, QUEUES[kind](), machine)
 
 
 def submit(prepared: Prepared) -> Submitted:
@@ -86,7 +86,7 @@ def submit(prepared: Prepared) -> Submitted:
         run.keep_secrets(choice.config.secrets.variables)
         write_atomically(run.config, dump_config(choice.config))
         write_atomically(run.batch_script, prepared.script(run))
-        submission = prepared.queue.submit(run.batch_script, choice.config, prepared.environ)
+        submission = prepared.queue.submit(run.batch_script, choice.config, prepared.machine.environ)
     except BaseException:
         _take_back(run, before)
         raise

@@ -1,0 +1,50 @@
+"""This machine, as a command finds it when it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from distlaunch.cluster.devices import find_gpus
+from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The environment and the devices of this machine, each looked for once.
+
+    Attributes:
+        environ: environment variables of the command.
+    """
+
+    environ: Mapping[str, str]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """Return this machine with the environment that this process has now."""
+        return cls(dict(os.environ))
+
+    def with_variables(self, variables: Mapping[str, str]) -> Machine:
+        """Return this machine with more environment variables, or with other values of them."""
+        return Machine({**self.environ, **variables}) if variables else self
+
+    def without_variables(self, names: Collection[str]) -> Machine:
+        """Return this machine without some environment variables."""
+        return Machine({name: value for name, value in self.environ.items() if name not in names})
+
+    @cached_property
+    def gpus(self) -> tuple[str, ...]:
+        """GPUs as CUDA_VISIBLE_DEVICES names them; see `find_gpus`."""
+        return find_gpus(self.environ)
+
+    @cached_property
+    def tf_config(self) -> tuple[ClusterSpec, Task] | None:
+        """The cluster that TF_CONFIG describes, and this process's task; None if the variable is not set.
+
+        Raises:
+            UsageError: TF_CONFIG is malformed.
+        """
+        text = self.environ.get("TF_CONFIG")
+        return from_tf_config(text) if text else None

@@ -1,0 +1,70 @@
+"""Where a command starts tasks: resolved once from its config, its environment and this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from distlaunch.cluster.machine import Machine
+from distlaunch.cluster.spec import ClusterSpec, Task
+from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.references.data_paths import data_paths
+from distlaunch.config.references.sites import named_files
+from distlaunch.config.run import RunConfig
+from distlaunch.config.tf_config import joined_cluster
+from distlaunch.engines import is_slurm, make_engine
+from distlaunch.engines.base import Engine, HostFiles
+from distlaunch.engines.local import GivenClusterEngine
+
+
+@dataclass(frozen=True)
+class LaunchContext:
+    """What a command has found out before it starts tasks. Nothing after it asks the environment again.
+
+    Attributes:
+        machine: this machine, with the environment variables that the tasks inherit.
+        settings: the section `engine` of the config.
+        files: what the tasks read on every host.
+        given: the cluster that TF_CONFIG describes, and the only task of it that this command starts; None: the command
+            starts all tasks of a cluster of its own.
+    """
+
+    machine: Machine
+    settings: EngineSection
+    files: HostFiles
+    given: tuple[ClusterSpec, Task] | None = None
+
+    @classmethod
+    def resolve(cls, config: RunConfig, machine: Machine) -> LaunchContext:
+        """Return the context of a command that has this config.
+
+        Raises:
+            UsageError: TF_CONFIG is malformed.
+        """
+        files = HostFiles(named_files(config), data_paths(config))
+        with_secrets = machine.with_variables(config.task_environ())
+        return cls(with_secrets, config.engine, files, joined_cluster(config, machine))
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine, which the command enters around all that it starts.
+
+        Raises:
+            ConfigError: its settings are wrong.
+            UsageError: it cannot be used here.
+        """
+        if self.given is not None:
+            return GivenClusterEngine(self.machine, self.given)
+        return make_engine(self.settings, self.machine, self.files)
+
+    @property
+    def is_secondary_srun_task(self) -> bool:
+        """Whether `srun` has started this command several times, and another of them does the work."""
+        if self.given is not None or not is_slurm(self.settings, self.machine.environ):
+            return False
+        from distlaunch.engines.slurm.allocation import is_one_of_many
+
+        return is_one_of_many(self.machine.environ)
+
+
+SECONDARY_SRUN_TASK = "srun has started this command several times: task 0 of the step does the work, and this one ends"
