@@ -60,7 +60,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
 
     The run directory gets the config and the script, so later changes to the config file do not matter. Before its time
     limit and on preemption the job stops with a checkpoint, is queued again and resumes. All settings have a key in the
-    config's section engine.slurm; options win. `logs -f`, `runs` and `stop` work on the run from here.
+    config's section engine, with `kind: slurm`; options win. `logs -f`, `runs` and `stop` work on the run from here.
     Its exit code is 0 when the job is submitted, 2 if the queue refuses it; with --wait, the code of the job.
     """
     from distlaunch.cluster.machine import Machine
@@ -73,8 +73,8 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
         raise UsageError("--json ends when the job is submitted; leave out --wait, and use `logs -f` to follow the job")
     options = _overrides(given)
     with _called_by_option(options):
-        request = JobRequest(target, (*overrides, *options), name, resume)
-        prepared = submit.prepare(request, given["engine"], Machine.here())
+        request = JobRequest(target, overrides, name, resume)
+        prepared = submit.prepare(request, given["engine"], tuple(options), Machine.here())
         choice = prepared.choice
         notes = [*([choice.note] if choice.note else []), *prepared.queue.notes(choice.config)]
         for note in () if quiet else notes[:1] if choice.finished else notes:
@@ -98,7 +98,7 @@ def _overrides(given: Mapping[str, Any]) -> dict[str, str]:
     values = {name: escape(value) if isinstance(value, str) else value for name, value in values.items()}
     # quoted, so that `--account 12` stays text
     return {
-        f"engine.slurm.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": f"--{name}"
+        f"engine.{name.replace('-', '_')}={json.dumps(value, ensure_ascii=False)}": f"--{name}"
         for name, value in values.items()
         if value is not None
     }

@@ -41,6 +41,7 @@ class Words:
 
 
 Positive = Annotated[int, Field(ge=1)]
+OneLine = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$"), Words("text in one line")]
 PositiveMinutes = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -21,7 +21,8 @@ from distlaunch.config.base import (
     Words,
 )
 from distlaunch.config.cluster import Cluster
-from distlaunch.config.engine import Engine
+from distlaunch.config.engines import Engine
+from distlaunch.config.engines.local import Auto
 from distlaunch.config.secrets import Secrets
 from distlaunch.config.strategies import Strategy
 from distlaunch.config.strategies.base import OneDevice
@@ -320,7 +321,7 @@ class RunConfig(Section):
     validation: Validation | None = Field(default_factory=Validation)
     strategy: Strategy = Field(default_factory=lambda: OneDevice(kind="one_device"))
     cluster: Cluster = Field(default_factory=Cluster)
-    engine: Annotated[Engine, Words("a section with 'kind', such as {kind: local}")] = Field(default_factory=Engine)
+    engine: Engine = Field(default_factory=Auto)
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     restarts: Restarts = Field(default_factory=Restarts)
     export: list[ExportFormat] = Field(default_factory=list)

@@ -16,7 +16,7 @@ def joined_cluster(config: RunConfig, machine: Machine) -> tuple[ClusterSpec, Ta
     strategy = config.strategy
     # a single process has no cluster to join, whatever the environment holds
     can_join = strategy.in_lockstep or bool(strategy.processes(config.cluster))
-    return machine.tf_config if config.engine.kind == "auto" and can_join else None
+    return machine.tf_config if config.engine.joins_given_cluster and can_join else None
 
 
 def tf_config_sizes(config: RunConfig, cluster: ClusterSpec) -> dict[str, int]:

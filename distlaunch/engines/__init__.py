@@ -1,46 +1,37 @@
-"""Engines provide hosts for tasks. An engine is a file or folder here, and a line in `config/engine.py: ENGINES`."""
+"""Engines provide hosts for tasks. Each has a section class in `config/engines/`, or in a package of its own."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
 
+from distlaunch.base.errors import UsageError
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engine import ENGINES
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines import MODELS
+from distlaunch.config.engines.base import EngineSection
 from distlaunch.engines.base import Engine, HostFiles, Queue
 
 
-def _slurm_queue() -> Queue:
-    from distlaunch.engines.slurm.queue import SlurmQueue
-
-    return SlurmQueue()
-
-
-QUEUES: dict[str, Callable[[], Queue]] = {"slurm": _slurm_queue}
-"""Engines to which `distlaunch submit` hands jobs that wait for their hosts."""
-
-
 def make_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> Engine:
-    """Return the engine that the section names; `auto`: Slurm within an allocation, else this machine.
+    """Return the engine of a section.
 
     Args:
+        settings: of one engine, as `EngineSection.resolve` returns it.
         machine: with the variables that the tasks inherit.
 
     Raises:
         ConfigError: the settings of the engine are wrong.
+        UsageError: it cannot be used here.
     """
-    kind = "slurm" if is_slurm(settings, machine.environ) else settings.kind
-    # imported only now: what an engine needs costs the others nothing
-    make = pkgutil.resolve_name(f"distlaunch.engines.{ENGINES['local' if kind == 'auto' else kind].factory}")
-    return make(settings, machine, files)
+    return pkgutil.resolve_name(settings.implementation)(settings, machine, files)
 
 
-def is_slurm(settings: EngineSection, environ: Mapping[str, str]) -> bool:
-    """Whether the tasks run on the nodes of a Slurm allocation, if no cluster is given."""
-    if settings.kind != "auto" or "SLURM_JOB_ID" not in environ:
-        return settings.kind == "slurm"
-    from distlaunch.engines.slurm.allocation import is_in_allocation
+def kinds_with_queue() -> list[str]:
+    """Return the engines to which `distlaunch submit` hands jobs that wait for their hosts."""
+    return [kind for kind, model in MODELS.items() if model.queue]
 
-    # options of srun, such as a container's, are for one node as well
-    return bool(settings.slurm.srun) or is_in_allocation(environ)
+
+def make_queue(kind: str) -> Queue:
+    """Return the queue of an engine. Raises UsageError if it has none, or is not installed."""
+    if kind not in kinds_with_queue():
+        raise UsageError(f"the engine {kind} has no queue; those that have: {', '.join(kinds_with_queue())}")
+    return pkgutil.resolve_name(MODELS[kind].queue)()

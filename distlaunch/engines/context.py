@@ -7,12 +7,12 @@ from functools import cached_property
 
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import ClusterSpec, Task
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.base import EngineSection
 from distlaunch.config.references.data_paths import data_paths
 from distlaunch.config.references.sites import named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import joined_cluster
-from distlaunch.engines import is_slurm, make_engine
+from distlaunch.engines import make_engine
 from distlaunch.engines.base import Engine, HostFiles
 from distlaunch.engines.local import GivenClusterEngine
 
@@ -23,7 +23,7 @@ class LaunchContext:
 
     Attributes:
         machine: this machine, with the environment variables that the tasks inherit.
-        settings: the section `engine` of the config.
+        settings: the section of the engine that is used, and never `auto`.
         files: what the tasks read on every host.
         given: the cluster that TF_CONFIG describes, and the only task of it that this command starts; None: the command
             starts all tasks of a cluster of its own.
@@ -43,7 +43,8 @@ class LaunchContext:
         """
         files = HostFiles(named_files(config), data_paths(config))
         with_secrets = machine.with_variables(config.task_environ())
-        return cls(with_secrets, config.engine, files, joined_cluster(config, machine))
+        settings = config.engine.resolve(machine.environ)
+        return cls(with_secrets, settings, files, joined_cluster(config, machine))
 
     @cached_property
     def engine(self) -> Engine:
@@ -60,11 +61,7 @@ class LaunchContext:
     @property
     def is_secondary_srun_task(self) -> bool:
         """Whether `srun` has started this command several times, and another of them does the work."""
-        if self.given is not None or not is_slurm(self.settings, self.machine.environ):
-            return False
-        from distlaunch.engines.slurm.allocation import is_one_of_many
-
-        return is_one_of_many(self.machine.environ)
+        return self.given is None and self.settings.is_secondary_task(self.machine.environ)
 
 
 SECONDARY_SRUN_TASK = "srun has started this command several times: task 0 of the step does the work, and this one ends"

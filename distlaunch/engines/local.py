@@ -20,7 +20,7 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import ReservedPorts, listening_ports, pick_ports, reserve_ports
 from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, split_address
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.base import EngineSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
 from distlaunch.plan.train import REMOVED_ENV, LaunchPlan, TaskPlan
 from distlaunch.supervise.allocation import Starter, TaskHandle

@@ -8,7 +8,7 @@ from pathlib import Path
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.hosts import Host, hostfile_lines, hostfile_problems, parse_host
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.ssh import Ssh
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote import ssh_errors
 from distlaunch.engines.remote.engine import RemoteEngine, python_of
@@ -20,7 +20,7 @@ _OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "ControlMaster=no", "-o", "
 """No terminal, no question, a connection of its own unless one is shared already; an end when the network is gone."""
 
 
-def ssh_command(host: Host, settings: EngineSection) -> list[str]:
+def ssh_command(host: Host, settings: Ssh) -> list[str]:
     """What starts an agent. Nothing of the job is in it: the command lines of a host are everybody's to see."""
     python = python_of(host, settings)
     # safe path: a folder called `distlaunch` in the home directory must not be taken for the package
@@ -30,7 +30,7 @@ def ssh_command(host: Host, settings: EngineSection) -> list[str]:
     return ["ssh", *_OPTIONS, *port, *user, "--", host.name, remote]
 
 
-def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
+def hosts_of(settings: Ssh) -> tuple[Host, ...]:
     """The hosts that the config or its hostfile names. Raises ConfigError."""
     if settings.hostfile is None:
         return tuple(parse_host(text) for text in settings.hosts)
@@ -39,7 +39,7 @@ def hosts_of(settings: EngineSection) -> tuple[Host, ...]:
     return tuple(parse_host(text) for _, text in hostfile_lines(Path(settings.hostfile).read_text(encoding="utf-8")))
 
 
-def ssh_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> RemoteEngine:
+def ssh_engine(settings: Ssh, machine: Machine, files: HostFiles) -> RemoteEngine:
     """The hosts of the section `engine`. Raises ConfigError."""
 
     def command_of(host: Host) -> Command:

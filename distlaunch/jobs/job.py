@@ -482,10 +482,7 @@ def config_for_use(config: RunConfig, machine: Machine) -> RunConfig:
     """The config with which something else than training is done with a run."""
     if config.strategy.has_coordinator:  # one device reads the same checkpoint, and needs no servers
         config = config.model_copy(update={"strategy": config.strategy.on_one_device(), "cluster": Cluster()})
-    # a submitted job: a login node is enough
-    if config.engine.kind == "slurm" and "SLURM_JOB_ID" not in machine.environ:
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "local"})})
-    return config
+    return config.model_copy(update={"engine": config.engine.for_one_device(machine.environ)})
 
 
 def checked(result: AttemptResult, locate: Locate) -> AttemptResult:

@@ -20,7 +20,8 @@ from distlaunch.base.secret_values import masked_arguments
 from distlaunch.cluster.environment import describe_environment
 from distlaunch.cluster.hosts import TooFewSlotsError
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.base import EngineSection
+from distlaunch.config.engines.local import Auto
 from distlaunch.engines.base import HostFiles, Needs
 from distlaunch.engines.context import SECONDARY_SRUN_TASK, LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, end_processes_left
@@ -46,7 +47,7 @@ class ScriptRequest:
 
     job: ScriptJob
     limits: Limits
-    engine: EngineSection = field(default_factory=EngineSection)
+    engine: EngineSection = field(default_factory=Auto)
     runs_dir: str = "runs"
     name: str | None = None
     isolate: bool = False
@@ -56,7 +57,9 @@ def run_script(request: ScriptRequest, observer: Observer, machine: Machine) -> 
     """Runs a script to its end; None if another process of the same `srun` does. Raises UsageError if nothing can be
     started."""
     job = request.job
-    context = LaunchContext(machine, request.engine, HostFiles([job.program] if job.kind == "script" else []))
+    context = LaunchContext(
+        machine, request.engine.resolve(machine.environ), HostFiles([job.program] if job.kind == "script" else [])
+    )
     if context.is_secondary_srun_task:
         observer.note(SECONDARY_SRUN_TASK)
         return None

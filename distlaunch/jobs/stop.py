@@ -10,7 +10,7 @@ from distlaunch.base.errors import NotStoppedError, QueueBusyError, UsageError
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_lock import Owner
 from distlaunch.base.run_files.submission import JobState, Submission
-from distlaunch.engines import QUEUES
+from distlaunch.engines import make_queue
 from distlaunch.jobs.batch.job_states import job_state, live_job
 from distlaunch.runs.paths import shown
 
@@ -49,7 +49,7 @@ def stop_run(run: RunDir, *, at_once: bool = False, timeout_s: float | None = No
 
 
 def _stop_submitted(run: RunDir, job: Submission, state: JobState, *, at_once: bool, until: float | None) -> None:
-    queue = QUEUES[job.engine]()
+    queue = make_queue(job.engine)
     is_requested = False
     while state.phase != "ended" and not (is_requested and run.job_exit_code() is not None):
         with contextlib.suppress(QueueBusyError):  # or it has ended meanwhile: the next look shows it

@@ -59,7 +59,7 @@ def _queue_is_empty(lab: Lab, slurm: Slurm) -> Any:
 
 def test_a_submitted_job_is_followed_to_its_end(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     config = write_config(
-        tmp_path, tmp_path / "my runs", "a", engine={"slurm": {"setup": ["export A=1"]}}, cluster={"workers": 2}
+        tmp_path, tmp_path / "my runs", "a", engine={"kind": "slurm", "setup": ["export A=1"]}, cluster={"workers": 2}
     )
     job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait")
     assert job.end(240) == 0, job.output
@@ -108,7 +108,7 @@ def test_requeues_are_counted(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
 def test_stop_from_the_login_host(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
     run = submit(slurm, tmp_path, "running", train={"epochs": 5000})
     name = 'a "job" #1 $(id) \\ %j'
-    waiting = submit(slurm, tmp_path, "waiting", "--set", "engine.slurm.flags=[--hold]", "-J", name)
+    waiting = submit(slurm, tmp_path, "waiting", "--set", "engine.flags=[--hold]", "-J", name)
     assert status(slurm, waiting) == "pending"
     listed = slurm.run("squeue", "--noheader", f"--jobs={job_of(waiting)}", "--format=%j")
     assert listed.end(20) == 0
@@ -169,11 +169,11 @@ def test_nodes_that_do_not_see_the_run_are_told_of(lab: Lab, slurm: Slurm, tmp_p
 
 
 def test_a_failure_is_not_repeated(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
-    settings = {"setup": ["true", "cat /nowhere/at/all"]}
-    config = write_config(tmp_path, tmp_path / "runs", "setup", engine={"slurm": settings}, cluster={"workers": 2})
+    settings = {"kind": "slurm", "setup": ["true", "cat /nowhere/at/all"]}
+    config = write_config(tmp_path, tmp_path / "runs", "setup", engine=settings, cluster={"workers": 2})
     job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait")
     assert job.end(120) == 2
-    assert "this line of engine.slurm.setup failed: cat /nowhere/at/all" in job.said
+    assert "this line of engine.setup failed: cat /nowhere/at/all" in job.said
 
 
 def test_a_cause_outside_the_job_queues_it_again_a_minute_later(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from distlaunch.base.event_files import read_events
 from distlaunch.base.events import Evaluated
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import COMMANDS, cli
+from distlaunch.config import engines
 from distlaunch.config.read.load import load_config
 from distlaunch.config.strategies import KINDS
 from tests.documents import (
@@ -67,7 +68,7 @@ ELSEWHERE = {
     "distlaunch plan configs/mnist_mlp_jax.yaml": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch plan --data CONFIG": "test_input.py::test_the_plan_shows_who_reads_what",
     "distlaunch doctor config.yaml": "../cluster/test_start.py::test_the_doctor_shows_each_host",
-    "distlaunch submit --engine slurm config.yaml": "test_submit.py::test_a_pending_job",
+    "distlaunch submit config.yaml": "test_submit.py::test_a_pending_job",
     "distlaunch submit RUN --resume": "../cluster/test_batch_jobs.py::test_stop_from_the_login_host",
     "distlaunch plan CONFIG": "test_plan_pictures.py::test_plan_draws_the_mesh",
     "distlaunch COMMAND --help": "test_documents.py::test_every_command_has_its_help_and_its_line",
@@ -373,7 +374,19 @@ def test_the_config_in_one_page_tells_the_defaults(mine: Path) -> None:
     assert set(keys) == set(real)
     for section in ("data", "compile", "train", "cluster", "engine", "checkpoint", "restarts"):
         assert set(keys[section]) | {"tfds"} == set(real[section]) | {"tfds"}, section
-    assert set(keys["engine"]["slurm"]) == set(real["engine"]["slurm"])
+
+
+@pytest.mark.parametrize("kind", ["ssh", "slurm"])
+def test_the_engines_in_one_page_have_their_keys(kind: str) -> None:
+    """The comments name the keys that the engine has beside those of `auto`, with their defaults."""
+    (_, text) = snippet("config.md", "name: null").split(f"`kind: {kind}`")
+    lines = re.findall(r"^ +#   (\w+): (\S+)", text.split("`kind:")[0], re.M)
+    fields = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in engines.MODELS[kind].model_fields.items()
+        if name not in engines.MODELS["auto"].model_fields
+    }
+    assert {name: yaml.safe_load(value) for name, value in lines} == fields
 
 
 @pytest.mark.parametrize("kind", KINDS)

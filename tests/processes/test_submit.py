@@ -161,13 +161,13 @@ def test_what_is_refused_leaves_nothing(folder: Path) -> None:
 
 
 def test_all_mistakes_are_told_before_anything_is_submitted(folder: Path) -> None:
-    settings = "engine: {slurm: {setup: ['true', 'echo \"'], flags: [--part=x], mem: 3Q}}\n"
+    settings = "engine: {kind: slurm, setup: ['true', 'echo \"'], flags: [--part=x], mem: 3Q}\n"
     (folder / "job.yaml").write_text(CONFIG + settings)
     line = (CONFIG + settings).count("\n")
     said = str(submit("job.yaml", "--time", "1h").exception).splitlines()
-    assert f"job.yaml:{line}: engine.slurm.mem: got '3Q'; expected megabytes, or a number with K, M, G or T" in said[-2]
-    assert f"job.yaml:{line}: engine.slurm.flags[0]: got '--part=x'; use engine.slurm.partition" in said
-    assert any(each.startswith("--time: engine.slurm.time: got '1h'; expected minutes") for each in said)
+    assert f"job.yaml:{line}: engine.mem: got '3Q'; expected megabytes, or a number with K, M, G or T" in said[-2]
+    assert f"job.yaml:{line}: engine.flags[0]: got '--part=x'; use engine.partition" in said
+    assert any(each.startswith("--time: engine.time: got '1h'; expected minutes") for each in said)
     assert "--engine" in submit("job.yaml", "--engine", "slrm").stderr
 
 
@@ -193,7 +193,7 @@ class Batch:
         launcher.write_text(_LAUNCHER.format(told=self.told))
         launcher.chmod(0o755)
         plain = {"model": {"function": "m:model"}, "data": {"function": "m:data", "global_batch": 8}}
-        config = RunConfig.model_validate({**plain, "engine": {"slurm": slurm}})
+        config = RunConfig.model_validate({**plain, "engine": {"kind": "slurm", **slurm}})
         self.run.batch_script.write_text(batch_script(config, Start(self.run, str(launcher), folder)))
         env = {**os.environ, "SLURM_JOB_ID": "1", "SLURM_RESTART_COUNT": restarts}
         self.process = subprocess.Popen(
@@ -225,7 +225,7 @@ def test_before_the_end_the_job_is_queued_again(folder: Path, number: signal.Sig
     [
         (signal.SIGUSR2, "RUNNING", "0", "stopped\n"),  # `distlaunch stop`
         (signal.SIGTERM, "COMPLETING", "0", "stopped\n"),  # `scancel`
-        (signal.SIGUSR1, "RUNNING", "2", "stopped\ndistlaunch: not queued again: engine.slurm.requeues is 2\n"),
+        (signal.SIGUSR1, "RUNNING", "2", "stopped\ndistlaunch: not queued again: engine.requeues is 2\n"),
     ],
 )
 def test_it_is_over(folder: Path, number: signal.Signals, state: str, restarts: str, said: str) -> None:
@@ -278,8 +278,8 @@ def test_stop_now_is_ctrl_c_twice(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("restarts", "setup", "code", "said"),
     [
-        ("0", ["true", "cat /nowhere"], 2, "this line of engine.slurm.setup failed: cat /nowhere"),
-        ("3", [], 4, "distlaunch: not started again: engine.slurm.requeues is 2"),
+        ("0", ["true", "cat /nowhere"], 2, "this line of engine.setup failed: cat /nowhere"),
+        ("3", [], 4, "distlaunch: not started again: engine.requeues is 2"),
     ],
 )
 def test_it_does_not_start(folder: Path, restarts: str, setup: list[str], code: int, said: str) -> None:

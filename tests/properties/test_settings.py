@@ -35,6 +35,7 @@ from distlaunch.base.events import (
     TrainingStarted,
 )
 from distlaunch.base.run_dir import RunDir
+from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.unused import unused_settings
 from distlaunch.config.run import Data, RunConfig
@@ -255,17 +256,31 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "cluster.start_timeout_s": Plans(7.0),
     "cluster.stop_timeout_s": Plans(7.0),
     "cluster.stall_timeout_s": Plans(7.0),
-    "engine.kind": Shown("tests/unit/test_engine_options.py::test_without_hosts_it_is_what_is_written"),
-    "engine.hosts": Shown(f"{SSH}test_two_hosts_train_and_one_is_a_spare"),
-    "engine.hostfile": Shown("tests/unit/test_hosts.py::test_a_hostfile_is_checked_with_its_lines"),
-    "engine.interface": Shown("tests/cluster/test_start.py::test_an_interface_that_is_not_there_is_refused"),
-    "engine.python": Shown(f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once"),
-    "engine.folder": Shown(f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once"),
-    "engine.env": Shown(f"{SSH}test_two_hosts_train_and_one_is_a_spare"),
-    "engine.sync_files": Shown("tests/unit/test_code_copy.py::test_files_that_look_like_secrets_stay_here"),
-    "engine.sync": Shown("tests/cluster/test_training.py::test_code_is_sent_to_hosts_that_do_not_have_it"),
-    "engine.host_timeout_s": Shown("tests/cluster/test_training.py::test_a_host_that_is_cut_off_is_named"),
-    "engine.warm_start": Shown("tests/processes/test_warm_jobs.py::test_warm_and_cold_are_bit_equal"),
+    **dict.fromkeys(
+        (f"engine.{kind}.kind" for kind in ("auto", "local", "ssh", "slurm")),
+        Shown("tests/unit/test_engine_options.py::test_without_hosts_it_is_what_is_written"),
+    ),
+    "engine.ssh.hosts": Shown(f"{SSH}test_two_hosts_train_and_one_is_a_spare"),
+    "engine.ssh.hostfile": Shown("tests/unit/test_hosts.py::test_a_hostfile_is_checked_with_its_lines"),
+    "engine.ssh.env": Shown(f"{SSH}test_two_hosts_train_and_one_is_a_spare"),
+    **{
+        f"engine.{kind}.{name}": Shown(test)
+        for kind in ("auto", "ssh", "slurm")
+        for name, test in {
+            "interface": "tests/cluster/test_start.py::test_an_interface_that_is_not_there_is_refused",
+            "python": f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once",
+            "folder": f"{SSH}test_all_that_is_wrong_with_hosts_is_told_at_once",
+            "sync_files": "tests/unit/test_code_copy.py::test_files_that_look_like_secrets_stay_here",
+            "sync": "tests/cluster/test_training.py::test_code_is_sent_to_hosts_that_do_not_have_it",
+            "host_timeout_s": "tests/cluster/test_training.py::test_a_host_that_is_cut_off_is_named",
+        }.items()
+    },
+    **dict.fromkeys(
+        (f"engine.{kind}.warm_start" for kind in ("auto", "local", "ssh", "slurm")),
+        Shown("tests/processes/test_warm_jobs.py::test_warm_and_cold_are_bit_equal"),
+    ),
+    "engine.auto.srun": Shown("tests/unit/test_slurm.py"),
+    "engine.slurm.srun": Shown("tests/unit/test_slurm.py"),
     "engine.slurm.account": Submits("lab"),
     "engine.slurm.partition": Submits("gpu"),
     "engine.slurm.qos": Submits("high"),
@@ -283,7 +298,6 @@ EFFECTS: dict[str, Effect | tuple[Effect, ...]] = {
     "engine.slurm.requeues": Submits(3),
     "engine.slurm.grace_s": Submits(60),
     "engine.slurm.setup": Submits(["module load cuda"]),
-    "engine.slurm.srun": Shown("tests/unit/test_slurm.py"),
     "engine.slurm.flags": Submits(["--exclusive"]),
     "checkpoint.async": Shown("tests/unit/test_saver.py::test_training_goes_on_with_a_copy"),
     "checkpoint.every_epochs": Trains(2, "saved", base=FOUR_EPOCHS),
@@ -378,8 +392,8 @@ def with_key(raw: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Return the config with a value in place of that of a key; of a strategy, of each of a list or mapping."""
     raw = copy.deepcopy(raw)
     parts = key.split(".")
-    if parts[0] == "strategy" and len(parts) > 2:
-        parts = ["strategy"] if parts[2] == "kind" else ["strategy", *parts[2:]]
+    if parts[0] in ("strategy", "engine") and len(parts) > 2:
+        parts = [parts[0]] if parts[2] == "kind" else [parts[0], *parts[2:]]
     places = [raw]
     for part in parts[:-1]:
         name = part.rstrip("[]")
@@ -537,7 +551,7 @@ def test_the_plan_shows_it(key: str, effect: Plans, tmp_path: Path, monkeypatch:
         written.parent.mkdir(parents=True, exist_ok=True)
         written.write_text(json.dumps(raw))
         target = str(written) if run is None else str(run.path)
-        plan, _ = plan_job(JobRequest(target, resume=run is not None), {})
+        plan, _ = plan_job(JobRequest(target, resume=run is not None), Machine({}))
         return without_ports(plan.to_plain())
 
     assert planned(now) != planned(before)
@@ -549,7 +563,7 @@ def test_the_plan_shows_it(key: str, effect: Plans, tmp_path: Path, monkeypatch:
     planned(before, run)
     value = json.dumps(effect.to)
     with pytest.raises(UsageError, match=effect.refused):
-        plan_job(JobRequest(str(run.path), (f"{key}={value}",), resume=True), {})
+        plan_job(JobRequest(str(run.path), (f"{key}={value}",), resume=True), Machine({}))
 
 
 def without_ports(plan: Any) -> str:
@@ -576,7 +590,7 @@ def test_the_batch_script_shows_it(key: str, effect: Submits) -> None:
     def script(raw: dict[str, Any]) -> str:
         return batch_script(RunConfig.model_validate(raw), start)
 
-    before = with_keys(BASE, WORKERS)
+    before = with_keys(BASE, {**WORKERS, "engine": {"kind": "slurm"}})
     assert script(with_key(before, key, effect.to)) != script(before)
 
 
@@ -651,8 +665,6 @@ def test_communication(communication: str, monkeypatch: pytest.MonkeyPatch) -> N
         ({"data.shuffle_buffer_bytes": 9, "data.batched": True}, "data.shuffle_buffer_bytes"),
         ({"restarts.window_s": 9.0}, "restarts.window_s"),
         ({"restarts.backoff_s": 9.0, "restarts.max": 0}, "restarts.backoff_s"),
-        ({"engine.kind": "local", "engine.sync": "code"}, "engine.sync"),
-        ({"engine.kind": "slurm", "engine.hosts": ["a"]}, "engine.hosts"),
     ],
     ids=str,
 )
@@ -662,5 +674,5 @@ def test_what_has_no_effect_is_named(changes: dict[str, Any], key: str) -> None:
 
 def test_what_has_an_effect_is_not_named() -> None:
     changes = {"data.skip_limit": 3, "data.on_error": "skip", "restarts.backoff_s": 9.0, "restarts.max": 1,
-               "data.shuffle_buffer_bytes": 9, "engine.sync": "code", "engine.kind": "slurm"}  # fmt: skip
+               "data.shuffle_buffer_bytes": 9}  # fmt: skip
     assert unused_settings(RunConfig.model_validate(with_keys(BASE, changes))) == []

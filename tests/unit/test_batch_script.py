@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.engines.slurm import Slurm, time_limit_s
 from distlaunch.config.run import RunConfig
-from distlaunch.config.slurm import Slurm, time_limit_s
 from distlaunch.engines.base import Start
 from distlaunch.engines.slurm.queue import SlurmQueue, submission_environment
 from distlaunch.engines.slurm.script import batch_script, num_nodes
@@ -27,7 +27,7 @@ START = Start(RunDir("/shared/runs/job"), "/opt/venv/bin/python", Path("/home/me
 
 
 def config_of(workers: int = 1, **slurm: Any) -> RunConfig:
-    return RunConfig.model_validate({**MODEL, "cluster": {"workers": workers}, "engine": {"slurm": slurm}})
+    return RunConfig.model_validate({**MODEL, "cluster": {"workers": workers}, "engine": {"kind": "slurm", **slurm}})
 
 
 def options(script: str) -> dict[str, str]:
@@ -76,17 +76,9 @@ def test_nodes_follow_from_workers(workers: int, slurm: dict[str, Any], expected
     ],
 )
 def test_nodes_that_get_no_task_are_told(workers: int, slurm: dict[str, Any], needed: int | None) -> None:
-    told = [f"engine.slurm.nodes is {slurm.get('nodes')}, but {needed} are enough for cluster.workers: "
+    told = [f"engine.nodes is {slurm.get('nodes')}, but {needed} are enough for cluster.workers: "
             "the others are spares, which only a restart uses"]  # fmt: skip
     assert SlurmQueue().notes(config_of(workers, **slurm)) == (told if needed else [])
-
-
-def test_hosts_of_the_config_are_not_the_queues() -> None:
-    config = config_of(2)
-    engine = config.engine.model_copy(update={"hosts": ["a", "b"]})
-    assert SlurmQueue().notes(config.model_copy(update={"engine": engine})) == [
-        "engine.hosts is not used: the queue chooses the hosts"
-    ]
 
 
 def test_cores_are_those_of_a_node() -> None:
@@ -109,7 +101,7 @@ def test_time_limits(text: int | str, seconds: int | None) -> None:
     "command", ['echo "open', "}", "true\n} || echo x\n{ true", "cat <<E", "# nothing", "if true", "a )", ""]
 )
 def test_a_line_that_would_swallow_the_rest_is_refused(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"engine.slurm.setup\[1\]: got .* which bash cannot read"):
+    with pytest.raises(ConfigError, match=r"engine.setup\[1\]: got .* which bash cannot read"):
         SlurmQueue().script(config_of(setup=["true", command]), START)
 
 
@@ -123,7 +115,7 @@ def test_the_environment_says_what_the_config_does_not() -> None:
         "PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a",
         "SBATCH_PARTITION": "p", "SBATCH_SIGNAL": "INT", "SBATCH_WAIT": "1",
     }  # fmt: skip
-    found = submission_environment(Slurm(partition="mine"), environ)
+    found = submission_environment(Slurm(kind="slurm", partition="mine"), environ)
     assert found == {"PATH": "/bin", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"}
 
 

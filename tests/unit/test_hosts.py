@@ -9,7 +9,7 @@ import pytest
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import EXAMPLE, Host, hostfile_problems, hosts_problems, parse_host, place_tasks
 from distlaunch.cluster.spec import ClusterSpec, Place, Task, places_of
-from distlaunch.config.engine import Engine
+from distlaunch.config.engines.ssh import Ssh
 from distlaunch.engines.remote.addresses import at, ports_to_try
 from distlaunch.engines.remote.ssh_errors import explain, is_busy
 from distlaunch.engines.ssh import ssh_command
@@ -101,7 +101,7 @@ def test_each_task_has_the_place_of_its_address() -> None:
 
 
 def test_nothing_of_the_job_is_on_the_command_line() -> None:
-    command = ssh_command(parse_host("me@c:2222"), Engine())
+    command = ssh_command(parse_host("me@c:2222"), Ssh(kind="ssh", hosts=["c"]))
     assert command[0] == "ssh"
     assert command[-3:-1] == ["--", "c"]
     assert command[-1].endswith("-P -m distlaunch.agent.remote")

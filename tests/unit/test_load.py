@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.engines.slurm import Slurm
 from distlaunch.config.read.load import LoadedConfig, dump_config, load_config, load_resolved
 from distlaunch.config.read.scalars import escape, resolve, substitute
 from tests.unit.config_files import BASE, write_models
@@ -320,9 +321,10 @@ def test_an_override_has_no_comments(text: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["12", "010", "1e3", "1.50", "true", "0x1f"])
 def test_text_given_by_an_override_needs_no_quotes(text: str, folder: Path) -> None:
-    config = load("", f"name={text}", f"runs_dir={text}", f"engine.slurm.account={text}").config
+    config = load("", f"name={text}", f"runs_dir={text}", "engine.kind=slurm", f"engine.account={text}").config
     assert (config.name, config.runs_dir) == (text, text)
-    assert config.engine.slurm.account == text
+    assert isinstance(config.engine, Slurm)
+    assert config.engine.account == text
 
 
 @pytest.mark.parametrize("text", ["12e4567", "-1e999", "1e-4567"])

@@ -7,11 +7,9 @@ import pytest
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engine import Engine
+from distlaunch.config.engines.slurm import Slurm, is_in_allocation, is_one_of_many
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.slurm.allocation import (
-    is_in_allocation,
-    is_one_of_many,
     node_counts,
     node_names,
     slurm_engine,
@@ -67,4 +65,4 @@ def test_the_agents_step_is_beside_that_of_the_command() -> None:
 
 def test_without_an_allocation_it_says_what_to_do() -> None:
     with pytest.raises(UsageError, match="does not run in a Slurm allocation; use `distlaunch submit`, or start it by"):
-        slurm_engine(Engine(kind="slurm"), Machine({}), HostFiles())
+        slurm_engine(Slurm(kind="slurm"), Machine({}), HostFiles())

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.engine import ENGINES, Engine
+from distlaunch.config import engines
 from distlaunch.config.strategies import MODELS
 
 STRATEGIES = Path(__file__).parents[2] / "distlaunch" / "strategies"
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("kind", engines.KINDS)
 def test_every_kind_of_engine_has_a_factory(kind: str) -> None:
-    factory = pkgutil.resolve_name(f"distlaunch.engines.{ENGINES[kind].factory}")
-    assert list(inspect.signature(factory).parameters) == ["settings", "environ", "files"]
-    assert Engine(kind=kind).is_here == ENGINES[kind].is_here
+    factory = pkgutil.resolve_name(engines.MODELS[kind].implementation)
+    assert list(inspect.signature(factory).parameters) == ["settings", "machine", "files"]
 
 
 def test_every_kind_of_strategy_has_a_class() -> None:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from distlaunch.base.errors import Problem
 from distlaunch.base.plural import count
 from distlaunch.config.checks import strategy
-from distlaunch.config.checks.engine import hosts_are_named, isolated_jobs_are_here
 from distlaunch.config.checks.sharing import sharing_fits
-from distlaunch.config.checks.slurm import nodes_suffice, slurm_can_take_it
 from distlaunch.config.read.scalars import resolve
 from distlaunch.config.read.words import listed, show
 from distlaunch.config.references.keras_names import NAMES, canonical, suggestion
@@ -168,6 +166,19 @@ def most_steps(config: RunConfig) -> int | None:
     return train.epochs * (math.floor(steps) if data.remainder == "drop" else math.ceil(steps))
 
 
+def engine_is_valid(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """The section of the engine holds what its kind needs."""
+    yield from config.engine.problems(config)
+
+
+def isolated_jobs_are_here(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
+    """A job with a network of its own is on this machine alone."""
+    if config.cluster.isolate and not config.engine.is_here:
+        message = "hides the ports of jobs on this machine"
+        got = f"but `engine.kind: {config.engine.kind}` has tasks on several hosts; remove one of them"
+        yield Problem(("cluster", "isolate"), f"{message}, {got}")
+
+
 def keras_names_exist(config: RunConfig, num_gpus: int | None) -> Iterator[Problem]:
     """Optimizers, losses, metrics and callbacks are those of Keras, or references."""
     for site in sites(config):
@@ -214,9 +225,7 @@ CHECKS = (
     Check(loop_fits, frozenset({"train", "compile"})),
     Check(periods_happen, frozenset({"train", "checkpoint", "validation", "data"})),
     Check(best_is_measured, frozenset({"checkpoint", "validation"})),
-    Check(hosts_are_named, frozenset({"engine"})),
+    Check(engine_is_valid, frozenset({"engine", "cluster"})),
     Check(isolated_jobs_are_here, frozenset({"engine", "cluster"})),
-    Check(slurm_can_take_it, frozenset({"engine"})),
-    Check(nodes_suffice, frozenset({"engine", "cluster"})),
     Check(keras_names_exist, frozenset()),
 )

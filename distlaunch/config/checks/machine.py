@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from distlaunch.base.errors import Problem
-from distlaunch.cluster import hosts
 from distlaunch.cluster.ports import OTHER_PORTS, port_problem
 from distlaunch.config.references.keras_names import missing_package
 from distlaunch.config.run import Callback, RunConfig
@@ -18,7 +17,7 @@ def machine_problems(config: RunConfig) -> list[Problem]:
     return [
         *busy_ports(config),
         *runs_dir_problems(config),
-        *hostfile_problems(config),
+        *config.engine.machine_problems(),
         *missing_packages(config.train.callbacks),
     ]
 
@@ -28,12 +27,6 @@ def missing_packages(callbacks: Sequence[Callback]) -> Iterator[Problem]:
     for index, callback in enumerate(callbacks):
         if missing := missing_package(callback.name):
             yield Problem(("train", "callbacks", index, "name"), missing)
-
-
-def hostfile_problems(config: RunConfig) -> Iterator[Problem]:
-    """The hostfile is there, and has hosts."""
-    for problem in hosts.hostfile_problems(config.engine.hostfile) if config.engine.hostfile is not None else ():
-        yield Problem(("engine", "hostfile"), problem)
 
 
 def busy_ports(config: RunConfig) -> Iterator[Problem]:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distlaunch.base.errors import Problem
-from distlaunch.base.plural import joined
 from distlaunch.config.base import Section
-from distlaunch.config.engine import Engine
 from distlaunch.config.restarts import max_restarts
 from distlaunch.config.run import Data, RunConfig
-
-_USED_BY = {
-    "hosts": ("ssh",),
-    "hostfile": ("ssh",),
-    "env": ("ssh",),
-    **dict.fromkeys(("interface", "python", "folder", "sync", "sync_files", "host_timeout_s"), ("ssh", "slurm")),
-}
-"""Keys of `engine:` that some kinds of engine use. `slurm` is for `submit`, from any kind."""
 
 
 def unused_settings(config: RunConfig) -> list[Problem]:
     """Return the settings that differ from their defaults and that nothing uses, each with the reason."""
-    return [*_of_data(config.data), *_of_restarts(config), *_of_engine(config.engine)]
+    return [*_of_data(config.data), *_of_restarts(config)]
 
 
 def changed(section: Section, name: str) -> bool:
@@ -48,12 +38,3 @@ def _of_restarts(config: RunConfig) -> Iterator[Problem]:
             value = getattr(config.restarts, name)
             message = f"got {value:g}, which has no effect, since this job is never restarted; set `restarts.max`"
             yield Problem(("restarts", name), f"{message}, or remove it")
-
-
-def _of_engine(engine: Engine) -> Iterator[Problem]:
-    if engine.kind == "auto":  # what it stands for is known when the job starts
-        return
-    for name, kinds in _USED_BY.items():
-        if changed(engine, name) and engine.kind not in kinds:
-            users = joined([f"`{kind}`" for kind in kinds])
-            yield Problem(("engine", name), f"it has no effect with `kind: {engine.kind}`, but with {users}; remove it")

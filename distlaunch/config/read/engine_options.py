@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.config.engine import Engine
+from distlaunch.config.engines.base import EngineSection
 from distlaunch.config.read.load import load_mapping
 from distlaunch.config.read.overrides import split
 from distlaunch.config.references.sites import STAND_IN
@@ -14,7 +14,7 @@ from distlaunch.config.references.sites import STAND_IN
 
 def load_engine(
     hosts: str | None, hostfile: str | None, overrides: Sequence[str], environ: Mapping[str, str]
-) -> Engine:
+) -> EngineSection:
     """Checks the options as a config's section is checked.
 
     Args:

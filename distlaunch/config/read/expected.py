@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
+from distlaunch.config import engines, strategies
 from distlaunch.config.base import Section, Words
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.words import either, listed
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies import MODELS
 
 _WORDS = {str: "text", float: "a number", bool: "true, false", type(None): "null"}
 
@@ -85,10 +85,11 @@ class Expected:
         models = [model for model in types_ if isinstance(model, type) and issubclass(model, Section)]
         if not models or not isinstance(value, dict):
             return models[0] if models else None
-        # a union of strategies: the kind decides which
-        if models[0] in MODELS.values():
-            kind = value.get("kind")
-            return MODELS.get(kind) if isinstance(kind, str) else None
+        # a union of strategies or engines: the kind decides which
+        for kinds, default in ((strategies.MODELS, None), (engines.MODELS, engines.DEFAULT)):
+            if models[0] in kinds.values():
+                kind = value.get("kind", default)
+                return kinds.get(kind) if isinstance(kind, str) else None
         # a mapping of outputs to losses or metrics, and no `{name: ..., args: ...}`
         if any(get_origin(part.type) is dict for part in self.alternatives()) and not {"name", "args"} & value.keys():
             return None

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 import yaml
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.config.kind_switch import drop_foreign_keys, kinds_written
 from distlaunch.config.read.expected import at
 from distlaunch.config.read.tree import Key, Node, TreeBuilder
 from distlaunch.config.read.words import show
 from distlaunch.config.read.yaml_nodes import PLAIN, parse
-from distlaunch.config.strategy_switch import drop_foreign_keys, kind_written
 
 # a part of a key: `[0]`, `["a.b"]`, `name` or `.name`
 _PART = re.compile(
@@ -24,11 +24,11 @@ _EXAMPLE = "write it as train.epochs=3 or train.callbacks[0].name=TerminateOnNaN
 def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) -> list[Problem]:
     """Changes the tree in place, in the order given.
 
-    An override of `strategy.kind` drops what the file says for the old kind only, so that one setting switches
-    the strategy.
+    An override of `strategy.kind` or `engine.kind` drops what the file says for the old kind only, so that one setting
+    switches the strategy or the engine.
     """
     problems: list[Problem] = []
-    written_kind = kind_written(root)
+    written = kinds_written(root)
     for text in overrides:
         source = f"--set {text}"
         try:
@@ -37,8 +37,7 @@ def apply(root: Node, overrides: tuple[str, ...], environ: Mapping[str, str]) ->
         except ConfigError as error:
             problems += error.problems
     # after all overrides: those that belong to the new kind must stay
-    if kind_written(root) != written_kind:
-        drop_foreign_keys(root)
+    drop_foreign_keys(root, written)
     return problems
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from distlaunch.base.errors import Problem
+from distlaunch.config import engines, strategies
+from distlaunch.config.base import Section
 from distlaunch.config.read import expected
 from distlaunch.config.read.expected import Expected, inside
 from distlaunch.config.read.tree import Key
 from distlaunch.config.read.words import closest, did_you_mean, listed, received, show
 from distlaunch.config.run import RunConfig
-from distlaunch.config.strategies import KINDS, MODELS
 
 _BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
-_STRATEGY = "strategy"
+_KINDS: dict[str | int, Mapping[str, type[Section]]] = {"strategy": strategies.MODELS, "engine": engines.MODELS}
+"""The sections that have a kind, with the classes of their kinds."""
+_EXAMPLES = {"strategy": "mirrored", "engine": "local"}
 _UNKNOWN = "unknown key"
 _MISSING = "missing"
 _MOST = 200
@@ -54,8 +58,9 @@ def _problem(kind: str, location: Key, data: dict[str, Any]) -> Problem | None:
     if key is None:
         return None
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        strategy = data[_STRATEGY]
-        return _strategy_kind(strategy) if isinstance(strategy, dict) else _wrong_type((_STRATEGY,), data)
+        name = str(location[0])
+        section = data[name]
+        return _kind_problem(name, section) if isinstance(section, dict) else _wrong_type((name,), data)
     if location and location[-1] == "[key]":
         return Problem(key, _key_type(key))
     if kind == "missing":
@@ -74,7 +79,7 @@ def _key(location: Key, data: Any) -> Key | None:
         if part == "[key]":
             break
         # the tag of the union, which pydantic puts into the location
-        if position == 1 and location[0] == _STRATEGY and part in KINDS:
+        if position == 1 and part in _KINDS.get(location[0], ()):
             continue
         if _is_member(part, data, expect, last=last):
             if not _is_meant(str(part), data, expect):
@@ -121,14 +126,16 @@ def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
     return not member.startswith(("dict[", "list[", "str", "int", "float", "bool", "literal", "constrained"))
 
 
-def _strategy_kind(strategy: dict[str, Any]) -> Problem:
-    if "kind" not in strategy:
-        return Problem(
-            (_STRATEGY,), f"missing 'kind'; expected one of {listed(KINDS)}; write `kind: mirrored` below it"
-        )
-    kind = strategy["kind"]
-    hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
-    return Problem((_STRATEGY, "kind"), f"got {show(kind)}; expected one of {listed(KINDS)}{hint}")
+def _kind_problem(name: str, section: dict[str, Any]) -> Problem:
+    kinds = list(_KINDS[name])
+    if "kind" not in section:
+        example = _EXAMPLES[name]
+        return Problem((name,), f"missing 'kind'; expected one of {listed(kinds)}; write `kind: {example}` below it")
+    kind = section["kind"]
+    if name == "engine" and isinstance(kind, str) and kind in engines.UNUSABLE:
+        return Problem((name, "kind"), f"got {show(kind)}: {engines.UNUSABLE[kind]}")
+    hint = did_you_mean(kind, kinds) if isinstance(kind, str) else ""
+    return Problem((name, "kind"), f"got {show(kind)}; expected one of {listed(kinds)}{hint}")
 
 
 def _missing(key: Key, data: dict[str, Any]) -> str:
@@ -142,6 +149,8 @@ def _missing(key: Key, data: dict[str, Any]) -> str:
 def unknown_key(key: Key, data: dict[str, Any]) -> str:
     """The message for a key that its section does not have."""
     name = str(key[-1])
+    if key == ("engine", "slurm"):
+        return f"{_UNKNOWN}; the keys of Slurm stand beside `kind: slurm`, as in `engine: {{kind: slurm, nodes: 2}}`"
     allowed = _allowed(key[:-1], data)
     if not allowed:
         return f"{_UNKNOWN}; remove it"
@@ -154,9 +163,10 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
 
 
 def _of_other_kinds(key: Key) -> str:
-    """Which kinds of strategy have a key that this one has not."""
-    kinds = [kind for kind, model in MODELS.items() if key[-1] in model.model_fields]
-    return f"; it belongs to kind: {' or '.join(kinds)}" if key[:-1] == (_STRATEGY,) and kinds else ""
+    """Name the kinds that have a key that this kind of strategy or engine has not."""
+    models = _KINDS.get(key[0], {}) if len(key) == 2 else {}
+    kinds = [kind for kind, model in models.items() if key[-1] in model.model_fields]
+    return f"; it belongs to {' or '.join(f'`kind: {kind}`' for kind in kinds)}" if kinds else ""
 
 
 def _allowed(key: Key, data: dict[str, Any]) -> list[str]:

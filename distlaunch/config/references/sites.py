@@ -93,7 +93,7 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
                 parent = parent[part]
             path = Path(os.path.expanduser(file))  # as it stands where there is no such user
             parent[site.key[-1]] = f"{folder_of(site.key).absolute() / path}:{function}"
-    if config.engine.hostfile is not None:
-        folder = folder_of(("engine", "hostfile"))
-        data["engine"]["hostfile"] = str(folder.absolute() / os.path.expanduser(config.engine.hostfile))
+    for name in config.engine.file_keys:
+        if (file := getattr(config.engine, name)) is not None:
+            data["engine"][name] = str(folder_of(("engine", name)).absolute() / os.path.expanduser(file))
     return config.changed(data)

@@ -18,7 +18,7 @@ from distlaunch.base.plural import count, listed
 from distlaunch.cluster.hosts import Host, TooFewSlotsError, place_tasks
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import Place
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.base import RemoteSection
 from distlaunch.engines.base import HostFiles, HostReport, Needs
 from distlaunch.engines.host_warnings import host_warnings, warnings_between
 from distlaunch.engines.remote.addresses import UnreachableError, at, choose_addresses, interface_problem
@@ -33,7 +33,7 @@ from distlaunch.engines.remote.link import Command, Link
 PICKED_LATER = "(picked at start)"
 
 
-def python_of(host: Host, settings: EngineSection) -> str:
+def python_of(host: Host, settings: RemoteSection) -> str:
     """The interpreter that is asked for on a host."""
     return host.python or settings.python or sys.executable
 
@@ -56,7 +56,7 @@ class RemoteEngine:
         hosts: Sequence[Host],
         command_of: Callable[[Host], Command],
         program: str,
-        settings: EngineSection,
+        settings: RemoteSection,
         machine: Machine,
         files: HostFiles,
     ) -> None:
@@ -123,7 +123,7 @@ class RemoteEngine:
         notes += [f"{name} is left out: {reason}" for name, reason in fleet.missing.items()]
         notes += [fleet.not_sent] if fleet.not_sent and fleet.num_starts == 1 else []
         notes += [f"warning: {warning}" for warning in self._warnings_of(used)]
-        env, patience_s = forwarded(self._environ, self._settings.env), self._settings.host_timeout_s
+        env, patience_s = forwarded(self._environ, self._settings.forwarded_variables()), self._settings.host_timeout_s
         return RemoteAllocation(places, used, env, computing, note_host_failure, self.kind, patience_s, notes=notes)
 
     def _planned(self, needs: Needs) -> RemoteAllocation:

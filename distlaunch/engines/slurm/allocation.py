@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.hosts import Host
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engine import Engine as EngineSection
+from distlaunch.config.engines.slurm import Slurm
 from distlaunch.engines.base import HostFiles
 from distlaunch.engines.remote.engine import RemoteEngine, python_of
 from distlaunch.engines.remote.link import Command
@@ -20,21 +20,7 @@ _OUTPUT_SETTINGS = ("SLURM_LABELIO", "SRUN_LABELIO", "SLURM_STDOUTMODE", "SLURM_
 """Variables by which a user changes what srun does with output, which the messages of an agent would not survive."""
 
 
-def is_in_allocation(environ: Mapping[str, str]) -> bool:
-    """Whether this process belongs to a Slurm job with other nodes than the one it is on."""
-    # a container may be given some of the variables and not the rest
-    if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
-        return False
-    # on the only node of a job, that is this machine
-    return not (environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURMD_NODENAME" in environ)
-
-
-def is_one_of_many(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` has started this command several times, and this is not the first."""
-    return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
-
-
-def slurm_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> RemoteEngine:
+def slurm_engine(settings: Slurm, machine: Machine, files: HostFiles) -> RemoteEngine:
     """The nodes of the allocation. Raises UsageError if there is none."""
     environ = machine.environ
     if "SLURM_JOB_ID" not in environ:
@@ -64,7 +50,7 @@ def slurm_engine(settings: EngineSection, machine: Machine, files: HostFiles) ->
             last = " / ".join([line for line in stderr.splitlines() if line.strip()][-3:])
             return explain_python(stderr, python) or f"srun ended with exit code {code}: {last or 'it said nothing'}"
 
-        command = srun_command(host, python, num_cpus.get(host.name), environ, settings.slurm.srun)
+        command = srun_command(host, python, num_cpus.get(host.name), environ, settings.srun)
         return Command(command, explain)
 
     return RemoteEngine("slurm", hosts, command_of, "srun", settings, machine, files)

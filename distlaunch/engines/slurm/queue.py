@@ -10,11 +10,11 @@ from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, Problem, QueueBusyError, UsageError
 from distlaunch.base.run_files.submission import JobState, Phase, Submission
+from distlaunch.config.engines.slurm import Slurm
 from distlaunch.config.read.words import show
 from distlaunch.config.run import RunConfig
-from distlaunch.config.slurm import Slurm
 from distlaunch.engines.base import Start
-from distlaunch.engines.slurm.script import batch_script, needed_nodes, num_nodes, setup_check
+from distlaunch.engines.slurm.script import batch_script, needed_nodes, num_nodes, section_of, setup_check
 
 _TIMEOUT_S = 60.0
 """A controller that is busy, or has just been restarted, takes its time."""
@@ -41,19 +41,17 @@ class SlurmQueue:
     name = "slurm"
 
     def notes(self, config: RunConfig) -> list[str]:
-        """Of hosts and nodes that no task will run on."""
-        engine, cluster = config.engine, config.cluster
-        unused = "hosts" if engine.hosts else "hostfile" if engine.hostfile is not None else ""
-        found = [f"engine.{unused} is not used: the queue chooses the hosts"] if unused else []
+        """Return a note on nodes that no task will run on."""
+        found, cluster = list[str](), config.cluster
         nodes, needed = num_nodes(config), needed_nodes(config)
         if cluster.workers != "auto" and not cluster.ps and nodes > needed:
-            what = f"engine.slurm.nodes is {nodes}, but {needed} are enough for cluster.workers"
+            what = f"engine.nodes is {nodes}, but {needed} are enough for cluster.workers"
             found.append(f"{what}: the others are spares, which only a restart uses")
         return found
 
     def script(self, config: RunConfig, start: Start) -> str:
         """The batch script. Raises ConfigError if a set-up line is none that a shell can read."""
-        if problems := list(_setup_problems(config.engine.slurm.setup)):
+        if problems := list(_setup_problems(section_of(config).setup)):
             raise ConfigError(problems)
         return batch_script(config, start)
 
@@ -61,7 +59,7 @@ class SlurmQueue:
         """Hands a script to sbatch. Raises UsageError with what Slurm says against it."""
         # `--parsable` prints JOB or JOB;CLUSTER
         try:
-            output = _run(["sbatch", "--parsable", str(script)], submission_environment(config.engine.slurm, environ))
+            output = _run(["sbatch", "--parsable", str(script)], submission_environment(section_of(config), environ))
         except QueueBusyError as error:
             raise UsageError(f"Slurm rejected the job: {error}") from None
         job, _, cluster = output.strip().splitlines()[-1].partition(";")
@@ -105,9 +103,7 @@ def _setup_problems(setup: Sequence[str]) -> Iterator[Problem]:
             if done.returncode or done.stderr or "\0" in text:
                 output = done.stderr.strip().splitlines()[:1]
                 why = output[0].removeprefix("bash: line ").partition(": ")[2] if output else "NUL"
-                yield Problem(
-                    ("engine", "slurm", "setup", number), f"got {show(command)}, which bash cannot read: {why}"
-                )
+                yield Problem(("engine", "setup", number), f"got {show(command)}, which bash cannot read: {why}")
                 break
 
 

@@ -8,6 +8,7 @@ import shlex
 from distlaunch.base.errors import ExitCode
 from distlaunch.base.protocol import HELD_CODE, HELD_ENV
 from distlaunch.base.run_dir import RunDir
+from distlaunch.config.engines.slurm import Slurm
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Start
 
@@ -50,7 +51,7 @@ for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
 rm -f "$run/{exit}"
 # Slurm queues a job again by itself, too
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {requeues} ]; then
-  echo "distlaunch: not started again: engine.slurm.requeues is {requeues}"
+  echo "distlaunch: not started again: engine.requeues is {requeues}"
   finish {preempted}
 fi
 # where the queue has started it earlier
@@ -104,7 +105,7 @@ if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \\
       exit "$code"
     fi
   else
-    echo "distlaunch: not queued again: engine.slurm.requeues is {requeues}"
+    echo "distlaunch: not queued again: engine.requeues is {requeues}"
   fi
 fi
 """
@@ -116,7 +117,7 @@ finish "$code"
 
 def batch_script(config: RunConfig, start: Start) -> str:
     """The script: its options, the signals, the set-up lines, the job, and what becomes of it at the end."""
-    job, run = config.engine.slurm, start.run
+    job, run = section_of(config), start.run
     words = {
         "run": shlex.quote(str(run.path)), "script": run.batch_script.name, "exit": run.batch_exit.name,
         "python": shlex.quote(start.python), "folder": shlex.quote(str(start.folder)), "requeues": job.requeues,
@@ -124,7 +125,7 @@ def batch_script(config: RunConfig, start: Start) -> str:
         "usage": int(ExitCode.USAGE), "temporary": int(ExitCode.TEMPORARY), "preempted": int(ExitCode.PREEMPTED),
     }  # fmt: skip
     setup = [
-        _SETUP.format(command=each, message=shlex.quote(f"this line of engine.slurm.setup failed: {each}"))
+        _SETUP.format(command=each, message=shlex.quote(f"this line of engine.setup failed: {each}"))
         for each in job.setup
     ]
     body = [_BEGIN.format(**words), *(["".join(setup)] if setup else []), _TRAIN.format(**words)]
@@ -132,14 +133,20 @@ def batch_script(config: RunConfig, start: Start) -> str:
     return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in _options(config, run)) + "\n".join(body)
 
 
+def section_of(config: RunConfig) -> Slurm:
+    """Return the section `engine` of a job for Slurm's queue."""
+    assert isinstance(config.engine, Slurm), "only a config of this kind has this queue"
+    return config.engine
+
+
 def num_nodes(config: RunConfig) -> int:
     """How many nodes the job asks for."""
-    return config.engine.slurm.nodes or needed_nodes(config)
+    return section_of(config).nodes or needed_nodes(config)
 
 
 def needed_nodes(config: RunConfig) -> int:
     """How many nodes have room for the workers."""
-    return -(-config.cluster.num_workers // config.engine.slurm.node_workers)
+    return -(-config.cluster.num_workers // section_of(config).node_workers)
 
 
 def setup_check(command: str) -> tuple[str, str]:
@@ -148,7 +155,7 @@ def setup_check(command: str) -> tuple[str, str]:
 
 
 def _options(config: RunConfig, run: RunDir) -> list[str]:
-    job = config.engine.slurm
+    job = section_of(config)
     # `%` begins a placeholder
     log = str(run.launcher_log).replace("%", "%%")
     per_node = job.workers_per_node or 1

@@ -46,12 +46,12 @@ def job_states(jobs: Iterable[Submission]) -> dict[Submission, JobState]:
         of_engines.setdefault(job.engine, []).append(job)
     if not of_engines:
         return {}
-    from distlaunch.engines import QUEUES  # with the classes of configs, 0.15 s that other runs need not wait
+    from distlaunch.engines import make_queue  # with the classes of configs, 0.15 s that other runs need not wait
 
     for engine, members in of_engines.items():
         # another machine, or a scheduler that is just being restarted
         with contextlib.suppress(DistlaunchError, KeyError):
-            found |= QUEUES[engine]().states(members)
+            found |= make_queue(engine).states(members)
     return found
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from distlaunch.base.errors import ConfigError, UsageError
 from distlaunch.base.run_dir import RunDir, write_atomically
 from distlaunch.base.run_files.submission import Submission
 from distlaunch.cluster.machine import Machine
-from distlaunch.engines import QUEUES
+from distlaunch.engines import kinds_with_queue, make_queue
 from distlaunch.engines.base import Queue, Start
 from distlaunch.jobs.batch.job_states import live_job
 from distlaunch.jobs.job import Choice, JobRequest, choose
@@ -48,21 +50,33 @@ class Submitted:
     log_bytes: int
 
 
-def prepare(request: JobRequest, engine: str | None, machine: Machine) -> Prepared:
+def prepare(request: JobRequest, engine: str | None, options: Sequence[str], machine: Machine) -> Prepared:
     """Chooses the run. Raises ConfigError, UsageError.
 
     Args:
         engine: whose queue; None: that of the config.
+        options: overrides that only an engine with a queue may have.
     """
     # that of the shell is for jobs that start here; and it is not this machine whose devices count
     machine = machine.without_variables(["TF_CONFIG"])
-    overrides = (*request.overrides, *([f"engine.kind={engine}"] if engine else []))
-    choice = choose(JobRequest(request.target, overrides, request.name, request.resume), machine)
+    request = replace(request, overrides=(*request.overrides, *([f"engine.kind={engine}"] if engine else [])))
+    try:
+        choice = choose(replace(request, overrides=(*request.overrides, *options)), machine)
+    except ConfigError:
+        if options:  # keys that an engine without a queue does not have
+            with contextlib.suppress(ConfigError):
+                _check_queue(choose(request, machine))
+        raise
+    _check_queue(choice)
+    return Prepared(choice, make_queue(choice.config.engine.kind), machine)
+
+
+def _check_queue(choice: Choice) -> None:
+    """Raise UsageError if jobs of the config's engine wait nowhere."""
     kind = choice.config.engine.kind
-    if kind not in QUEUES:
-        known = " or ".join(f"--engine {name}" for name in QUEUES)
+    if not choice.config.engine.queue:
+        known = " or ".join(f"--engine {name}" for name in kinds_with_queue())
         raise UsageError(f"the config's engine.kind is {kind}, which has no queue; add {known}")
-    return Prepared(choice, QUEUES[kind](), machine)
 
 
 def submit(prepared: Prepared) -> Submitted:

@@ -42,7 +42,7 @@ for name in USR1 USR2 TERM INT; do trap "stop $name" "$name"; done
 rm -f "$run/job.exit"
 # Slurm queues a job again by itself, too
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 10 ]; then
-  echo "distlaunch: not started again: engine.slurm.requeues is 10"
+  echo "distlaunch: not started again: engine.requeues is 10"
   finish 4
 fi
 # where the queue has started it earlier
@@ -60,7 +60,7 @@ command -v "$python" >/dev/null || fail "there is no Python at $python; it must 
 
 {
 module load cuda
-} || fail 'this line of engine.slurm.setup failed: module load cuda'
+} || fail 'this line of engine.setup failed: module load cuda'
 
 code=4
 if [ -z "$signalled" ]; then
@@ -90,7 +90,7 @@ if [ -n "$again" ] && [ -z "$held" ] && [ -z "$ending" ] && \
       exit "$code"
     fi
   else
-    echo "distlaunch: not queued again: engine.slurm.requeues is 10"
+    echo "distlaunch: not queued again: engine.requeues is 10"
   fi
 fi
 

@@ -1,0 +1,97 @@
+"""`engine:`, the hosts on which the tasks of a run are started: the kinds that the installed packages provide.
+
+Importing this module scans the entry points of the group `distlaunch.engines`, so only what reads configs imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from importlib.metadata import EntryPoint
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+from pydantic import Discriminator, Tag
+
+from distlaunch.base.errors import UsageError
+from distlaunch.config.base import Words
+from distlaunch.config.engines.base import EngineSection
+
+GROUP = "distlaunch.engines"
+"""The entry points by which packages provide engines: kind = module:class of its section."""
+DEFAULT = "auto"
+_OURS = (DEFAULT, "local", "ssh", "slurm")
+
+
+def load_kinds(points: Iterable[EntryPoint]) -> tuple[dict[str, type[EngineSection]], dict[str, str]]:
+    """Return the section class of each kind, and why the classes of other kinds cannot be used.
+
+    Args:
+        points: entry points of the group.
+    """
+    classes: dict[str, type[EngineSection]] = {}
+    unusable: dict[str, str] = {}
+    packages: dict[str, str] = {}
+    for point in sorted(points, key=lambda point: (_rank(point.name), point.name)):
+        package = point.dist.name if point.dist is not None else point.module
+        if point.name in packages:
+            if packages[point.name] != package:
+                both = f"the packages {packages[point.name]} and {package} both provide it; uninstall one of them"
+                unusable[point.name] = both
+            continue
+        packages[point.name] = package
+        try:
+            classes[point.name] = _checked_class(point)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            unusable[point.name] = f"the package {package} provides it, but {point.value} cannot be used: {reason}"
+    for kind in unusable:
+        classes.pop(kind, None)
+    return classes, unusable
+
+
+def _rank(kind: str) -> int:
+    return _OURS.index(kind) if kind in _OURS else len(_OURS)
+
+
+def _checked_class(point: EntryPoint) -> type[EngineSection]:
+    """Return the class that an entry point names. Raises TypeError if it is no section of this kind."""
+    found = point.load()
+    if not (isinstance(found, type) and issubclass(found, EngineSection)):
+        raise TypeError("expected a subclass of distlaunch.config.engines.base.EngineSection")
+    kinds = get_args(found.model_fields["kind"].annotation)
+    if kinds != (point.name,):
+        raise TypeError(f"expected the annotation `kind: Literal[{point.name!r}]`, received {kinds!r}")
+    if not hasattr(found, "implementation"):
+        raise TypeError("expected the class variable `implementation`, the engine as 'module:factory'")
+    return found
+
+
+MODELS, UNUSABLE = load_kinds(importlib.metadata.entry_points(group=GROUP))
+"""The section class of each kind; and for kinds that are installed, but cannot be used, the reason."""
+if any(kind not in MODELS for kind in _OURS):
+    raise UsageError(
+        "the engines of distlaunch itself are not installed: the metadata of the package is older than its files; "
+        "install it again, such as by `pip install -e .`"
+    )
+KINDS = tuple(MODELS)
+
+
+def _kind_of(section: object) -> str | None:
+    """Return the kind of a section as written, or of a model."""
+    kind = section.get("kind", DEFAULT) if isinstance(section, Mapping) else getattr(section, "kind", None)
+    return kind if isinstance(kind, str) else None
+
+
+def _union() -> Any:
+    members = [Annotated[model, Tag(kind)] for kind, model in MODELS.items()]
+    return Annotated[
+        reduce(or_, members), Discriminator(_kind_of), Words("a section with 'kind', such as {kind: local}")
+    ]
+
+
+if TYPE_CHECKING:
+    Engine = EngineSection
+else:
+    Engine = _union()

@@ -1,0 +1,46 @@
+"""`engine: {kind: auto}` and `engine: {kind: local}`: the tasks run where the command was started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distlaunch.config.base import OneLine, Words
+from distlaunch.config.engines.base import EngineSection, RemoteSection
+from distlaunch.config.engines.slurm import Slurm, is_in_allocation
+
+
+class Local(EngineSection):
+    """This machine, whatever the environment says."""
+
+    kind: Literal["local"]
+
+    implementation: ClassVar[str] = "distlaunch.engines.local:local_engine"
+    is_here: ClassVar[bool] = True
+
+
+class Auto(RemoteSection):
+    """One task of the cluster that the environment variable TF_CONFIG describes, if it is set.
+
+    Else the nodes of the Slurm allocation that this command is in, for which the keys of `slurm` count that are not for
+    `submit` alone; else this machine.
+    """
+
+    kind: Literal["auto"] = "auto"
+
+    implementation: ClassVar[str] = Local.implementation
+    is_here: ClassVar[bool] = True
+    joins_given_cluster: ClassVar[bool] = True
+
+    srun: Annotated[list[OneLine], Words("a list of options, such as ['--exclusive']")] = Field(default_factory=list)
+    """In an allocation of Slurm: more options of the `srun` that starts an agent on each node, such as those of a
+    container."""
+
+    def resolve(self, environ: Mapping[str, str]) -> EngineSection:
+        # options of srun, such as a container's, are for one node as well
+        if "SLURM_JOB_ID" in environ and (self.srun or is_in_allocation(environ)):
+            shared = {name: getattr(self, name) for name in Auto.model_fields if name != "kind"}
+            return Slurm(kind="slurm", **shared)
+        return Local(kind="local", warm_start=self.warm_start)

@@ -1,0 +1,226 @@
+"""`engine: {kind: slurm}`: the nodes of a Slurm allocation, and what `distlaunch submit` asks Slurm for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from distlaunch.base.errors import Problem
+from distlaunch.base.plural import count
+from distlaunch.config.base import OneLine, Positive, Words
+from distlaunch.config.engines.base import EngineSection, RemoteSection
+from distlaunch.config.read.words import show
+
+if TYPE_CHECKING:
+    from distlaunch.config.run import RunConfig
+
+Lines = Annotated[list[OneLine], Words("a list of options, such as ['--exclusive']")]
+Time = Annotated[Positive | OneLine, Words("minutes, 'H:MM:SS', 'D-HH' or 'D-HH:MM:SS'")]
+Gpus = Annotated[Positive | OneLine, Words("a whole number of at least 1, or TYPE:NUMBER such as 'a100:4'")]
+Memory = Annotated[Positive | OneLine, Words("megabytes, or a number with K, M, G or T, such as '64G'")]
+
+_TIME = re.compile(r"(\d+-)?\d+(?::\d+){0,2}\Z", re.ASCII)
+_GPUS = re.compile(r"(?:[A-Za-z0-9_.-]+:)?([1-9][0-9]*)\Z")
+_MEMORY = re.compile(r"[1-9][0-9]*[KMGT]?\Z", re.IGNORECASE)
+
+
+_OURS = "distlaunch sets it itself; remove it"
+_NO_ARRAY = "an array would train the same run several times; submit one job for each config"
+SBATCH_FLAGS: Mapping[str, str] = {
+    **{f"--{key.replace('_', '-')}": f"use engine.{key}" for key in (
+        "account", "partition", "qos", "time", "nodes", "mem", "constraint", "exclude", "dependency", "job_name",
+        "output",
+    )},
+    "--gpus-per-node": "use engine.gpus",
+    "--ntasks-per-node": "use engine.workers_per_node",
+    "--ntasks": "use engine.nodes and workers_per_node",
+    "--cpus-per-task": "use engine.cpus",
+    "--array": _NO_ARRAY,
+    **dict.fromkeys(("--signal", "--requeue", "--no-requeue", "--open-mode"), _OURS),
+    **dict.fromkeys(("--chdir", "--parsable", "--quiet", "--verbose", "--wait", "--wrap", "--test-only", "--help",
+                     "--usage", "--version"), _OURS),
+}  # fmt: skip
+"""What may not be among `flags`, and what to do instead."""
+_SBATCH_SHORT = {
+    "A": "--account", "p": "--partition", "q": "--qos", "t": "--time", "N": "--nodes", "C": "--constraint",
+    "x": "--exclude", "d": "--dependency", "J": "--job-name", "o": "--output", "n": "--ntasks", "c": "--cpus-per-task",
+    "a": "--array", "D": "--chdir", "Q": "--quiet", "v": "--verbose", "W": "--wait", "h": "--help", "V": "--version",
+}  # fmt: skip
+_OTHER_SBATCH = {"--gpus", "--gres", "--exclusive", "--mem-per-cpu", "--mem-per-gpu"}
+"""Flags of sbatch whose names are the beginning of a name above, and which are no abbreviations of it."""
+SRUN_FLAGS: Mapping[str, str] = dict.fromkeys(
+    ("--nodes", "--ntasks", "--nodelist", "--overlap", "--exclusive", "--mem", "--mpi", "--unbuffered", "--quiet",
+     "--wait", "--input", "--output", "--error", "--label", "--pty", "--cpus-per-task", "--ntasks-per-node",
+     "--multi-prog", "--jobid"), _OURS)  # fmt: skip
+_SRUN_SHORT = {
+    "N": "--nodes", "n": "--ntasks", "w": "--nodelist", "u": "--unbuffered", "Q": "--quiet", "W": "--wait",
+    "i": "--input", "o": "--output", "e": "--error", "l": "--label", "c": "--cpus-per-task",
+}  # fmt: skip
+
+
+class Slurm(RemoteSection):
+    """The nodes of the allocation that this command is in. `distlaunch submit` asks for one; null is left to Slurm."""
+
+    kind: Literal["slurm"]
+
+    implementation: ClassVar[str] = "distlaunch.engines.slurm.allocation:slurm_engine"
+    queue: ClassVar[str] = "distlaunch.engines.slurm.queue:SlurmQueue"
+
+    account: OneLine | None = None
+    partition: OneLine | None = None
+    qos: OneLine | None = None
+    time: Time | None = None
+    """The time limit, as sbatch reads it: minutes, `H:MM:SS`, `D-HH` or `D-HH:MM:SS`."""
+    nodes: Positive | None = None
+    """null: as many as `cluster.workers` needs."""
+    workers_per_node: Positive | None = None
+    """null: one for each GPU that is asked for, or one."""
+    gpus: Gpus | None = None
+    """Of each node; `a100:4` asks for a type."""
+    cpus: Positive | None = None
+    """Of each node."""
+    mem: Memory | None = None
+    """Of each node: megabytes, or a number with K, M, G or T."""
+    constraint: OneLine | None = None
+    exclude: OneLine | None = None
+    """Nodes that are not used, such as `n[3,7-9]`."""
+    dependency: OneLine | None = None
+    """Such as `afterok:1234`."""
+    job_name: OneLine | None = None
+    """null: the name of the run."""
+    output: OneLine | None = None
+    """Where the job's own output goes, as sbatch reads it. null: launcher.log in the run directory."""
+    requeues: Annotated[int, Field(ge=0)] = 10
+    """How often the job is queued again, to resume, after the time limit, preemption or a lost node."""
+    grace_s: Annotated[int, Field(ge=1, le=65535)] = 120
+    """How long before the time limit the job stops with a checkpoint."""
+    setup: Annotated[list[str], Words("a list of shell commands, such as [module load cuda]")] = Field(
+        default_factory=list
+    )
+    """Shell commands that run first on the job's first node. One that fails ends the job."""
+    srun: Lines = Field(default_factory=list)
+    """More options of the `srun` that starts an agent on each node, such as those of a container; also for `train` in
+    an allocation."""
+    flags: Lines = Field(default_factory=list)
+    """More options of sbatch, such as `--exclusive`."""
+
+    @property
+    def num_gpus(self) -> int | None:
+        """GPUs of each node, of whatever type; None: not known."""
+        match = _GPUS.match(str(self.gpus))
+        return int(match[1]) if match else None
+
+    @property
+    def node_workers(self) -> int:
+        """How many workers a node takes."""
+        return self.workers_per_node or self.num_gpus or 1
+
+    def for_one_device(self, environ: Mapping[str, str]) -> EngineSection:
+        # a submitted job, which a login node is enough to evaluate
+        from distlaunch.config.engines.local import Local
+
+        return self if "SLURM_JOB_ID" in environ else Local(kind="local", warm_start=self.warm_start)
+
+    def is_secondary_task(self, environ: Mapping[str, str]) -> bool:
+        return is_one_of_many(environ)
+
+    def problems(self, config: RunConfig) -> Iterator[Problem]:
+        yield from _notations(self)
+        yield from _flags("flags", self.flags, SBATCH_FLAGS, _SBATCH_SHORT)
+        yield from _flags("srun", self.srun, SRUN_FLAGS, _SRUN_SHORT)
+        if self.cpus is not None and self.workers_per_node is not None and self.cpus % self.workers_per_node:
+            message = f"got {self.cpus} for {self.workers_per_node} workers on each node; expected a multiple"
+            yield Problem(("engine", "cpus"), f"{message}, because Slurm gives each of them as many")
+        yield from self._too_few_nodes(config.cluster.num_workers)
+        yield from super().problems(config)
+
+    def _too_few_nodes(self, workers: int) -> Iterator[Problem]:
+        """Yield a problem if the workers have no place. Without a number of nodes, as many are asked for as needed."""
+        asks_elsewhere = any(flag.startswith(("--gpus", "--gres", "-G")) for flag in self.flags)
+        is_known = self.workers_per_node is not None or self.gpus is not None or not asks_elsewhere
+        if self.nodes is not None and is_known and self.nodes * self.node_workers < workers:
+            needed = -(-workers // self.node_workers)
+            message = f"got {self.nodes}, with {count(self.node_workers, 'worker')} on each, for {workers} workers"
+            yield Problem(("engine", "nodes"), f"{message}; use {needed}, or remove it, or set engine.workers_per_node")
+
+
+def is_in_allocation(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to a Slurm job with other nodes than the one it is on."""
+    # a container may be given some of the variables and not the rest
+    if "SLURM_JOB_ID" not in environ or "SLURM_JOB_NODELIST" not in environ:
+        return False
+    # on the only node of a job, that is this machine
+    return not (environ.get("SLURM_JOB_NUM_NODES") == "1" and "SLURMD_NODENAME" in environ)
+
+
+def is_one_of_many(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started this command several times, and this is not the first."""
+    return int(environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and environ.get("SLURM_PROCID", "0") != "0"
+
+
+def time_limit_s(time: int | str) -> int | None:
+    """The seconds that Slurm's notation means; None: it is none. `30` and `30:00` are minutes, `1-6` is 30 hours."""
+    match = _TIME.match(str(time))
+    if match is None:
+        return None
+    days, *parts = (
+        [int(part) for part in re.split("[-:]", match[0])] if match[1] else [0, *map(int, match[0].split(":"))]
+    )
+    if match[1]:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        # `M`, `M:S` or `H:M:S`
+        hours, minutes, seconds = parts if len(parts) == 3 else [0, *parts, 0][:3]
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def is_gpus(value: int | str) -> bool:
+    """Whether sbatch can read it as GPUs of a node."""
+    return _GPUS.match(str(value)) is not None
+
+
+def is_memory(value: int | str) -> bool:
+    """Whether sbatch can read it as memory of a node."""
+    return _MEMORY.match(str(value)) is not None
+
+
+def _notations(job: Slurm) -> Iterator[Problem]:
+    if job.time is not None:
+        limit = time_limit_s(job.time)
+        if not limit:
+            expected = "minutes such as 90, 'H:MM:SS', 'D-HH' or 'D-HH:MM:SS'"
+            yield Problem(("engine", "time"), f"got {show(job.time)}; expected {expected}")
+        elif limit <= job.grace_s:
+            message = f"got {show(job.time)}, and the job stops {job.grace_s} s before its time limit"
+            yield Problem(("engine", "time"), f"{message}; use a longer one, or lower engine.grace_s")
+    if job.gpus is not None and not is_gpus(job.gpus):
+        yield Problem(("engine", "gpus"), f"got {show(job.gpus)}; expected a number, or TYPE:NUMBER such as 'a100:4'")
+    if job.mem is not None and not is_memory(job.mem):
+        expected = "megabytes, or a number with K, M, G or T, such as '64G'"
+        yield Problem(("engine", "mem"), f"got {show(job.mem)}; expected {expected}")
+
+
+def _flags(name: str, flags: list[str], taken: Mapping[str, str], short: Mapping[str, str]) -> Iterator[Problem]:
+    for number, flag in enumerate(flags):
+        key = ("engine", name, number)
+        option = flag.partition("=")[0]
+        if not option.strip("-") or not option.startswith("-") or option.split() != [option]:
+            yield Problem(key, f"got {show(flag)}; expected one option, such as '--exclusive' or '--gres=gpu:4'")
+        elif clash := _taken(flag, taken, short):
+            yield Problem(key, f"got {show(flag)}; {taken[clash]}")
+
+
+def _taken(flag: str, taken: Mapping[str, str], short: Mapping[str, str]) -> str | None:
+    """The option among `taken` that a flag is, perhaps abbreviated."""
+    if not flag.startswith("--"):
+        return short.get(flag[1])
+    name = flag.partition("=")[0]
+    if name in taken:
+        return name
+    if name in _OTHER_SBATCH:
+        return None
+    # getopt takes the beginning of a name for the name
+    return next((option for option in taken if option.startswith(name)), None)
