@@ -18,7 +18,6 @@ RUNNING = [name for name in CASES if name != SPARSE]
 # what neither the grid (see grid.py; its sentiment model is a tf.Module) nor test_mesh_processes.py has; every mesh;
 # test_jax.py has two inputs and outputs, and BatchNorm
 FAST = [
-    ("own step function", "2x2x2"),
     ("own train_step", "4x2"),
 ]
 ALL = [(name, mesh) for name in RUNNING for mesh in meshes_of(name) if name != IMAGES or mesh != "2x2x2"]

@@ -62,6 +62,7 @@ def history(strategy: str, folder: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_workers_look_up_what_one_device_does() -> None:
     output = [run_module("tests.parity.optimizer_runs", [kind, f"{HERE}.history"], deadline_s=200) for kind in RUNS]
     one, servers = (json.loads(out.splitlines()[-1])[f"{HERE}.history"] for out in output)

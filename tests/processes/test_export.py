@@ -142,6 +142,7 @@ def test_exports_predict_as_their_run_does(folder: Path, strategy: str) -> None:
                 np.testing.assert_allclose(found[f"{kind}/{name}"], wanted, rtol=1e-4, atol=1e-5, err_msg=kind)
 
 
+@pytest.mark.slow
 def test_predict_from_a_copy_for_files_and_functions(folder: Path, tmp_path: Path) -> None:
     """By name from an .npz, a .csv and a data function, by each format, in order, with a smaller last batch."""
     export, rows, wanted = folder / "runs/one_device/export", validation(folder), expected(folder)
@@ -220,6 +221,7 @@ def test_an_export_that_the_run_has_outgrown_is_told(folder: Path, tmp_path: Pat
     assert "warning: run was trained on after its export was written; this predicts by the export (run/export/" in err
 
 
+@pytest.mark.slow
 def test_a_bad_export_takes_no_good_one_s_place(folder: Path) -> None:
     """A layer that forgets an argument when it is saved: the file loads, and predicts something else."""
     own = (

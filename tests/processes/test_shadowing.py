@@ -24,13 +24,9 @@ def trained(done: Any, folder: Path) -> bool:
     return losses(folder) == LOSSES
 
 
+@pytest.mark.slow  # in CI test_environments.py has one of each
 @pytest.mark.parametrize(
-    "strategy",
-    [
-        {"kind": "one_device"},
-        pytest.param({"kind": "jax", "mesh": {"batch": 1}}, marks=pytest.mark.slow),
-    ],
-    ids=["one_device", "jax"],
+    "strategy", [{"kind": "one_device"}, {"kind": "jax", "mesh": {"batch": 1}}], ids=["one_device", "jax"]
 )
 def test_files_that_nobody_imports(tmp_path: Path, strategy: dict[str, Any]) -> None:
     shadow(tmp_path)

@@ -41,6 +41,7 @@ def data():
 """
 
 
+@pytest.mark.slow
 def test_a_module_that_parses_its_arguments(tmp_path: Path) -> None:
     write_job(tmp_path, ARGUMENTS + MODULE)
     done = run_command("train", "job.yaml", cwd=tmp_path)

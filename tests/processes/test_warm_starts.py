@@ -282,7 +282,7 @@ assert os.waitpid(child, 0)[1] == 0, "a fork draws what its parent draws"
 """
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.slow)])
 def test_imports_of_a_backend_create_nothing(backend: str) -> None:
     done = subprocess.run([sys.executable, "-c", NOTHING_MADE, backend], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
