@@ -184,6 +184,45 @@ def test_pieces_give_what_the_whole_gives(parts: list[str], cuts: list[int]) -> 
     assert shown.count(b" x\n") == kept.count(b" x\n")
 
 
+_LOGS = st.sampled_from([b"step 12 loss: 0.25\n", b"a line \xff of ~Z^Q|{}\n", bytes(range(256)), b"\n", b"k"])
+
+
+@given(
+    value=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=8, max_size=30),
+    before=_LOGS,
+    after=_LOGS,
+    lengths=st.tuples(st.integers(0, 3000), st.integers(0, 3000)),
+    cuts=st.lists(st.integers(0, 6100)),
+)
+def test_large_pieces_hide_what_small_ones_hide(
+    value: str, before: bytes, after: bytes, lengths: tuple[int, int], cuts: list[int]
+) -> None:
+    """However much surrounds a secret, and wherever it is cut: it is masked, and nothing else is lost or held back."""
+    environ = {"A_TOKEN": "abcdefgh/ij", "B_TOKEN": value}
+    ahead, behind = (before * 3000)[: lengths[0]], (after * 3000)[: lengths[1]]
+    assume(SecretMask(environ).whole(value) == "***")
+    whole = SecretMask(environ)
+    for plain in (value.encode(), base64.b64encode(b"u:" + value.encode())):
+        data = ahead + plain + behind
+        # pieces so short that each is searched for all
+        expected = b"".join(whole.feed(data[at : at + 100]) for at in range(0, len(data), 100)) + whole.flush()
+        assert plain not in expected
+        mask, shown, begin = SecretMask(environ), b"", 0
+        for cut in [*sorted(min(cut, len(data)) for cut in cuts), len(data)]:
+            shown += mask.feed(data[begin:cut])
+            begin = cut
+        assert shown + mask.flush() == expected
+
+
+@pytest.mark.parametrize("line", [b"loss: 0.5\n", b"loss: 0.5, abcde\n", b"... abcdefg.\n", b"12/100 [=>..]\r"])
+@pytest.mark.parametrize("number", [1, 2000])
+def test_a_whole_line_is_never_held_back(line: bytes, number: int) -> None:
+    mask = SecretMask({"A_TOKEN": "abcdefgh", "B_TOKEN": "0.5 of what\nhas two lines"})
+    assert mask.feed(line * number) == line * number
+    assert mask.feed(b"0.5 of what\n") == b""
+    assert mask.feed(b"has two lines\n") == b"***\n"
+
+
 def test_logs_have_none(tmp_path: Path) -> None:
     shown: list[str] = []
     pump = Pump(lambda task, line: shown.append(line), lambda: 0.0)
