@@ -288,3 +288,39 @@ def test_it_does_not_start(folder: Path, restarts: str, setup: list[str], code: 
     assert batch.process.returncode == batch.run.job_exit_code() == code
     assert said in output
     assert not batch.told.exists()
+
+
+def test_setup_lines_with_secrets_are_read_when_the_job_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script has none, nor what it says; the lines do what they say, as in a requeue without the variable."""
+    password, fallback = "p4ss'w rd$HOME-\\x", "Zq81.default.77"
+    monkeypatch.setenv("DB_PASSWORD", password)
+    monkeypatch.setenv("WHERE", "some_folder")
+    lines = [
+        f'printf %s "${{DB_PASSWORD}}" > {folder}/seen',
+        f"echo '${{API_KEY:{fallback}}}' > {folder}/fallback; export MINE=1",
+        f"echo ${{WHERE}} $MINE > {folder}/where",
+        "cat /nowhere '${API_KEY:" + fallback + "}'",
+    ]
+    (folder / "job.yaml").write_text(CONFIG + f"engine: {{kind: slurm, setup: {json.dumps(lines)}}}\n")
+    printed = submit("job.yaml", "--dry-run").stdout
+    assert submit("job.yaml").exit_code == 0
+    run = RunDir(folder / "runs" / "job")
+    for text in (printed, *(path.read_text() for path in run.path.iterdir() if path.name not in (".secrets", ".lock"))):
+        assert password not in text
+        assert fallback not in text or text == run.config.read_text()
+    assert "echo some_folder $MINE" in printed
+    monkeypatch.delenv("DB_PASSWORD")
+    script = run.batch_script.read_text()
+    env = {**os.environ, "SLURM_JOB_ID": "1"}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    # a shell's own rules for what stands in double quotes
+    assert (folder / "seen").read_text() == password.replace("$HOME", os.environ["HOME"])
+    assert (folder / "fallback").read_text() == f"{fallback}\n"
+    assert (folder / "where").read_text() == "some_folder 1\n"
+    assert "this line of engine.setup failed: cat /nowhere ${API_KEY}" in done.stderr.replace("'", "")
+    run.forget_secrets()
+    again = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 2
+    assert "DB_PASSWORD is not set" in again.stderr
+    assert "this line of engine.setup failed: printf %s" in again.stderr

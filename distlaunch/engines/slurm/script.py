@@ -74,6 +74,8 @@ _SETUP = """\
 }} || fail {message}
 """
 
+_SECRET = 'line=$("$python" -P -m distlaunch.engines.slurm.setup_line "$run" {number}) && eval "$line"'
+
 _TRAIN = """\
 code={preempted}
 if [ -z "$signalled" ]; then
@@ -124,10 +126,7 @@ def batch_script(config: RunConfig, start: Start) -> str:
         "not_before": run.batch_not_before.name, "pause_s": _PAUSE_S, "held": HELD_CODE, "held_env": HELD_ENV,
         "usage": int(ExitCode.USAGE), "temporary": int(ExitCode.TEMPORARY), "preempted": int(ExitCode.PREEMPTED),
     }  # fmt: skip
-    setup = [
-        _SETUP.format(command=each, message=shlex.quote(f"this line of engine.setup failed: {each}"))
-        for each in job.setup
-    ]
+    setup = [_setup(config, number) for number in range(len(job.setup))]
     body = [_BEGIN.format(**words), *(["".join(setup)] if setup else []), _TRAIN.format(**words)]
     body += [_REQUEUE.format(**words), _END] if job.requeues else [_END]
     return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in _options(config, run)) + "\n".join(body)
@@ -137,6 +136,16 @@ def section_of(config: RunConfig) -> Slurm:
     """Return the section `engine` of a job for Slurm's queue."""
     assert isinstance(config.engine, Slurm), "only a config of this kind has this queue"
     return config.engine
+
+
+def _setup(config: RunConfig, number: int) -> str:
+    """Return what executes a set-up line. One that has a secret is read when the job starts."""
+    line = section_of(config).setup[number]
+    secret = config.secrets.reference(("engine", "setup", number), line)
+    return _SETUP.format(
+        command=line if secret is None else _SECRET.format(number=number),
+        message=shlex.quote(f"this line of engine.setup failed: {line if secret is None else secret.public}"),
+    )
 
 
 def num_nodes(config: RunConfig) -> int:
