@@ -74,31 +74,34 @@ def plan_attempt(
     extra: Sequence[str] = (),
 ) -> LaunchPlan:
     """The plan of an attempt; reserves and writes nothing."""
+    from distlaunch.config.read.load import dump_config
+
     least = least_workers(config)
     config, allocation = allocate_fitting(count_workers(config, context, dry=True), context, least, dry=True)
-    return _plan(config, run, attempt, mode, allocation, extra)[1]
+    config = _fitted(config, allocation)
+    return _plan(config, run, attempt, mode, allocation, [*extra, *config_mark(dump_config(config))])
+
+
+def _fitted(config: RunConfig, allocation: Allocation) -> RunConfig:
+    """Return the config with as many workers as there are."""
+    cluster, here = _cluster(config, allocation)
+    return config if here is None else fit_config(config, cluster)
 
 
 def _plan(
-    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str] = ()
-) -> tuple[RunConfig, LaunchPlan]:
-    """What is to be started, and the config with as many workers as there are."""
+    config: RunConfig, run: RunDir, attempt: int, mode: Mode, allocation: Allocation, extra: Sequence[str]
+) -> LaunchPlan:
+    """Return what is to be started, of a config that fits the allocation."""
     cluster, here = _cluster(config, allocation)
-    config = config if here is None else fit_config(config, cluster)
     places, engine = allocation.places, allocation.engine
-    from distlaunch.config.read.load import dump_config
-
-    # so that nobody who can write to the run can give the tasks another
-    extra = [*extra, *config_mark(dump_config(config))]
-    plan = plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
-    return config, plan
+    return plan_launch(config, run, attempt, mode, cluster, here=here, places=places, extra=extra, engine=engine)
 
 
 def import_ahead(config: RunConfig, run: RunDir, mode: Mode, context: LaunchContext) -> None:
     """Begins to import what an attempt will need. A config that cannot be started is left to its start."""
     with contextlib.suppress(DistlaunchError):
         allocation = allocate(config, context, dry=True)
-        allocation.import_ahead(_plan(config, run, 0, mode, allocation)[1])
+        allocation.import_ahead(_plan(_fitted(config, allocation), run, 0, mode, allocation, ()))
 
 
 def allocate_fitting(
@@ -171,6 +174,8 @@ def run_attempt(
     Args:
         workers: how many this attempt has, of a config that gives a span; None: as the config says.
     """
+    from distlaunch.config.read.load import dump_config
+
     before: str | None = None
     end = last_end(run) if run.finished() else None  # before this attempt writes events of its own
     whole = config
@@ -184,12 +189,17 @@ def run_attempt(
             observer.note(note)
         if (number := config.cluster.num_workers) < wanted:
             observer.note(f"there is room for {number} of {wanted} workers")
+        config = _fitted(config, allocation)
+        text = dump_config(config)
         with run.claim_attempt() as attempt:
-            config, plan = _plan(config, run, attempt, mode, allocation, extra)
-            _write_attempt(run, config, plan)
+            # so that nobody who can write to the run can give the tasks another
+            plan = _plan(config, run, attempt, mode, allocation, [*extra, *config_mark(text)])
+            _write_attempt(run, text, plan)
         if mode == "train":
-            # a run that is resumed may have all of its workers again
-            before = _write_run(run, config if isinstance(whole.cluster.workers, int) else whole, plan, allocation)
+            if not isinstance(whole.cluster.workers, int):
+                # a run that is resumed may have all of its workers again
+                config, text = whole, dump_config(whole)
+            before = _write_run(run, config, text, plan, allocation)
         with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_processes_left(plan, observer)
@@ -208,21 +218,25 @@ def run_attempt(
         allocation.release()
 
 
-def _write_attempt(run: RunDir, config: RunConfig, plan: LaunchPlan) -> None:
-    """Before anything starts: a launcher that is killed leaves what it was about to do."""
-    from distlaunch.config.read.load import dump_config
+def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
+    """Before anything starts: a launcher that is killed leaves what it was about to do.
 
+    Args:
+        text: of the config.
+    """
     run.write_json(run.attempt_plan(plan.attempt), plan.to_plain())
-    write_atomically(run.attempt_config(plan.attempt), dump_config(config))
+    write_atomically(run.attempt_config(plan.attempt), text)
     for task in plan.tasks:
         make_folder(task.files.path)
 
 
-def _write_run(run: RunDir, config: RunConfig, plan: LaunchPlan, allocation: Allocation) -> str | None:
-    """Writes what the run is now; returns the config that it had in earlier attempts, if that was another."""
-    from distlaunch.config.read.load import dump_config
+def _write_run(run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation) -> str | None:
+    """Writes what the run is now; returns the config that it had in earlier attempts, if that was another.
 
-    text, before = dump_config(config), None
+    Args:
+        text: of the config.
+    """
+    before: str | None = None
     if plan.attempt and run.config.exists() and (former := run.config.read_text()) != text:
         before = former
     # first: a config whose references nothing can fill in could not be resumed
