@@ -26,7 +26,7 @@ class Answer:
 
     Attributes:
         code: the exit code; -N for signal N.
-        value: the answer; None if there is none.
+        value: the answer; None if there is none. What is in `message` and `problems` is without secrets, too.
         output: the lines that the process printed, without empty ones and without secrets of its variables.
     """
 
@@ -76,11 +76,15 @@ def run_helper(
                 )
             except subprocess.TimeoutExpired:
                 raise TimeoutError from None
-        said = SecretMask(env).whole(log.read_text(errors="replace"))
+        mask = SecretMask(env)
+        said = mask.whole(log.read_text(errors="replace"))
         output = tuple(line for line in said.splitlines() if line.strip())
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
         # it has ended before it answered
         except (OSError, ValueError):
             answer = None
+    if isinstance(answer, dict):
+        # for people; all else are names and numbers
+        answer |= {name: mask.inside(answer[name]) for name in ("message", "problems") if name in answer}
     return Answer(done.returncode, answer, output)

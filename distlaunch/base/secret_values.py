@@ -73,12 +73,20 @@ def is_distinctive(value: str) -> bool:
 
 def has_credentials(value: str) -> bool:
     """Return whether a value holds a URL with a password."""
-    return any(_secrets_of_urls(value))
+    return any(credentials_in(value))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the passwords of the URLs in it."""
+    for secret in sorted(credentials_in(text), key=len, reverse=True):
+        text = text.replace(secret, MASK)
+    return text
 
 
 def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """Return a command's arguments without secrets: those of variables, and what options with secret names are given.
+    """Return a command's arguments without secrets.
 
+    These are those of variables, what options with secret names are given, and passwords in URLs.
     `--set model.args.api_key=VALUE`, `--api-key=VALUE` and `--api-key VALUE` are known.
     """
     mask, shown, option = SecretMask(environ), list[str](), ""
@@ -91,7 +99,7 @@ def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> li
         elif is_secret_at([option], argument) and not named:
             argument = MASK
         option = key if named and not equals else ""
-        shown.append(mask.whole(argument))
+        shown.append(without_credentials(mask.whole(argument)))
     return shown
 
 
@@ -192,7 +200,7 @@ def secrets_of(environ: Mapping[str, str]) -> Iterator[str]:
         elif name != REFERENCES_ENV:
             if is_secret(name, value):
                 yield value
-            yield from _secrets_of_urls(value)
+            yield from credentials_in(value)
 
 
 def _listed(text: str) -> list[str]:
@@ -203,7 +211,8 @@ def _listed(text: str) -> list[str]:
     return [value for value in found if isinstance(value, str) and value] if isinstance(found, list) else []
 
 
-def _secrets_of_urls(value: str) -> Iterator[str]:
+def credentials_in(value: str) -> Iterator[str]:
+    """Yield the passwords of the URLs in a text, as they stand there and as they are meant."""
     for found in _CREDENTIALS.finditer(value) if "://" in value else ():
         user, password = found[1], found[2]
         # `https://TOKEN@host`

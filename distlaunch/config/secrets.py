@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from distlaunch.base.secret_values import MASK, has_credentials, is_distinctive, is_secret, is_secret_at, is_secret_name
+from distlaunch.base.secret_values import (
+    MASK,
+    credentials_in,
+    has_credentials,
+    is_distinctive,
+    is_secret,
+    is_secret_at,
+    is_secret_name,
+    without_credentials,
+)
 from distlaunch.config.read.scalars import VARIABLE
 from distlaunch.config.read.tree import Key, Node, texts_in
 
@@ -55,7 +64,7 @@ class Secrets:
     def public(self, value: Any, key: Key = ()) -> Any:
         """Return plain data of a config as records and checkpoints may hold it.
 
-        References have the place of their values, and `***` that of other secrets.
+        References have the place of their values, and `***` that of other secrets, such as passwords in URLs.
         """
         if isinstance(value, dict):
             return {name: self.public(inner, (*key, name)) for name, inner in value.items()}
@@ -63,12 +72,16 @@ class Secrets:
             return [self.public(inner, (*key, index)) for index, inner in enumerate(value)]
         if (found := self.reference(key, value)) is not None:
             return found.public
-        return MASK if is_secret_at(key, value) else value
+        if is_secret_at(key, value):
+            return MASK
+        return without_credentials(value) if isinstance(value, str) else value
 
     @staticmethod
     def values(plain: Any) -> list[str]:
         """Return the values in plain data of a config that must not be printed, by their keys or what they hold."""
-        return sorted({text for key, text in texts_in(plain, ()) if is_secret_at(key, text)})
+        texts = list(texts_in(plain, ()))
+        secret = {text for key, text in texts if is_secret_at(key, text)}
+        return sorted(secret.union(*(credentials_in(text) for _, text in texts)))
 
 
 def names_in(text: str) -> list[str]:

@@ -91,6 +91,14 @@ def test_a_literal_stays_in_the_config_alone(tmp_path: Path) -> None:
     assert LITERAL in config.task_environ()[MASKED_ENV]
 
 
+def test_passwords_in_urls_stay_in_the_config_alone(tmp_path: Path) -> None:
+    url = f"postgres://me:{TOKEN}%21@host/x"
+    config = load(tmp_path, '{where: ["' + url + '"], other: https://host/a@b}', {})
+    assert url in dump_config(config)
+    assert config.to_public()["model"]["args"] == {"where": ["postgres://me:***@host/x"], "other": "https://host/a@b"}
+    assert json.loads(config.task_environ()[MASKED_ENV]) == [f"{TOKEN}!", f"{TOKEN}%21"]
+
+
 def test_a_default_may_be_a_secret(tmp_path: Path) -> None:
     config = load(tmp_path, '{api_key: "${MINE:' + LITERAL + '}"}', {})
     assert config.to_public()["model"]["args"] == {"api_key": "${MINE}"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from distlaunch.agent.output import Pump
 from distlaunch.base.event_files import EventWriter, read_events
 from distlaunch.base.events import EpochEnded, Evaluated, Notice, RunEnded
-from distlaunch.base.helper_process import run_helper
+from distlaunch.base.helper_process import ANSWER, run_helper
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.task_error import write_exception
 from distlaunch.base.secret_values import MASKED_ENV, SecretMask, is_secret_at, masked_arguments
@@ -117,11 +117,13 @@ def test_arguments_of_commands() -> None:
     environ = {"MY_TOKEN": "tok-123456789"}
     words = ["distlaunch", "train", "x.yaml", "--set", f"model.args.api_key={RANDOM}", f"--api-key={RANDOM}",
              "--password", RANDOM, "--sort-key", "val_accuracy", "--data", "/x/tok-123456789",
-             "--set", "train.epochs=12345678", f"data.args[0].accessToken={RANDOM}", "--secret", "--other"]  # fmt: skip
+             "--set", "train.epochs=12345678", f"data.args[0].accessToken={RANDOM}", "--secret", "--other",
+             f"--data=s3://me:{RANDOM}@host/x?at=1", f"https://{RANDOM}@host https://me:pw12@host"]  # fmt: skip
     assert masked_arguments(words, environ) == [
         *("distlaunch", "train", "x.yaml", "--set", "model.args.api_key=***", "--api-key=***", "--password", "***"),
         *("--sort-key", "val_accuracy", "--data", "/x/***", "--set", "train.epochs=12345678"),
         *("data.args[0].accessToken=***", "--secret", "--other"),
+        *("--data=s3://me:***@host/x?at=1", "https://***@host https://***host"),
     ]
 
 
@@ -268,3 +270,10 @@ def test_helpers_say_none() -> None:
     argv = [sys.executable, "-c", program]
     environ = {"MY_TOKEN": RANDOM, "OTHER": f"{RANDOM}2", MASKED_ENV: json.dumps([f"{RANDOM}2"])}
     assert run_helper(argv, environ).output == ("***", "why ***")
+
+
+def test_messages_of_helpers_have_none() -> None:
+    answer = {"message": f"no {RANDOM}", "problems": [{"key": ["a", 0], "message": RANDOM}], "shapes": {RANDOM: [3]}}
+    program = f"import sys; open(sys.argv[1], 'w').write({json.dumps(answer)!r})"
+    shown = run_helper([sys.executable, "-c", program, ANSWER], {"MY_TOKEN": RANDOM}).value
+    assert shown == answer | {"message": "no ***", "problems": [{"key": ["a", 0], "message": "***"}]}
