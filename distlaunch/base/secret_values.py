@@ -29,6 +29,8 @@ _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")
 """Tokens of a text model, such as `<|endoftext|>` and `[MASK]`."""
 _CREDENTIALS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/@:]*)(?::([^\s/]*))?@")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
+_PAIR = r"""([A-Za-z][\w.-]*)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,{}\[\]"']+)"""
+"""A key and its value, inside an argument such as `{api_key: VALUE}`."""
 _UNQUOTED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
 _QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMMON = b"ZQXJVKYUWHGOBFMPLNRDCSATIE@=+9876543)(,/:_-210qzxjkvbywgpfumdclhsnriaote .\n"
@@ -87,7 +89,8 @@ def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> li
     """Return a command's arguments without secrets.
 
     These are those of variables, what options with secret names are given, and passwords in URLs.
-    `--set model.args.api_key=VALUE`, `--api-key=VALUE` and `--api-key VALUE` are known.
+    `--set model.args.api_key=VALUE`, `--set=model.args={api_key: VALUE}`, `--api-key=VALUE` and `--api-key VALUE` are
+    known.
     """
     mask, shown, option = SecretMask(environ), list[str](), ""
     for argument in arguments:
@@ -98,9 +101,19 @@ def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> li
             argument = f"{name}={MASK}"
         elif is_secret_at([option], argument) and not named:
             argument = MASK
+        else:
+            # the whole was none: in `--set=KEY=VALUE` another begins behind the first `=`
+            argument = re.sub(_PAIR, _masked_pair, name if not equals else value)
+            argument = f"{name}={argument}" if equals else argument
         option = key if named and not equals else ""
         shown.append(without_credentials(mask.whole(argument)))
     return shown
+
+
+def _masked_pair(found: re.Match[str]) -> str:
+    value = found[2].strip("\"'")
+    key = re.split(r"[.-]", found[1])
+    return found[0].replace(value, MASK) if is_secret_at(["_".join(key), *key], value) else found[0]
 
 
 class SecretMask:
@@ -248,8 +261,10 @@ def _forms(value: str) -> Iterator[bytes]:
     yield plain
     texts = (json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1])
     yield from (text.encode(errors="surrogateescape") for text in texts)
-    yield from (_quoted(plain, also) for also in (b"", b"/"))
-    yield _quoted(plain, b" ").replace(b" ", b"+")
+    for quoted in (_quoted(plain, b""), _quoted(plain, b"/"), _quoted(plain, b" ").replace(b" ", b"+")):
+        yield quoted
+        # some libraries write `%2f`
+        yield _QUOTED.sub(lambda found: found[0].lower(), quoted)
     # in base64 each three bytes are four letters, so what it looks like depends on how many come before
     for before in range(3):
         coded = b2a_base64(bytes(before) + plain, newline=False)

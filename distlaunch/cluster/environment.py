@@ -7,7 +7,7 @@ import platform
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ def describe_environment(
     config_folder: Path | None = None,
     run: RunDir | None = None,
     modules_folder: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Any]:
     """Plain data for environment.json.
 
@@ -31,10 +32,11 @@ def describe_environment(
         config_folder: from which paths in the config start; None: the current directory.
         run: from which the paths of its code are known relatively, too, if it is moved.
         modules_folder: in which modules were looked for first; None: the current directory.
+        environ: has the secrets that the command is shown without.
     """
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": masked_arguments(sys.argv, os.environ),
+        "command": masked_arguments(sys.argv, environ),
         "directory": os.getcwd(),
         "config_folder": str(config_folder or Path.cwd()),
         "modules_folder": str(modules_folder or Path.cwd()),

@@ -199,7 +199,7 @@ def run_attempt(
             if not isinstance(whole.cluster.workers, int):
                 # a run that is resumed may have all of its workers again
                 config, text = whole, dump_config(whole)
-            before = _write_run(run, config, text, plan, allocation)
+            before = _write_run(run, config, text, plan, allocation, environ)
         with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_processes_left(plan, observer)
@@ -230,7 +230,9 @@ def _write_attempt(run: RunDir, text: str, plan: LaunchPlan) -> None:
         make_folder(task.files.path)
 
 
-def _write_run(run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation) -> str | None:
+def _write_run(
+    run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allocation: Allocation, environ: Mapping[str, str]
+) -> str | None:
     """Writes what the run is now; returns the config that it had in earlier attempts, if that was another.
 
     Args:
@@ -243,7 +245,8 @@ def _write_run(run: RunDir, config: RunConfig, text: str, plan: LaunchPlan, allo
     run.keep_secrets(config.secrets.variables)
     write_atomically(run.config, text)
     run.write_json(run.plan, plan.to_plain())
-    environment = describe_environment(allocation.places[0].gpus, config.folder, run, config.modules_folder)
+    gpus = allocation.places[0].gpus
+    environment = describe_environment(gpus, config.folder, run, config.modules_folder, environ)
     run.write_json(run.environment, environment)
     return before
 

@@ -58,6 +58,25 @@ def model(token, api_key, password, **others):
     return keras.Model(inputs, keras.layers.Dense(1)(inputs))
 
 
+def printing(fail=False):
+    for name in NAMES:
+        show(os.environ.get(name, ""))
+    print(dict(os.environ), file=sys.stderr)
+    if fail:
+        raise ValueError("refused: " + " ".join(os.environ.get(name, "") for name in NAMES))
+    return data()
+
+
+def failing():
+    return printing(fail=True)
+
+
+def dying():
+    printing()
+    sys.stdout.flush()
+    os._exit(3)
+
+
 def data(fail=False):
     if fail:
         raise ValueError("refused: " + " ".join(os.environ[name] for name in NAMES))
@@ -129,6 +148,11 @@ def test_nothing_but_the_file_of_an_unfinished_run_has_a_secret(project: Path, m
     assert job.secrets() == {}
     assert shell("evaluate", "runs/job") == 2
     assert "HF_TOKEN is not set" in printed
+    assert shell("predict", "runs/job", "--data", "mine.py:printing") == 0
+    assert shell("predict", "runs/job/exports/model.keras", "--data", "mine.py:printing", "--output", "-") == 0
+    assert shell("predict", "runs/job", "--data", "mine.py:failing") == 2
+    assert shell("predict", "runs/job", "--data", "mine.py:failing", "--json") == 2
+    assert shell("predict", "runs/job", "--data", "mine.py:dying") == 3
     for words in (("logs", "runs/job"), ("report", "runs/job"), ("report", "runs/job", "--html"), ("runs",)):
         shell(*words)
     assert shell("train", "job.yaml", "--name", "other", "--set", "data.args.fail=true") == 2

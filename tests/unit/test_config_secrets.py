@@ -119,6 +119,18 @@ def test_errors_do_not_print_overrides(tmp_path: Path, override: str) -> None:
     assert key.rpartition(".")[2] + "=***" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["model.args.x={password: SECRET", "seed=[{token: 'SECRET'}]", "data.global_batch={password: SECRET}",
+     "model.args.api_key=[SECRET", "seed=https://me:SECRET@host"],
+)  # fmt: skip
+def test_errors_do_not_print_what_overrides_hold_inside(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, "{}", {}, override.replace("SECRET", LITERAL))
+    assert LITERAL not in str(raised.value)
+    assert "***" in str(raised.value)
+
+
 @pytest.mark.parametrize("secret", [TOKEN, TOKEN * 6])
 def test_errors_do_not_print_values(tmp_path: Path, secret: str) -> None:
     for written in ('"${MY_TOKEN}"', '"${OTHER}"'):

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -69,6 +70,7 @@ def _forms_of(value: str) -> list[str]:
     return [
         *(value, json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)),
         *(quote(value), quote(value, safe=""), quote_plus(value)),
+        re.sub("%..", lambda found: found[0].lower(), quote(value, safe="")),
         *(base64.b64encode(plain).decode(), base64.urlsafe_b64encode(plain).decode(), *coded),
         base64.b64encode(plain + b" and more").decode(),
     ]
@@ -118,11 +120,15 @@ def test_arguments_of_commands() -> None:
     words = ["distlaunch", "train", "x.yaml", "--set", f"model.args.api_key={RANDOM}", f"--api-key={RANDOM}",
              "--password", RANDOM, "--sort-key", "val_accuracy", "--data", "/x/tok-123456789",
              "--set", "train.epochs=12345678", f"data.args[0].accessToken={RANDOM}", "--secret", "--other",
+             f"--set=model.args.api_key={RANDOM}", f"model.args.other={{password: {RANDOM}, a: b}}",
+             f'--set=model.args={{x: [{{"api-key": "{RANDOM} 2, 3", "sort_key": "image_label"}}]}}',
              f"--data=s3://me:{RANDOM}@host/x?at=1", f"https://{RANDOM}@host https://me:pw12@host"]  # fmt: skip
     assert masked_arguments(words, environ) == [
         *("distlaunch", "train", "x.yaml", "--set", "model.args.api_key=***", "--api-key=***", "--password", "***"),
         *("--sort-key", "val_accuracy", "--data", "/x/***", "--set", "train.epochs=12345678"),
         *("data.args[0].accessToken=***", "--secret", "--other"),
+        *("--set=model.args.api_key=***", "model.args.other={password: ***, a: b}"),
+        '--set=model.args={x: [{"api-key": "***", "sort_key": "image_label"}]}',
         *("--data=s3://me:***@host/x?at=1", "https://***@host https://***host"),
     ]
 

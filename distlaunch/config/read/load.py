@@ -134,9 +134,16 @@ def _masked(
     # messages show only the beginning of a long value
     mask = SecretMask(environ, [*values, *(value[:SHOWN] for value in values)])
     return [
-        Problem(problem.key, mask.whole(problem.message), sources.get(problem.source or "", problem.source))
+        Problem(problem.key, mask.whole(problem.message), _masked_source(problem.source, sources, mask))
         for problem in problems
     ]
+
+
+def _masked_source(source: str | None, sources: Mapping[str, str], mask: SecretMask) -> str | None:
+    # an override; the name of a file is none
+    if source is None or not source.startswith("--"):
+        return source
+    return mask.whole(sources.get(source, source))
 
 
 def _checked(
