@@ -187,6 +187,16 @@ def test_checkpoints_may_be_a_link_of_ones_own(folder: Path) -> None:
     assert "others can write to checkpoints (mode 0777)" in ownership_of(run.path).problem
 
 
+def test_what_a_config_that_is_a_link_leads_to_counts(folder: Path) -> None:
+    run, elsewhere = make_run(folder, 1), folder / "elsewhere.yaml"
+    run.config.rename(elsewhere)
+    run.config.symlink_to(elsewhere)
+    elsewhere.chmod(0o644)
+    assert ownership_of(run.path) == Ownership()
+    elsewhere.chmod(0o666)
+    assert "others can write to config.yaml (mode 0666)" in ownership_of(run.path).problem
+
+
 def test_a_disk_without_permissions_cannot_be_judged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(folder, 1, mode=0o777)
     monkeypatch.setattr(ownership, "_as_made_now", lambda path: (os.geteuid(), False))

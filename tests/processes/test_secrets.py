@@ -149,7 +149,10 @@ def test_nothing_but_the_file_of_an_unfinished_run_has_a_secret(project: Path, m
     assert shell("evaluate", "runs/job") == 2
     assert "HF_TOKEN is not set" in printed
     assert shell("predict", "runs/job", "--data", "mine.py:printing") == 0
-    assert shell("predict", "runs/job/exports/model.keras", "--data", "mine.py:printing", "--output", "-") == 0
+    assert (
+        shell("predict", str(job.exported("keras").relative_to(project)), "--data", "mine.py:printing", "--output", "-")
+        == 0
+    )
     assert shell("predict", "runs/job", "--data", "mine.py:failing") == 2
     assert shell("predict", "runs/job", "--data", "mine.py:failing", "--json") == 2
     assert shell("predict", "runs/job", "--data", "mine.py:dying") == 3

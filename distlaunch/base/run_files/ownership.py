@@ -20,8 +20,8 @@ from distlaunch.base.errors import UsageError
 TRUST_ENV = "DISTLAUNCH_TRUST"
 """Folders, separated by colons, whose runs count as one's own whoever has made them."""
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_FOLLOWED = ("checkpoints",)
-"""May be a link of the user's own."""
+_FOLLOWED = ("checkpoints", "config.yaml")
+"""May be a link of the user's own; what it leads to counts as well."""
 
 
 @dataclass(frozen=True)
