@@ -12,6 +12,7 @@ import click
 from distlaunch.base.plural import count
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, OVERRIDES
+from distlaunch.ui.plain import echo
 
 if TYPE_CHECKING:
     from distlaunch.engines.base import HostReport
@@ -30,7 +31,7 @@ def command(config: str, overrides: tuple[str, ...], as_json: bool) -> None:
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.doctor import examine
 
-    hosts, ports = examine(config, overrides, Machine.here(), lambda text: click.echo(text, err=as_json))
+    hosts, ports = examine(config, overrides, Machine.here(), lambda text: echo(text, err=as_json))
     if as_json:
         plain = {
             "hosts": [dataclasses.asdict(host) for host in hosts], "ports": ports, "warnings": _differences(hosts)
@@ -63,9 +64,9 @@ def _print_hosts(hosts: Sequence[HostReport], ports: str) -> None:
     kept = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))]
     for row in rows:
-        click.echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
-    click.echo(f"ports: {ports}")
+        echo("  ".join(row[number].ljust(widths[number]) for number in kept).rstrip())
+    echo(f"ports: {ports}")
     for warning in [*(warning for host in hosts for warning in host.warnings), *_differences(hosts)]:
-        click.echo(f"warning: {warning}")
+        echo(f"warning: {warning}")
     reach = " and reach each other" if len(hosts) > 1 else ""
-    click.echo(f"ok: {count(len(hosts), 'host')} can be used{reach}")
+    echo(f"ok: {count(len(hosts), 'host')} can be used{reach}")

@@ -32,9 +32,8 @@ from distlaunch.base.standard_streams import (
     output_error,
     reader_has_gone,
 )
-from distlaunch.base.visible import visible
+from distlaunch.ui.plain import echo_error
 
-_LONGEST_LINE = 4000
 """Characters of a line of a message."""
 COMMANDS = {
     "train": "Train what a config describes, with checkpoints, validation and exports.",
@@ -174,14 +173,14 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         code = _code_of_interrupt()
     except StopRequested as asked:
-        click.echo(str(asked), err=True)
+        echo_error(str(asked))
         code = asked.exit_code
     except DistlaunchError as error:
         if isinstance(error, ConfigError):
             from distlaunch.ui.ci import annotate
 
             annotate(error.problems)
-        click.echo(_shown(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
+        echo_error(f"error: {error}" if "\n" not in str(error) else str(error))
         code = error.exit_code
         if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():
             code = int(held)
@@ -189,17 +188,9 @@ def main() -> None:
         # a full disk, a directory that may not be written
         code = code_of_os_error(error)
         message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        click.echo(_shown(f"error: {message}"), err=True)
+        echo_error(f"error: {message}")
     # commands that return nothing have gone well
     sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
-
-
-def _shown(message: str) -> str:
-    """Return a message without secrets of variables, and without what would do something to a terminal."""
-    from distlaunch.base.secret_values import SecretMask
-
-    text = visible(SecretMask(os.environ).whole(message))
-    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..." for line in text.split("\n"))
 
 
 def _after_output(code: int) -> int:

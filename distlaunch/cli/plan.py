@@ -44,13 +44,14 @@ def command(
     from distlaunch.ui.boxes import pen_for
     from distlaunch.ui.data_overview import data_lines
     from distlaunch.ui.placement import placement_sections
+    from distlaunch.ui.plain import echo
 
     machine = Machine.here()
     plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), machine)
     for warning in choice.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     if choice.note and not as_json:
-        click.echo(choice.note)
+        echo(choice.note)
     if plan is None:  # nothing would start
         if as_json:
             click.echo(json.dumps({"run_dir": str(choice.would_be.path), "tasks": [], "note": choice.note}, indent=2))
@@ -60,9 +61,9 @@ def command(
     if as_json:
         click.echo(plan_json(plan, placed, data, choice.note, exposure_of(plan, choice.config)))
         return
-    click.echo(render_plan(plan, choice.config))
+    echo(render_plan(plan, choice.config))
     if placed is not None:
         for section in placement_sections(placed.variables, placed.mesh, pen_for(sys.stdout.encoding)):
-            click.echo("\n".join(["", *section]))
+            echo("\n".join(["", *section]))
     if data is not None:
-        click.echo("\n".join(["", *data_lines(data)]))
+        echo("\n".join(["", *data_lines(data)]))

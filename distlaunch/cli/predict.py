@@ -82,6 +82,7 @@ def command(
 
 def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int:
     """By an export, for rows that are given."""
+    from distlaunch.ui.plain import echo
     from distlaunch.ui.progress.view import make_view, reporting_errors
 
     view = make_view(as_json=as_json, quiet=quiet or request.output == "-", config=request.target)
@@ -89,7 +90,7 @@ def _predict_rows(request: PredictRequest, *, as_json: bool, quiet: bool) -> int
     view.begin(run if run.has_config() else None)
     with reporting_errors(view):
         # also beside --quiet: who reads the numbers must know
-        view.event(predict_export(request, os.environ, lambda text: click.echo(text, err=True)))
+        view.event(predict_export(request, os.environ, lambda text: echo(text, err=True)))
     view.finished("done", 0)
     return 0
 

@@ -33,6 +33,7 @@ def command(directory: str, as_json: bool) -> None:
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.listing import find_runs
     from distlaunch.ui.console import JobConsole
+    from distlaunch.ui.plain import echo
     from distlaunch.ui.runs import print_runs, runs_json
 
     if as_json and directory == _DEFAULT and not Path(directory).exists():
@@ -40,10 +41,10 @@ def command(directory: str, as_json: bool) -> None:
     else:
         runs, closed = find_runs(Path(directory).absolute(), time.time(), job_states)
     if closed:
-        click.echo(f"not readable for you: {', '.join(closed)}", err=True)
+        echo(f"not readable for you: {', '.join(closed)}", err=True)
     if as_json:
         click.echo(runs_json(runs))
     elif runs:
         print_runs(JobConsole(), runs)
     else:
-        click.echo(f"no runs in {directory}", err=True)
+        echo(f"no runs in {directory}", err=True)

@@ -25,6 +25,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import shown
     from distlaunch.runs.report import open_run
+    from distlaunch.ui.plain import echo
     from distlaunch.ui.runs import how_it_ended
 
     found = RunDir(run)
@@ -33,7 +34,7 @@ def command(run: str, now: bool, timeout: float | None) -> None:
         found = open_run(run)
     stopped = stop_run(found, at_once=now, timeout_s=timeout)
     if stopped and not found.exists():
-        click.echo(f"{shown(found.path)}: stopped before any task was started")
+        echo(f"{shown(found.path)}: stopped before any task was started")
         return
     summary = summarize(found, job=state_of(found))
-    click.echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))
+    echo(how_it_ended(summary, stopped=stopped, has_checkpoint=bool(found.checkpoint_steps())))

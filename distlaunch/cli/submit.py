@@ -66,6 +66,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs.batch import submit
     from distlaunch.jobs.job import JobRequest
+    from distlaunch.ui.plain import echo
     from distlaunch.ui.submit import print_nothing_submitted, print_submitted
 
     as_json, quiet = given["as_json"], given["quiet"]
@@ -78,7 +79,7 @@ def command(target: str, overrides: tuple[str, ...], name: str | None, resume: b
         choice = prepared.choice
         notes = [*([choice.note] if choice.note else []), *prepared.queue.notes(choice.config)]
         for note in () if quiet else notes[:1] if choice.finished else notes:
-            click.echo(note, err=True)
+            echo(note, err=True)
         if choice.finished and choice.run is not None:
             if as_json:
                 print_nothing_submitted(choice.run)

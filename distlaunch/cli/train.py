@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
-from distlaunch.base.visible import visible
+from distlaunch.base.secret_values import SecretMask
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 
@@ -80,6 +80,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
     """Prove each config, and return the worst exit code. A single one that is wrong raises, as elsewhere."""
     from distlaunch.runs.final_code import worst_code
     from distlaunch.ui.ci import Case, annotate, write_junit
+    from distlaunch.ui.plain import echo, echo_error
 
     cases, codes = list[Case](), list[int]()
     for request in requests:
@@ -87,9 +88,10 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
         try:
             code, failure = _smoke(request, as_json=as_json, quiet=quiet)
         except DistlaunchError as error:
-            raised, code, failure = error, int(error.exit_code), str(error)
+            raised, code = error, int(error.exit_code)
+            failure = SecretMask(os.environ).whole(str(error))
             if len(requests) > 1:
-                click.echo(visible(f"error: {error}" if "\n" not in str(error) else str(error)), err=True)
+                echo_error(f"error: {error}" if "\n" not in str(error) else str(error))
                 annotate(error.problems if isinstance(error, ConfigError) else ())
         cases.append(Case(request.target, time.monotonic() - began, failure))
         codes.append(code)
@@ -104,7 +106,7 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
     if len(requests) > 1:
         for case, code in zip(cases, codes, strict=True):
             how = f"no, exit code {code}: {case.failure.splitlines()[0]}" if code else f"ok ({case.seconds:.0f} s)"
-            click.echo(visible(f"{case.config}: {how}"), err=as_json)
+            echo(f"{case.config}: {how}", err=as_json)
     return worst_code(codes)
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError
-from distlaunch.base.visible import visible
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JUNIT
+from distlaunch.ui.plain import echo, echo_error
 
 if TYPE_CHECKING:
     from distlaunch.cluster.machine import Machine
@@ -62,11 +62,11 @@ class FileResult:
 
     def show(self) -> None:
         for problem in self.problems:
-            click.echo(visible(str(problem)), err=True)
+            echo_error(str(problem))
         for warning in self.warnings:
-            click.echo(visible(f"warning: {warning}"), err=True)
+            echo_error(f"warning: {warning}")
         if not self.problems:
-            click.echo(f"{self.config}: ok ({self.summary})")
+            echo(f"{self.config}: ok ({self.summary})")
 
     def to_plain(self) -> dict[str, Any]:
         return {

@@ -28,14 +28,15 @@ def command(runs: tuple[str, ...], as_json: bool, quiet: bool) -> int:
     from distlaunch.runs.listing import summarize
     from distlaunch.runs.paths import shown
     from distlaunch.runs.report import open_run
+    from distlaunch.ui.plain import echo
 
     # one that waits for its hosts has no files yet, but somebody works on it
     found = [given if given.is_busy() else open_run(run) for run in runs if (given := RunDir(run))]
     codes: list[int] = []
-    for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else click.echo(text, err=True)):
+    for run, code in wait_for_runs(found, lambda text: None if quiet or as_json else echo(text, err=True)):
         codes.append(code)
         if as_json or not quiet:
             status = summarize(run, job=state_of(run)).status if run.exists() else "stopped"
             plain = {"run": str(run.path), "status": status, "exit_code": int(code)}
-            click.echo(json.dumps(plain) if as_json else f"{shown(run.path)}: {status}, exit code {int(code)}")
+            click.echo(json.dumps(plain)) if as_json else echo(f"{shown(run.path)}: {status}, exit code {int(code)}")
     return int(worst_code(codes))

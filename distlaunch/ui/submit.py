@@ -9,6 +9,7 @@ import click
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.batch.submit import Submitted
 from distlaunch.runs.paths import shown
+from distlaunch.ui.plain import echo, echo_error
 
 _LAST_LINES = 20
 
@@ -22,8 +23,8 @@ def print_submitted(submitted: Submitted, *, as_json: bool) -> None:
         click.echo(json.dumps({"run": str(run.path), "engine": job.engine, "job": job.job, "script": script}))
         return
     click.echo(where)
-    click.echo(f"job        {job.job}\nscript     {shown(run.batch_script)}", err=True)
-    click.echo(_what_to_do(where), err=True)
+    echo(f"job        {job.job}\nscript     {shown(run.batch_script)}", err=True)
+    echo(_what_to_do(where), err=True)
 
 
 def print_nothing_submitted(run: RunDir) -> None:
@@ -33,8 +34,8 @@ def print_nothing_submitted(run: RunDir) -> None:
 
 def print_still_there(submitted: Submitted) -> None:
     """After Ctrl-C."""
-    click.echo(f"job {submitted.job.job} goes on", err=True)
-    click.echo(_what_to_do(shown(submitted.run.path)), err=True)
+    echo(f"job {submitted.job.job} goes on", err=True)
+    echo(_what_to_do(shown(submitted.run.path)), err=True)
 
 
 def print_log(run: RunDir, begin: int) -> None:
@@ -44,7 +45,7 @@ def print_log(run: RunDir, begin: int) -> None:
     except OSError:
         return
     for line in text.splitlines()[-_LAST_LINES:]:
-        click.echo(line, err=True)
+        echo_error(line)
 
 
 def _what_to_do(where: str) -> str:
