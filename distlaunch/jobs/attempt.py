@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
@@ -199,7 +199,7 @@ def run_attempt(
             if not isinstance(whole.cluster.workers, int):
                 # a run that is resumed may have all of its workers again
                 config, text = whole, dump_config(whole)
-            before = _write_run(run, config, text, plan, allocation, environ)
+            before = _write_run(run, config, text, plan, allocation, context.machine.environ)
         with run.attempt_lock(attempt) if plan.is_reader else contextlib.nullcontext():
             outcome = Supervisor(plan, allocation, observer, signals=signals).run()
         end_processes_left(plan, observer)
