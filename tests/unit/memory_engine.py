@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from distlaunch.agent.messages import Exit, Order
+from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import Event
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.signs import Signs
+from distlaunch.cluster.hosts import place_tasks
 from distlaunch.cluster.spec import ClusterSpec, Place, Task
+from distlaunch.engines.base import HostReport, Needs
 from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.testing.engines import NUM_LINES, PROGRAMS
 
 HOST = "here"
 
@@ -32,6 +36,8 @@ class Script:
         stop_takes_s: how long it takes to stop.
         beats_until: when its signs of life cease.
         works_until: when it makes no more steps.
+        does: what it does besides, by seconds after its start.
+        tells_stop: called when it is asked to stop.
         suspended: whether a task without signs of life is suspended, or held by native code.
     """
 
@@ -44,6 +50,8 @@ class Script:
     works_until: float = float("inf")
     suspended: bool = True
     cannot_start: bool = False
+    does: Sequence[tuple[float, Callable[[], None]]] = ()
+    tells_stop: Callable[[], None] = lambda: None
 
 
 class Clock:
@@ -102,6 +110,8 @@ class MemoryTask:
         self._exit: Exit | None = None
         for after, event in script.tells:
             clock.at(self._began + after, lambda event=event: tell(event) if self._exit is None else None)
+        for after, action in script.does:
+            clock.at(self._began + after, lambda action=action: action() if self._exit is None else None)
         if script.ends is not None:
             self._end_at(self._began + script.ends[0], script.ends[1])
 
@@ -110,10 +120,16 @@ class MemoryTask:
 
     def send(self, order: Order, *, whole_group: bool) -> None:
         self.orders.append(order)
+        if order is Order.STOP and self._exit is None:
+            self._script.tells_stop()
         if order is Order.STOP and self._script.on_stop is not None:
             self._end_at(self._clock.now + self._script.stop_takes_s, self._script.on_stop)
         elif order is Order.KILL and self._script.on_kill is not None:
             self._end_at(self._clock.now, self._script.on_kill)
+
+    def lose(self, why: str) -> None:
+        """End it with its host."""
+        self._exit = self._exit or Exit(-signal.SIGKILL, oom=None, lost=why)
 
     def is_suspended(self) -> bool:
         return self._script.suspended and self._clock.now - self._began >= self._script.beats_until
@@ -201,3 +217,125 @@ def plan_of(folder: Path, *names: str, serves: Collection[str] = (), stall_timeo
     )
     chief = Task.parse(names[0])
     return LaunchPlan(folder, 0, "train", tasks, 100, 30, stall_timeout_s, chief=chief)
+
+
+@dataclass
+class PlayedAllocation(MemoryAllocation):
+    """Hosts in memory, whose tasks play the programs of the conformance suite."""
+
+    lost: set[str] = field(default_factory=set)
+    show: Callable[[str, str], None] = lambda task, line: None
+
+    @contextlib.contextmanager
+    def starting(
+        self, plan: LaunchPlan, show: Callable[[str, str], None], clock: Callable[[], float]
+    ) -> Iterator[MemoryAllocation]:
+        self.show = show
+        try:
+            yield self
+        finally:
+            for made in self.tasks.values():
+                made[-1].send(Order.KILL, whole_group=True)
+            self.clock.advance(0.0)
+
+    def start(self, task: TaskPlan) -> MemoryTask:
+        name = str(task.task)
+        self.scripts[name] = [self._script(task)]
+        made = super().start(task)
+        made.host = task.host
+        return made
+
+    def listening(self, addresses: Collection[str]) -> set[str]:
+        return set()
+
+    def lose(self, host: str) -> None:
+        """Make a host disappear."""
+        self.lost.add(host)
+        for made in self.tasks.values():
+            if made[-1].host == host:
+                made[-1].lose(f"the host {host} has disappeared")
+
+    def _script(self, task: TaskPlan) -> Script:
+        (program,) = [name for name, source in PROGRAMS.items() if source == task.argv[-1]]
+        out, name = _Output(task, self.show), str(task.task)
+        match program:
+            case "ends":
+                return Script(ends=(1, 3 if name == "worker:1" else 0))
+            case "is killed":
+                return Script(ends=(1, -signal.SIGKILL))
+            case "prints":
+                lines = "".join(f"line {number}\n" for number in range(NUM_LINES)) + "the last, without an end"
+                return Script(does=[(1, lambda: out.write(lines)), (1, lambda: out.complain("trouble\n"))], ends=(2, 0))
+            case "tells":
+                names = ("DISTLAUNCH_TASK", "DISTLAUNCH_ATTEMPT", "TF_CONFIG")
+                told = "".join(f"{name} {task.env.get(name)}\n" for name in names)
+                return Script(does=[(1, lambda: out.write(told))], ends=(2, 0))
+            case "reports":
+                error = task.files.error_json
+                return Script(does=[(1, lambda: error.write_text('{"reason": "as written"}') and None)], ends=(2, 0))
+            case "stops":
+                return Script(does=[(1, lambda: out.write("up\n"))], on_stop=4, tells_stop=lambda: out.write("asked\n"))
+            case "does not stop":
+                return Script(does=[(1, lambda: out.write("up\n"))], on_stop=None)
+            case _:
+                raise AssertionError(program)
+
+
+class _Output:
+    """What a task writes: into its logs, and line by line to whoever watches."""
+
+    def __init__(self, task: TaskPlan, show: Callable[[str, str], None]) -> None:
+        self._task, self._show = task, show
+        for log in (task.files.stdout_log, task.files.stderr_log):
+            log.touch()
+
+    def write(self, text: str) -> None:
+        with self._task.files.stdout_log.open("a") as log:
+            log.write(text)
+        for line in text.splitlines():
+            self._show(str(self._task.task), line)
+
+    def complain(self, text: str) -> None:
+        with self._task.files.stderr_log.open("a") as log:
+            log.write(text)
+        self._show(str(self._task.task), text.rstrip("\n"))
+
+
+class MemoryEngine:
+    """Two hosts in memory, each with room for two workers."""
+
+    hosts = ("here", "there")
+    uses_this_machine_only = False
+    slots_of_each = 2
+
+    def __init__(self, folder: Path) -> None:
+        self._run, self._clock = RunDir(folder / "runs" / "job"), Clock()
+        self._lost: set[str] = set()
+        self._ports = itertools.count(5000)
+
+    def __enter__(self) -> MemoryEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def examine(self) -> list[HostReport]:
+        return [HostReport(name, name, "3.11", {}, 2, 1 << 30, (), "", name, 1 << 30) for name in self._there()]
+
+    def count_slots(self, *, dry: bool = False) -> int:
+        return self.slots_of_each * len(self._there())
+
+    def allocate(self, needs: Needs, *, dry: bool = False) -> PlayedAllocation:
+        if needs.ports != "auto" and len(needs.ports) < needs.num_addresses:
+            message = f"got {len(needs.ports)} port for {needs.num_addresses} tasks; give one for each, or `auto`"
+            raise ConfigError(Problem(("cluster", "ports"), message))
+        names = self._there()
+        numbers = place_tasks(needs.jobs, [self.slots_of_each] * len(names), names)
+        hosts = [names[number] for number in [*numbers, *[0] * (needs.num_tasks - len(numbers))]]
+        places = [
+            Place(host, f"{host}:{next(self._ports)}" if number < needs.num_addresses else "")
+            for number, host in enumerate(hosts)
+        ]
+        return PlayedAllocation(self._run, self._clock, {}, Signals(self._clock), places=places, lost=self._lost)
+
+    def _there(self) -> list[str]:
+        return [name for name in self.hosts if name not in self._lost]
