@@ -151,12 +151,12 @@ def _optimizer(model: keras.Model, given: str | OptimizerComponent | None) -> An
         raise ConfigError(
             Problem((*key, "name"), "missing: the model's function does not compile it with an optimizer")
         )
-    args = {name: _schedule(value) for name, value in given.args.items()}
+    args = _arguments(given.args, key)
     wrapper, own = own, getattr(own, "inner_optimizer", own)
     known = own.get_config()
     if unknown := sorted(set(args) - set(known)):
         message = f"got '{unknown[0]}', which {type(own).__name__} does not have; it has {', '.join(known)}"
-        raise ConfigError(Problem((*key, "args"), message))
+        raise ConfigError(Problem((*key, "args", unknown[0]), message))
     try:
         made = type(own).from_config({**known, **args})
     except (ValueError, TypeError) as error:
@@ -225,7 +225,7 @@ def _metric(value: NamedMetric, key: Key) -> Any:
 def _component(value: Named, group: str, key: Key) -> Any:
     """A Keras object from its name and arguments, or what a function of the user's returns."""
     component = value if isinstance(value, Component) else Component(name=value, args={})
-    args = {name: _schedule(arg) for name, arg in component.args.items()}
+    args = _arguments(component.args, key)
     try:
         if ":" in component.name:
             function = load_function(component.name, key)
@@ -237,6 +237,17 @@ def _component(value: Named, group: str, key: Key) -> Any:
         return made(**args) if made is not None else _GET[group](component.name)
     except (ValueError, TypeError) as error:
         raise ConfigError(Problem(key, f"{component.name}: {reason_of(error)}")) from error
+
+
+def _arguments(given: dict[str, Any], key: Key) -> dict[str, Any]:
+    """Return arguments of a component, with their learning-rate schedules made. Raises ConfigError."""
+    made: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            made[name] = _schedule(value)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(Problem((*key, "args", name), f"{value['name']}: {reason_of(error)}")) from error
+    return made
 
 
 def _schedule(value: Any) -> Any:

@@ -370,6 +370,48 @@ def test_sources(folder: Path) -> None:
     assert str(problem) == "run.yaml:1: model.args.units: too many"
 
 
+@pytest.mark.parametrize(
+    ("key", "message", "source"),
+    [
+        (("compile", "optimizer"), "SGD: Argument `learning_rate` should be float", "--set O.learning_rate=abc"),
+        (("compile", "optimizer"), "SGD: `momentum` must be a float between [0, 1]", "--set O.momentum=7"),
+        (("compile",), "momentum is wrong", "--set O.momentum=7"),
+        (("compile", "optimizer"), "SGD: weight_decay is wrong, learning_rates are not", "run.yaml:7"),
+        (("compile", "optimizer", "args", "weight_decay"), "wrong", "run.yaml:9"),
+        (("compile", "optimizer", "args", "momentum"), "wrong", "--set O.momentum=7"),
+        (("compile", "loss"), "Huber: '>' not supported", "--set compile.loss.args.delta=a"),
+        (("train", "callbacks", 0, "args"), "bad", "--set train.callbacks[0].args.patience=x"),
+        (("train",), "the training is empty", "run.yaml:13"),
+        (("data",), "no validation split", "run.yaml:3"),
+    ],
+)
+def test_an_override_is_the_source_of_what_its_value_breaks(
+    key: tuple, message: str, source: str, folder: Path
+) -> None:
+    loaded = load(
+        """\
+compile:
+  optimizer:
+    name: SGD
+    args: {weight_decay: 0.1}
+  loss:
+    name: Huber
+    args: {name: mine}
+train:
+  callbacks:
+    - name: EarlyStopping
+      args: {monitor: loss}
+""",
+        "compile.optimizer.args.learning_rate=abc",
+        "compile.optimizer.args.momentum=7",
+        "compile.loss.args.delta=a",
+        "train.callbacks[0].args.patience=x",
+        "data.shuffle=false",
+    )
+    (problem,) = loaded.located([Problem(key, message)])
+    assert problem.source == source.replace("O.", "compile.optimizer.args.")
+
+
 def test_gpus_decide_what_auto_means(folder: Path) -> None:
     Path("run.yaml").write_text(BASE + "strategy: {kind: mirrored}\n")
     load_config("run.yaml")

@@ -50,7 +50,10 @@ class LoadedConfig:
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
         """Problems found later, e.g. by a worker, with their lines."""
-        return [problem if problem.source else _at(self.root, problem) for problem in problems]
+        return [
+            problem if problem.source else problem._replace(source=_source_of(self.root, problem))
+            for problem in problems
+        ]
 
 
 def load_config(
@@ -280,6 +283,29 @@ def _unique(problems: list[Problem]) -> list[Problem]:
 
 def _at(root: Node, problem: Problem) -> Problem:
     return Problem(problem.key, problem.message, root.nearest(problem.key).source)
+
+
+def _source_of(root: Node, problem: Problem) -> str:
+    """Return where the value stands that a problem is about, which may be an override inside the problem's key.
+
+    Keras names an argument in its message at most: `compile.optimizer: SGD: Argument `learning_rate` should be float`.
+    """
+    node = root.at(problem.key)
+    if node is None or node.is_override:
+        return root.nearest(problem.key).source
+    inner = [(key, each.source) for key, each in node.walk() if each.is_override]
+    named = [source for key, source in inner if any(_names(problem.message, part) for part in key)]
+    # if the message names none, it can only be the one argument that was given
+    arguments = {source for key, source in inner if "args" in (*problem.key[-1:], *key[:1])}
+    if named:
+        return named[0]
+    return arguments.pop() if len(arguments) == 1 else node.source
+
+
+def _names(message: str, part: str | int) -> bool:
+    if not isinstance(part, str) or part in ("name", "args"):
+        return False
+    return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", message) is not None
 
 
 def _position(problem: Problem) -> tuple[str, int]:

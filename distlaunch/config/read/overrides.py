@@ -95,23 +95,14 @@ def _parse_value(value: str, source: str) -> yaml.Node:
     return yaml.ScalarNode(PLAIN, value.strip(), raw.start_mark, raw.end_mark) if is_cut else raw
 
 
-def texts_as_text(root: Node, key: Key = ()) -> None:
+def texts_as_text(root: Node) -> None:
     """Make each override of a key that takes only text the text that was written: `--set name=12` is no number."""
     data = root.plain()
-
-    def walk(node: Node, key: Key) -> None:
-        if isinstance(node.value, dict):
-            for part, inner in node.value.items():
-                walk(inner, (*key, part))
-        elif isinstance(node.value, list):
-            for index, inner in enumerate(node.value):
-                walk(inner, (*key, index))
-        elif node.is_override and node.text and isinstance(node.value, int | float):
+    for key, node in root.walk():
+        if node.is_override and node.text and isinstance(node.value, int | float):
             expected = at(key, data)
             if expected is not None and expected.is_text:
                 node.value = node.text
-
-    walk(root, key)
 
 
 def _assign(root: Node, key: Key, value: Node, source: str) -> None:

@@ -52,10 +52,24 @@ class Node:
             node = inner
         return node
 
+    def at(self, key: Key) -> Node | None:
+        """The node at a key; None if it was not written."""
+        node: Node | None = self
+        for part in key:
+            node = None if node is None else node.child(part)
+        return node
+
     def children(self) -> Iterable[Node]:
         if isinstance(self.value, dict):
             return self.value.values()
         return self.value if isinstance(self.value, list) else ()
+
+    def walk(self, key: Key = ()) -> Iterator[tuple[Key, Node]]:
+        """Yield each node within this one, with its key from here."""
+        entries = self.value.items() if isinstance(self.value, dict) else enumerate(self.children())
+        for part, inner in entries:
+            yield (*key, part), inner
+            yield from inner.walk((*key, part))
 
     def child(self, part: str | int) -> Node | None:
         if isinstance(self.value, dict):
