@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -195,3 +196,39 @@ class StopRequested(BaseException):
         super().__init__(f"stopped ({number.name}) before any task was started; run the same command again")
         self.number = number
         self.exit_code: int = ExitCode.PREEMPTED
+
+
+_RUN = "run: "
+
+
+@contextlib.contextmanager
+def naming_run(run: str) -> Iterator[None]:
+    """Make errors of the block name a run: in a log of several runs, nothing else tells whose error it is.
+
+    Args:
+        run: its directory, as users write it.
+    """
+    try:
+        yield
+    except (DistlaunchError, StopRequested, OSError) as error:
+        error.add_note(f"{_RUN}{run}")
+        raise
+
+
+def message_of(error: DistlaunchError | StopRequested | OSError) -> str:
+    """Return what users read of an error that ends a command, each line with the run that it is about."""
+    if isinstance(error, OSError):
+        text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    else:
+        text = str(error)
+    notes: list[str] = getattr(error, "__notes__", [])
+    run = next((note.removeprefix(_RUN) for note in notes if note.startswith(_RUN)), "")
+    return about_run(run, text)
+
+
+def about_run(run: str, text: str) -> str:
+    """Return a text whose lines begin with a run, unless they name it."""
+    if not run:
+        return text
+    is_named = re.compile(rf"{re.escape(run)}(?![\w-])")
+    return "\n".join(line if is_named.search(line) else f"{run}: {line}" for line in text.split("\n"))

@@ -381,7 +381,9 @@ class CommandEnded(Event):
 
     Attributes:
         status: as in RunEnded.
+        reason: why it failed, as standard error has it; empty: it did not.
     """
 
     status: str
     exit_code: int
+    reason: str = ""

@@ -23,6 +23,7 @@ from distlaunch.base.errors import (
     StopRequested,
     UsageError,
     code_of_os_error,
+    message_of,
 )
 from distlaunch.base.protocol import HELD_ENV
 from distlaunch.base.signals import ENDING
@@ -173,22 +174,22 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         code = _code_of_interrupt()
     except StopRequested as asked:
-        echo_error(str(asked))
+        echo_error(message_of(asked))
         code = asked.exit_code
     except DistlaunchError as error:
         if isinstance(error, ConfigError):
             from distlaunch.ui.ci import annotate
 
             annotate(error.problems)
-        echo_error(f"error: {error}" if "\n" not in str(error) else str(error))
+        message = message_of(error)
+        echo_error(message if "\n" in message else f"error: {message}")
         code = error.exit_code
         if isinstance(error, RunBusyError) and (held := os.environ.get(HELD_ENV, "")).isdigit():
             code = int(held)
     except OSError as error:
         # a full disk, a directory that may not be written
         code = code_of_os_error(error)
-        message = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
-        echo_error(f"error: {message}")
+        echo_error(f"error: {message_of(error)}")
     # commands that return nothing have gone well
     sys.exit(_after_output(int(code) if isinstance(code, int) else 0))
 

@@ -28,7 +28,8 @@ def command(directory: str, as_json: bool) -> None:
     stopped      by SIGTERM or `distlaunch stop`, with a checkpoint; interrupted: by Ctrl-C
     killed       its launcher is gone; `train RUN --resume` continues from the last checkpoint
 
-    The time is from the run's first event to its last.
+    The values are those of the last complete epoch; before there is one, those so far. The time is from the run's
+    first event to its last.
     """
     from distlaunch.jobs.batch.job_states import job_states
     from distlaunch.runs.listing import find_runs

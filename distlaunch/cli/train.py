@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, UsageError
+from distlaunch.base.errors import (
+    ConfigError,
+    DistlaunchError,
+    ExitCode,
+    Problem,
+    StopRequested,
+    UsageError,
+    code_of_os_error,
+    message_of,
+)
 from distlaunch.base.secret_values import SecretMask
 from distlaunch.cli.exit_codes import Command
 from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
@@ -17,6 +26,7 @@ from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
     from distlaunch.jobs.job import JobRequest
+    from distlaunch.ui.ci import Case
 
 
 @click.command("train", cls=Command)
@@ -83,52 +93,63 @@ def _smoke_all(requests: list[JobRequest], junit_xml: str | None, *, as_json: bo
     from distlaunch.ui.plain import echo, echo_error
 
     cases, codes = list[Case](), list[int]()
+    raised: DistlaunchError | OSError | StopRequested | None = None
     for request in requests:
-        began, raised = time.monotonic(), None
+        began = time.monotonic()
         try:
-            code, failure = _smoke(request, as_json=as_json, quiet=quiet)
-        except DistlaunchError as error:
-            raised, code = error, int(error.exit_code)
-            failure = SecretMask(os.environ).whole(str(error))
+            code, case = _smoke(request, as_json=as_json, quiet=quiet)
+        except (DistlaunchError, OSError, StopRequested) as error:
+            raised, message = error, SecretMask(os.environ).whole(message_of(error))
+            code = int(code_of_os_error(error) if isinstance(error, OSError) else error.exit_code)
+            case = Case(request.target, 0.0, message)
+            if not isinstance(error, ConfigError | StopRequested):
+                annotate([Problem((), message, request.target)])
             if len(requests) > 1:
-                echo_error(f"error: {error}" if "\n" not in str(error) else str(error))
+                echo_error(message if "\n" in message else f"error: {message}")
                 annotate(error.problems if isinstance(error, ConfigError) else ())
-        cases.append(Case(request.target, time.monotonic() - began, failure))
+        cases.append(replace(case, seconds=time.monotonic() - began))
         codes.append(code)
-        if raised is not None and len(requests) == 1:
-            if junit_xml is not None:
-                write_junit(junit_xml, "smoke", cases)
-            raise raised
         if code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED):  # that was meant for all
             break
     if junit_xml is not None:
         write_junit(junit_xml, "smoke", cases)
-    if len(requests) > 1:
+    if raised is not None and len(requests) == 1:
+        raise raised
+    if len(requests) > 1 and not quiet:
         for case, code in zip(cases, codes, strict=True):
             how = f"no, exit code {code}: {case.failure.splitlines()[0]}" if code else f"ok ({case.seconds:.0f} s)"
             echo(f"{case.config}: {how}", err=as_json)
     return worst_code(codes)
 
 
-def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, str]:
+def _smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Case]:
     """Prove a config; return the exit code, and what is wrong."""
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import smoke as smoking
-    from distlaunch.ui.progress.view import make_view, reporting_errors
-    from distlaunch.ui.smoke import print_proofs
+    from distlaunch.ui.ci import Case, annotate, failure_text
+    from distlaunch.ui.progress.view import make_view, reporting_errors, why_failed
+    from distlaunch.ui.smoke import missing_proofs, print_missing, print_proofs
 
     view = make_view(as_json=as_json, quiet=quiet, config=request.target)
     with reporting_errors(view):
         proven = smoking.smoke(request, view, Machine.here())
     view.report(proven.last)
-    print_proofs(proven, to_stderr=as_json or quiet, only_failures=quiet)
-    outcome = proven.last.outcome
+    outcome, missing = proven.last.outcome, missing_proofs(proven)
     # an attempt may be done, and have shown less than it should
     code = int(outcome.exit_code or (ExitCode.DONE if proven.passed else ExitCode.FAILED))
-    view.finished(outcome.status if proven.passed else "failed", code)
-    missing = [f"not seen: {proof.what}" for proof in proven.proofs if not proof.holds]
-    failed = [f"{outcome.failure.task}: {outcome.failure.reason}"] if outcome.failure is not None else []
-    return code, "\n".join([*failed, *missing] or [outcome.status]) if code else ""
+    if not quiet:
+        print_proofs(proven, request.target, to_stderr=as_json)
+    elif not outcome.exit_code:
+        print_missing(proven)
+    if outcome.status == "done" and code:
+        annotate([Problem((), line, request.target) for line in missing])
+    why = (why_failed(proven.last) or "\n".join(missing) or outcome.status) if code else ""
+    view.finished(outcome.status if proven.passed else "failed", code, why)
+    if not code:
+        return code, Case(request.target, 0.0)
+    if (failure := outcome.failure) is None:
+        return code, Case(request.target, 0.0, why)
+    return code, Case(request.target, 0.0, failure_text(why, failure), failure.place)
 
 
 def _debug(target: str, overrides: tuple[str, ...], name: str | None, others: list[str]) -> NoReturn:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distlaunch.base.errors import ConfigError, Problem, RunBusyError, StopRequested, UsageError
+from distlaunch.base.errors import ConfigError, Problem, RunBusyError, StopRequested, UsageError, naming_run
 from distlaunch.base.run_dir import BestName, RunDir
 from distlaunch.base.run_files.identity import Identity
 from distlaunch.base.run_files.ownership import check_ownership
@@ -181,7 +181,7 @@ def _choose_resumed(request: JobRequest, new: Choice, name_of_job: str) -> Choic
 def _choose_beside_chief(new: Choice, chief: RunDir, number: int, left: Left | None) -> Choice:
     """Choose the run of a task that another launcher's chief has decided for."""
     if left is not None and not left.training:
-        note = f"{shown(chief.path)}, the run of the chief, is finished already; more `train.epochs` go on with it"
+        note = f"{shown(chief.path)}, the run of the chief, has finished; to train longer, increase `train.epochs`"
         return replace(new, run=chief, note=note, finished=True)
     own = RunDir(Path(new.config.runs_dir) / Identity(new.name, number).folder)
     if own.identity() != Identity(new.name, number) or not own.has_config():
@@ -221,7 +221,7 @@ def _choice_of(going_on: Choice, left: Left | None) -> Choice:
         lacks.append("an evaluation")
     where = shown(going_on.run.path)
     if not uses:
-        note = f"{where} is finished already; more `train.epochs` go on with it"
+        note = f"{where} has finished, and nothing is left to do; to train longer, increase `train.epochs`"
         return replace(going_on, note=note, finished=True)
     return replace(
         going_on, note=f"{where} is finished, but lacks {' and '.join(lacks)}: adding that", uses=tuple(uses)
@@ -304,7 +304,7 @@ def begin(
     choice = choose(request, machine)
     if choice.run is not None and not (choice.beside or choice.finished):
         # only a look: `execute` takes the lock for good, after the user has seen it
-        with choice.run.lock():
+        with naming_run(shown(choice.run.path)), choice.run.lock():
             pass  # nobody goes on with a run that is still going on
     if choice.context.is_secondary_srun_task:
         observer.note(SECONDARY_SRUN_TASK)
@@ -339,9 +339,9 @@ def execute(claimed: ClaimedRun, observer: Observer) -> AttemptResult:
     """Trains a claimed run. Raises as `train` does."""
     choice, run = claimed.choice, claimed.run
     if choice.beside:
-        with choice.context.engine:
+        with naming_run(shown(run.path)), choice.context.engine:
             return checked(run_beside(choice.config, run, observer, choice.context), choice.locate)
-    with ThreadedObserver.of(observer) as threaded, run.lock_claim():
+    with naming_run(shown(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
         if choice.uses:
             return _do_uses(choice, run, threaded)
         with judging_errors(run):
@@ -424,8 +424,10 @@ def use_run(
     context = LaunchContext.resolve(config, machine)
     isolate_if_configured(config, context)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(naming_run(shown(run.path)))
         if mode == "export":
             _claim_exports(run, config, extra, stack)
+        place = run.path
         if not run.may_be_written():
             extra = [*extra, *_output_elsewhere(mode, extra)]
             observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
@@ -438,7 +440,8 @@ def use_run(
             # nothing is left to resume, as it is of `train`
             asked.exit_code = 128 + asked.number
             raise
-        return replace(result, outcome=replace(result.outcome, exit_code=result.outcome.code_of_command))
+        outcome = replace(result.outcome, exit_code=result.outcome.code_of_command)
+        return replace(result, plan=replace(result.plan, run_dir=place), outcome=outcome)
 
 
 def _claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: contextlib.ExitStack) -> None:

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from distlaunch.base.errors import UsageError
+from distlaunch.base.errors import UsageError, naming_run
 from distlaunch.base.run_dir import RunDir, check_run_name
 from distlaunch.base.secret_values import masked_arguments
 from distlaunch.cluster.environment import describe_environment
@@ -30,6 +30,7 @@ from distlaunch.jobs.job_end import judge_result
 from distlaunch.jobs.restarts import Limits, note_hosts, repeat
 from distlaunch.plan.script import Kind, ScriptJob, plan_script
 from distlaunch.plan.train import LaunchPlan
+from distlaunch.runs.paths import shown
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 from distlaunch.supervise.requests.signals import SignalPipe
 from distlaunch.supervise.supervisor import Supervisor
@@ -71,7 +72,7 @@ def run_script(request: ScriptRequest, observer: Observer, machine: Machine) -> 
     if request.name is not None:
         check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
-    with ThreadedObserver.of(observer) as threaded, run.lock_claim():
+    with naming_run(shown(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
 
         def start(signals: SignalPipe) -> AttemptResult:
             return _attempt(job, context, run, threaded, signals, request.limits.window_s)

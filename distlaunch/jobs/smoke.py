@@ -6,17 +6,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from distlaunch.base.errors import naming_run
 from distlaunch.base.event_files import read_events
-from distlaunch.base.events import DataResolved, EpochEnded, Event, StepsDone
+from distlaunch.base.events import DataResolved, EpochEnded, Event, Notice, StepsDone
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.cluster.machine import Machine
+from distlaunch.config.checks.unused import changed
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
 from distlaunch.jobs.attempt import AttemptResult, run_attempt
 from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
 from distlaunch.jobs.restarts import note_hosts
+from distlaunch.runs.paths import shown
 from distlaunch.supervise.observer import Observer, ThreadedObserver
 
 STEPS = 4
@@ -62,6 +65,22 @@ def smoke_overrides(config: RunConfig, *, epochs: int) -> tuple[str, ...]:
     return (f"train.epochs={epochs}", "resume=never", *slice_of_data, *validation, *checkpoint, *export)
 
 
+class _SmokeObserver(ThreadedObserver):
+    """Does not show warnings about settings that only the smoke run has made.
+
+    Args:
+        own: their keys.
+    """
+
+    def __init__(self, observer: Observer, own: Sequence[str]) -> None:
+        super().__init__(observer)
+        self._own = tuple(f"{key}: " for key in own)
+
+    def event(self, event: Event) -> None:
+        if not (isinstance(event, Notice) and event.message.startswith(self._own)):
+            super().event(event)
+
+
 def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeResult:
     """Runs the two attempts. Raises as `train` does."""
     # of `choose`: a config with `resume: auto` is proven by a run of its own, too
@@ -71,12 +90,16 @@ def smoke(request: JobRequest, observer: Observer, machine: Machine) -> SmokeRes
     isolate_if_configured(config, context)
     name = f"{request.name or config.name}-smoke"
     run = RunDir.claim(config.runs_dir, name)
-    with ThreadedObserver.of(observer) as threaded, run.lock_claim(), context.engine as engine:
+    validation = config.validation
+    own = [f"validation.{key}" for key in ("steps", "every_epochs") if validation and not changed(validation, key)]
+    about = naming_run(shown(run.path))
+    with about, _SmokeObserver(observer, own) as threaded, run.lock_claim(), context.engine as engine:
         note_hosts(engine, threaded.note)
-        threaded.note("smoke test, 1 of 2: a few steps with a checkpoint")
+        title = f"smoke test of {request.target}, part"
+        threaded.note(f"{title} 1 of 2: a few steps with a checkpoint")
         result = _attempt(request, config, name, 1, run, threaded, context)
         if result.outcome.status == "done":
-            threaded.note("smoke test, 2 of 2: a new start from the checkpoint, validation, export")
+            threaded.note(f"{title} 2 of 2: a new start from the checkpoint, validation, export")
             result = _attempt(request, config, name, 2, run, threaded, context)
     result = replace(result, resumable=False)
     return SmokeResult(result, prove(config, read_events(run.events), [str(task.task) for task in result.plan.tasks]))

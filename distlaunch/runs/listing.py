@@ -14,7 +14,7 @@ from distlaunch.base.events import EpochEnded, Event, Logs, StepsDone
 from distlaunch.base.protocol import RUN_MODES
 from distlaunch.base.regular_files import open_regular
 from distlaunch.base.run_dir import RunDir
-from distlaunch.base.run_files.run_facts import RunFacts
+from distlaunch.base.run_files.run_facts import AttemptFacts, RunFacts
 from distlaunch.base.run_files.submission import JobState, Submission
 from distlaunch.runs.bottleneck import summary
 from distlaunch.runs.paths import shown
@@ -34,8 +34,9 @@ class RunSummary:
 
     Attributes:
         status: `running`, `killed`, as in RunEnded, or `pending`, `submitted` or `cancelled`.
-        epoch: how many are complete; `epochs`: of how many, if known.
-        logs: the last values of loss and metrics.
+        step: where the last attempt has come to, which may be before what a killed attempt had reached.
+        epoch: how many are complete there; `epochs`: of how many, if known.
+        logs: the values of loss and metrics of the last complete epoch; before there is one, those so far.
         started: seconds since the epoch; `seconds`: from there to its last sign, or until now.
         culprit: who failed first, if it failed.
         job: the number of its submitted job; empty: it was not submitted.
@@ -99,8 +100,8 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
     head, tail = _ends(run.events, training)
     events = [*head, *tail]
     facts = RunFacts.of(events)
-    start, results = facts.start, list(facts.attempts.values())
-    done = max((attempt.epochs_done for attempt in results), default=0)
+    start, current = facts.start, _current(facts, training)
+    done = current.epochs_done
     epochs = start.epochs if start else None  # of a start that is not read, it may have become more since
     first_at = _began(run, events)
     own = [event for event in events if training is None or event.attempt <= training]  # not an export's after it
@@ -114,10 +115,10 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         path=str(run.path),
         status=status,
         strategy=start.strategy if start else configured_strategy(run),
-        step=max((attempt.step for attempt in results), default=0),
+        step=current.step,
         epoch=done,
         epochs=epochs if epochs is None or epochs >= done else None,
-        logs=next((attempt.logs for attempt in reversed(results) if attempt.logs), {}),
+        logs=_values(facts, current),
         started=first_at,
         seconds=max(0.0, last_at - first_at),
         attempts=len(attempts),
@@ -126,6 +127,26 @@ def summarize(run: RunDir, now: float | None = None, job: JobState | None = None
         times=summary(step_times(run, facts)),
         job=submission.job if (submission := run.submission()) else "",
     )
+
+
+def _current(facts: RunFacts, training: int | None) -> AttemptFacts:
+    """Return the last attempt that has trained; of a finished run, that which finished it.
+
+    Args:
+        training: the last attempt that was to train, after which others may have exported.
+    """
+    most = facts.ended.attempt if facts.ended is not None and facts.finished else training
+    numbers = [number for number in sorted(facts.attempts, reverse=True) if most is None or number <= most]
+    attempts = (facts.attempts[number] for number in numbers)
+    return next((each for each in attempts if each.training is not None or each.step), AttemptFacts())
+
+
+def _values(facts: RunFacts, current: AttemptFacts) -> Logs:
+    """Return the values of the last complete epoch: what comes after it is of another, and without validation."""
+    if not current.epochs_done:
+        return current.logs
+    ended = (event for event in reversed(facts.epochs) if event.epoch + 1 == current.epochs_done)
+    return next((event.logs for event in ended), {})
 
 
 def _began(run: RunDir, events: Sequence[Event]) -> float:
@@ -161,5 +182,8 @@ def _ends(path: Path, attempt: int | None) -> tuple[list[Event], list[Event]]:
 
 
 def _suffices(events: Sequence[Event], attempt: int | None) -> bool:
-    progress = any(isinstance(event, StepsDone | EpochEnded) and event.logs for event in events)
-    return progress and any(event.attempt == attempt for event in events)
+    progress = [event for event in events if isinstance(event, StepsDone | EpochEnded) and event.logs]
+    if not progress or not any(event.attempt == attempt for event in events):
+        return False
+    done = progress[-1].epoch + isinstance(progress[-1], EpochEnded)
+    return not done or any(isinstance(event, EpochEnded) and event.epoch + 1 == done for event in progress)

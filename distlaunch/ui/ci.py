@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 import click
 
 from distlaunch.base.errors import Problem, UsageError
+from distlaunch.base.secret_values import SecretMask
 from distlaunch.base.visible import visible
+from distlaunch.supervise.diagnose.exit_reason import Failure
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Case:
     """The result for one config.
 
     Attributes:
-        failure: what is wrong, a line each; empty if nothing is.
+        failure: what is wrong, the most important line first; empty if nothing is.
+        place: file and line of the user's code that has failed; None: not known.
     """
 
     config: str
     seconds: float
     failure: str = ""
+    place: tuple[str, int] | None = None
 
 
 def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
@@ -41,9 +45,11 @@ def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
     top = ElementTree.SubElement(root, "testsuite", {"name": f"distlaunch {suite}", **numbers, "time": seconds})
     for case in cases:
         attributes = {"classname": suite, "name": visible(case.config), "time": f"{case.seconds:.3f}"}
+        if case.place is not None:
+            attributes |= {"file": visible(os.path.relpath(case.place[0])), "line": str(case.place[1])}
         element = ElementTree.SubElement(top, "testcase", attributes)
         if case.failure:
-            text = visible(case.failure)
+            text = visible(SecretMask(os.environ).whole(case.failure))
             first = text.splitlines()[0]
             ElementTree.SubElement(element, "failure", {"message": first}).text = text
     ElementTree.indent(root)
@@ -52,6 +58,20 @@ def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
         Path(path).write_bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
     except OSError as error:
         raise UsageError(f"--junit-xml {path}: cannot be written: {error.strerror}") from None
+
+
+def failure_text(line: str, failure: Failure) -> str:
+    """Return a failure for a report: in one line with the place in the user's code, and below it the traceback."""
+    if failure.place is not None:
+        line += f" ({os.path.relpath(failure.place[0])}:{failure.place[1]})"
+    hint = [f"hint: {failure.hint}"] if failure.hint else []
+    return "\n".join([line, *(f"  {each}" for each in failure.detail), *hint])
+
+
+def annotate_failure(line: str, failure: Failure) -> None:
+    """Make a failure an annotation of the line in the user's code that it came through; see `annotate`."""
+    place = failure.place
+    annotate([Problem((), line, f"{place[0]}:{place[1]}" if place is not None else None)])
 
 
 def annotate(
@@ -68,7 +88,7 @@ def annotate(
             file, line = problem.source or "", ""
         where = {} if file.startswith("--") or not file else {"file": os.path.relpath(file)}
         where |= {"line": line} if where and line else {}
-        text = ": ".join(part for part in (problem.dotted, problem.message) if part)
+        text = SecretMask(environ).whole(": ".join(part for part in (problem.dotted, problem.message) if part))
         properties = ",".join(f"{name}={_escaped(value, ',:')}" for name, value in where.items())
         # beside the messages: what a command prints on standard output is for programs
         click.echo(f"::{level}{' ' if properties else ''}{properties}::{_escaped(text)}", err=True)

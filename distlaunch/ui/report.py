@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from distlaunch.base.errors import about_run
 from distlaunch.base.plural import count
 from distlaunch.base.run_dir import RunDir
 from distlaunch.jobs.attempt import AttemptResult
@@ -55,18 +56,13 @@ def print_metrics(console: Console, logs: dict[str, float], split: str = "train"
 
 
 def print_failure(console: Console, state: ProgressState, result: AttemptResult) -> None:
-    """Who failed first, why, the lines that show it, and what to do next."""
+    """Print who failed first, why, the lines that show it, and what to do next, in one piece."""
     failure = result.outcome.failure
     if failure is None:
         return
-    who = f"{failure.task} on {failure.host}" if len(result.plan.tasks) > 1 else ""
-    at = f" at step {failure.step:,}" if failure.step is not None else ""
-    head = f"failed: {who}{at}: " if who else f"failed{at}: "
-    console.print()
-    console.print(Text.assemble((head[:7], "red bold"), head[7:], failure.reason), highlight=False)
-    if failure.detail:
-        console.print()
-        console.print(Text(_indented(failure)), highlight=False, soft_wrap=True)
+    line = failure_line(result)
+    what = _what_failed(result)
+    head = Text.assemble(what, (" failed", "red bold"), line[len(what) + len(" failed") :])
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -76,21 +72,53 @@ def print_failure(console: Console, state: ProgressState, result: AttemptResult)
         table.add_row("hint", failure.hint)
     if result.plan.mode == "train" and (steps := _next(failure, state, result)):
         table.add_row("next", steps)
-    console.print()
-    _print_table(console, table)
+    with console.capture() as captured:
+        console.print()
+        console.print(head, highlight=False)
+        if failure.detail:
+            console.print()
+            console.print(Text(_indented(failure)), highlight=False, soft_wrap=True)
+        console.print()
+        console.print(table, highlight=False, markup=False)
+    _print_lines(console, captured.get())
+
+
+def failure_line(result: AttemptResult) -> str:
+    """Return which run failed, where and why, in one sentence; empty if none did."""
+    failure = result.outcome.failure
+    if failure is None:
+        return ""
+    who = f" {failure.task} on {failure.host}" if len(result.plan.tasks) > 1 else ""
+    at = f" at step {failure.step:,}" if failure.step is not None else ""
+    return f"{_what_failed(result)} failed{':' if who else ''}{who}{at}: {failure.reason}"
+
+
+def _what_failed(result: AttemptResult) -> str:
+    run = shown(result.plan.run_dir)
+    return run if result.plan.is_run else f"{run}: {result.plan.mode}"
+
+
+def warning_lines(result: AttemptResult) -> list[str]:
+    """Return what went wrong without making an attempt fail, with the run that it is about."""
+    run = shown(result.plan.run_dir)
+    return [about_run(run, warning) for warning in result.outcome.warnings]
 
 
 def print_warnings(console: Console, result: AttemptResult) -> None:
-    for warning in result.outcome.warnings:
+    for warning in warning_lines(result):
         console.print(Text.assemble(("warning: ", "yellow bold"), warning), highlight=False)
 
 
 def _print_table(console: Console, table: Table) -> None:
     """Without the blanks that fill the last column up."""
-    # rich pads the last column to the width of the table
     with console.capture() as captured:
         console.print(table, highlight=False, markup=False)
-    lines = [line.rstrip() for line in captured.get().splitlines()]
+    _print_lines(console, captured.get())
+
+
+def _print_lines(console: Console, text: str) -> None:
+    """Print what was rendered, at once and without trailing blanks: rich pads columns to the width of their table."""
+    lines = [line.rstrip() for line in text.splitlines()]
     console.print(Text.from_ansi("\n".join(lines)), soft_wrap=True, highlight=False)
 
 
@@ -147,14 +175,12 @@ def _trained(state: ProgressState) -> str:
     steps = state.step - start.first_step
     own = sum(epoch.seconds for epoch in state.epochs if epoch.attempt == start.attempt)
     seconds = state.now.ended.seconds if state.now.ended else own
-    text = f"{count(steps, 'step')} in {words.duration(seconds)}, {_epochs(state)}"
-    if start.first_step:
-        text += f", from step {start.first_step:,}"
-    return text
+    resumed = f", from step {start.first_step:,} to {state.step:,}" if start.first_step else ""
+    return f"{count(steps, 'step')} in {words.duration(seconds)}{resumed}; {_epochs(state)}"
 
 
 def _epochs(state: ProgressState) -> str:
     first = state.now.training.first_epoch if state.now.training else 0
     complete = state.epochs[-1].epoch + 1 if state.epochs else first
     total = state.now.training.epochs if state.now.training else complete
-    return count(total, "epoch") if complete == total else f"{complete} of {count(total, 'epoch')}"
+    return f"{complete} of {count(total, 'epoch')} complete"

@@ -119,7 +119,7 @@ def test_resume_goes_on_with_what_is_not_finished(shell: Shell) -> None:
     assert "resuming runs/job" in out
     assert "restored  step 4" in out
     assert RunDir(shell.directory / "runs/job").next_attempt() == 2
-    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    finished = "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`\n"
     assert shell("train", "job.yaml", "--resume")[:2] == (0, finished)
     assert shell("train", "job.yaml", "--set", "resume=auto")[:2] == (0, finished)
     assert shell("train", "runs/job", "--resume")[:2] == (0, finished)
@@ -180,7 +180,7 @@ def test_more_epochs_in_the_config_of_a_finished_run(shell: Shell) -> None:
     assert code == 0
     assert out.startswith("resuming runs/job\n")
     assert "restored  step 8" in out
-    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    finished = "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`\n"
     assert shell("train", "job.yaml", "--resume", "--set", "train.epochs=3")[:2] == (0, finished)
     code, out, err = shell("train", "job.yaml", "--resume")
     assert (code, out) == (2, "")
@@ -221,7 +221,7 @@ def test_resume_makes_the_exports_that_a_finished_run_lacks(shell: Shell) -> Non
     code, out, err = shell(*resume)
     assert (code, err) == (0, "")
     assert "exported  keras" in out
-    finished = "runs/job is finished already; more `train.epochs` go on with it"
+    finished = "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`"
     assert shell(*resume)[:2] == (0, finished + "\n")
     assert shell("plan", *resume[1:])[:2] == (0, finished + "\n")
     plan = json.loads(shell("plan", *resume[1:], "--json")[1])
@@ -242,8 +242,8 @@ def test_tasks_of_a_given_cluster_follow_the_run_of_their_chief(shell: Shell) ->
     assert planned(1)[1] == "there is no run called job-worker-1 yet: starting it"
     for name in ("job", "job-worker-1", "job-worker-1"):
         assert shell("train", "job.yaml", "-q", "--name", name)[0] == 0
-    assert planned(0)[1] == "runs/job is finished already; more `train.epochs` go on with it"
-    assert planned(1)[1] == "runs/job, the run of the chief, is finished already; more `train.epochs` go on with it"
+    assert planned(0)[1] == "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`"
+    assert planned(1)[1] == "runs/job, the run of the chief, has finished; to train longer, increase `train.epochs`"
     assert planned(1, "seed=1")[0] == "2"
     assert planned(1, "train.epochs=3")[1] == "resuming runs/job-worker-1"  # with the number of the chief's run
     assert shell("train", "job.yaml", "-q", FAKE="fail")[0] == 3
@@ -254,7 +254,7 @@ def test_tasks_of_a_given_cluster_follow_the_run_of_their_chief(shell: Shell) ->
 def test_config_problems_of_workers_have_lines(shell: Shell) -> None:
     code, _, err = shell("train", "job.yaml", FAKE="config")
     assert code == 2
-    assert err == "error: job.yaml:4: data.global_batch: does not fit\n"
+    assert err == "error: runs/job: job.yaml:4: data.global_batch: does not fit\n"
 
 
 @pytest.mark.parametrize(

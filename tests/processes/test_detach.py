@@ -125,7 +125,7 @@ def test_a_run_in_use_or_finished(shell: Shell) -> None:
     assert shell("train", "job.yaml", "--detach", "--resume", "-q") == (0, "", "")
     wait_until(lambda: not run_of(shell).is_busy())
     assert run_of(shell).attempts() == [0, 1]
-    finished = "runs/job is finished already; more `train.epochs` go on with it\n"
+    finished = "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`\n"
     assert shell("train", "runs/job", "--detach", "--resume") == (0, "runs/job\n", finished)
     again = json.loads(shell("train", "runs/job", "--detach", "--resume", "--json")[1])
     assert again == {"run": str(run_of(shell).path), "pid": None}

@@ -252,7 +252,7 @@ def test_a_job_goes_on_with_fewer_workers_and_then_with_all(shell: Shell) -> Non
 def test_a_killed_task_has_its_signal_in_error_json(shell: Shell) -> None:
     code, _, err = shell("train", "job.yaml", "-q", *WORKERS, FAKE="kill=worker:0")
     assert code == 75
-    assert re.search(r"^failed: worker:0 on \S+ at step 8: killed by SIGKILL", err, re.MULTILINE), err
+    assert re.search(r"^runs/\S+ failed: worker:0 on \S+ at step 8: killed by SIGKILL", err, re.MULTILINE), err
     run = RunDir(shell.directory / "runs/job")
     error = json.loads(run.task(0, "worker:0").error_json.read_text())
     assert (error["kind"], error["signal"], error["step"]) == ("signal", "SIGKILL", 8)

@@ -245,7 +245,7 @@ def test_the_first_failure_ends_all_and_is_named(runner: Runner, end_of_one: str
     name = runner.script(f"if TASK == 'worker:1':\n    wait_for('hanging-*', 2)\n    {end_of_one}\nhang()\n")
     code, out, err = runner("--workers", "3", name)
     assert code == (75 if "SIGKILL" in expected else 3)
-    assert re.search(rf"^failed: worker:1 on \S+: {re.escape(expected)}", err, re.MULTILINE), err
+    assert re.search(rf"^runs/\S+ failed: worker:1 on \S+: {re.escape(expected)}", err, re.MULTILINE), err
     assert "log  runs/job/attempts/0/worker-1/stderr.log" in err
     assert "worker:1 failed; stopping worker:0, worker:2" in out
     assert [event.failed_task for event in runner.events(TaskFailed)] == ["worker:1"]

@@ -113,7 +113,10 @@ def test_resume_submits_what_train_would_resume(folder: Path) -> None:
     run.write_json(run.environment, {"config_folder": str(folder), "directory": str(folder)})
     finished = submit("job.yaml", "--resume")
     assert (finished.exit_code, finished.stdout) == (0, ""), finished.exception
-    assert finished.stderr == "runs/job is finished already; more `train.epochs` go on with it\n"
+    assert (
+        finished.stderr
+        == "runs/job has finished, and nothing is left to do; to train longer, increase `train.epochs`\n"
+    )
     assert json.loads(submit("job.yaml", "--resume", "--json").stdout) == {
         "run": str(run.path), "engine": None, "job": None, "script": None
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distlaunch.base.event_files import EventWriter
-from distlaunch.base.events import EpochEnded, RunEnded, StepsDone, TaskFailed, TrainingStarted
+from distlaunch.base.events import EpochEnded, Restored, RunEnded, StepsDone, TaskFailed, TrainingStarted
 from distlaunch.base.run_dir import RunDir
 from distlaunch.runs.listing import summarize
 from distlaunch.runs.report import KILLED, read_report
@@ -56,6 +57,31 @@ def test_histories(history: list[Attempt]) -> None:
     assert line.epoch == epochs
     assert line.attempts == len(history)
     assert line.step >= epochs * STEPS
+    # the value of an epoch is its number; before the first has ended, that of its steps
+    shown = line.logs.get("loss")
+    assert shown == epochs if epochs else shown in (None, 0.5)
+
+
+def test_values_are_those_of_the_epoch_that_is_shown(tmp_path: Path) -> None:
+    """A launcher is killed in its fifth epoch, and the run goes on from the checkpoint of the second."""
+    run = RunDir(tmp_path / "job")
+    run.path.mkdir()
+    run.config.write_text("strategy: {kind: one_device}\n")
+    _write(run, [Attempt(4, 2, KILLED)])
+    killed = summarize(run)
+    assert (killed.status, killed.epoch, killed.step, killed.logs) == (KILLED, 4, 4 * STEPS + 2, {"loss": 4})
+    run.write_json(run.attempt_plan(1), {"mode": "train"})
+    with contextlib.closing(EventWriter(run.events, attempt=1, task="worker:0")) as writer:
+        writer.write(Restored(path="x", step=2 * STEPS, epoch=2))
+        assert (summarize(run).epoch, summarize(run).step, summarize(run).logs) == (2, 2 * STEPS, {"loss": 2})
+        writer.write(dataclasses.replace(START, first_epoch=2, first_step=2 * STEPS))
+        step = 2 * STEPS + 1
+        for _ in range(2_000):  # more than one look at the end of the file takes in
+            writer.write(StepsDone(epoch=2, step=step, step_in_epoch=1, steps=1, seconds=1.0, logs={"loss": 7.0}))
+        assert (summarize(run).epoch, summarize(run).step, summarize(run).logs) == (2, step, {"loss": 2})
+        writer.write(EpochEnded(epoch=2, step=3 * STEPS, seconds=1.0, logs={"loss": 30.0, "val_loss": 3.0}))
+        found = summarize(run)
+    assert (found.epoch, found.step, found.logs) == (3, 3 * STEPS, {"loss": 30.0, "val_loss": 3.0})
 
 
 def _status(history: list[Attempt]) -> str:
@@ -83,14 +109,14 @@ def _write(run: RunDir, history: list[Attempt]) -> int:
             epoch += 1
             step = epoch * STEPS
             writer.write(
-                StepsDone(epoch=epoch - 1, step=step, step_in_epoch=STEPS, steps=STEPS, seconds=1.0, logs={"loss": 1.0})
+                StepsDone(epoch=epoch - 1, step=step, step_in_epoch=STEPS, steps=STEPS, seconds=1.0, logs={"loss": 0.5})
             )
-            writer.write(EpochEnded(epoch=epoch - 1, step=step, seconds=1.0, logs={"loss": 1.0}))
+            writer.write(EpochEnded(epoch=epoch - 1, step=step, seconds=1.0, logs={"loss": float(epoch)}))
         step = epoch * STEPS + attempt.more_steps
         if attempt.more_steps:
             steps = attempt.more_steps
             writer.write(
-                StepsDone(epoch=epoch, step=step, step_in_epoch=steps, steps=steps, seconds=1.0, logs={"loss": 1.0})
+                StepsDone(epoch=epoch, step=step, step_in_epoch=steps, steps=steps, seconds=1.0, logs={"loss": 0.5})
             )
         if attempt.end == "failed":
             writer.write(TaskFailed(failed_task="worker:0", host="here", reason="bug", log=""))

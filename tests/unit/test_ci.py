@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
-from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.base.errors import ConfigError, ExitCode, Problem, StopRequested, UsageError
 from distlaunch.cli import train
 from distlaunch.cli.main import cli
+from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.jobs.job import JobRequest
+from distlaunch.jobs.smoke import Proof, SmokeResult
+from distlaunch.plan.train import LaunchPlan
+from distlaunch.supervise.diagnose.exit_reason import Failure
+from distlaunch.supervise.outcome import Outcome
 from distlaunch.ui.ci import Case, annotate, write_junit
 from tests.unit.config_files import BASE, write_models
 
@@ -51,6 +57,66 @@ def test_annotations_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def _proven(run: Path, proofs: tuple[Proof, ...], failure: Failure | None = None) -> SmokeResult:
+    code = ExitCode.DONE if failure is None else ExitCode.FAILED
+    plan = LaunchPlan(run, 0, "train", (), 0, 0)
+    outcome = Outcome("failed" if failure else "done", code, failure)
+    return SmokeResult(AttemptResult(plan, outcome, resumable=False), proofs)
+
+
+def test_a_smoke_run_that_fails_names_the_line_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    trace = (f'  File "{tmp_path}/sub/model.py", line 41, in build', "    return Dense(-1)", "ValueError: units=-1")
+    place = (f"{tmp_path}/sub/model.py", 41)
+    failure = Failure("worker:0", "a", "ValueError: units=-1", trace, None, hint="use 1", place=place)
+    results = {
+        "a.yaml": _proven(tmp_path / "runs" / "a-smoke", (Proof("training ran", False),), failure),
+        "b.yaml": _proven(tmp_path / "runs" / "b-smoke", (Proof("training ran", True), Proof("an export", False))),
+        "c.yaml": _proven(tmp_path / "runs" / "c-smoke", (Proof("training ran", True),)),
+    }
+    monkeypatch.setattr("distlaunch.jobs.smoke.smoke", lambda request, view, environ: results[request.target])
+    result = CliRunner().invoke(
+        cli, ["train", "--smoke", *results, "--junit-xml", "out.xml", "--quiet"], standalone_mode=False
+    )
+    assert (result.return_value, result.stdout) == (3, "")
+    assert "::error file=sub/model.py,line=41::runs/a-smoke failed: ValueError: units=-1" in result.stderr
+    assert "::error file=b.yaml::runs/b-smoke: not seen: an export" in result.stderr
+    assert "error: runs/b-smoke: not seen: an export" in result.stderr
+    assert "training ran" not in result.stderr
+    assert "c-smoke" not in result.stderr
+    first, second, third = ElementTree.parse(tmp_path / "out.xml").getroot()[0]
+    assert (first.get("file"), first.get("line")) == ("sub/model.py", "41")
+    line = "runs/a-smoke failed: ValueError: units=-1 (sub/model.py:41)"
+    assert first[0].get("message") == line
+    assert (first[0].text or "").splitlines() == [line, *(f"  {each}" for each in trace), "hint: use 1"]
+    assert second[0].get("message") == "runs/b-smoke: not seen: an export"
+    assert len(third) == 0
+    shown = CliRunner().invoke(cli, ["train", "--smoke", *results], standalone_mode=False).stdout
+    assert "smoke test of b.yaml:\n  ok  training ran\n no   an export: not seen\n" in shown
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device", "x"), StopRequested(signal.SIGTERM), UsageError("no host")]
+)
+def test_a_smoke_run_that_does_not_start_is_in_the_report(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def smoke(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr("distlaunch.jobs.smoke.smoke", smoke)
+    report = tmp_path / "out.xml"
+    with pytest.raises(type(error)):
+        CliRunner().invoke(
+            cli,
+            ["train", "--smoke", "a.yaml", "--junit-xml", str(report)],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
+    assert ElementTree.parse(report).getroot()[0].get("failures") == "1"
+
+
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--junit-xml"):
@@ -68,11 +134,11 @@ def test_several_smoke_runs(
 ) -> None:
     left = list(codes)
 
-    def smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, str]:
+    def smoke(request: JobRequest, *, as_json: bool, quiet: bool) -> tuple[int, Case]:
         code = left.pop(0)
         if code == 2:
             raise ConfigError(Problem(("seed",), "got x\x1b[31m", request.target))
-        return code, "failed" if code else ""
+        return code, Case(request.target, 0.0, "failed" if code else "")
 
     monkeypatch.setattr(train, "_smoke", smoke)
     names = [f"{number}.yaml" for number in range(len(codes))]

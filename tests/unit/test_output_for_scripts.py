@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from distlaunch.base.errors import ExitCode, UsageError
+from distlaunch.base.errors import ConfigError, ExitCode, Problem, UsageError, message_of, naming_run
 from distlaunch.base.event_files import EventWriter
 from distlaunch.base.events import EpochEnded, Evaluated, RunEnded
 from distlaunch.base.run_dir import RunDir
 from distlaunch.cli.main import cli
+from distlaunch.cluster.spec import Task
 from distlaunch.engines.base import HostReport
-from distlaunch.plan.train import LaunchPlan
+from distlaunch.jobs.attempt import AttemptResult
+from distlaunch.plan.train import LaunchPlan, TaskPlan
+from distlaunch.supervise.diagnose.exit_reason import Failure
+from distlaunch.supervise.outcome import Outcome
 from distlaunch.ui.console import JobConsole
-from distlaunch.ui.progress.view import JsonView, TextView, make_view, show
+from distlaunch.ui.progress.view import JsonView, QuietView, TextView, make_view, show
 
 
 def invoke(*words: str, **env: str) -> Result:
@@ -74,6 +80,82 @@ def test_the_last_event_of_an_error(capsys) -> None:
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["event"], first["config"]) == ("CommandStarted", "job.yaml")
     assert (last["status"], last["exit_code"]) == ("failed", ExitCode.USAGE)
+
+
+def _failed(run: RunDir, mode: str = "train", failure: Failure | None = None, **outcome: object) -> AttemptResult:
+    failure = failure or Failure("worker:0", "a", "ValueError: no", (), None, step=3)
+    tasks = (TaskPlan(Task("worker", 0), ("x",), {}, run.task(0, "worker:0")),)
+    plan = LaunchPlan(run.path, 0, mode, tasks, 0, 0)
+    return AttemptResult(plan, Outcome("failed", ExitCode.FAILED, failure, **outcome))
+
+
+def test_errors_name_their_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(tmp_path / "runs" / "net-2")
+    warned = replace(_failed(run).outcome, failure=None, warnings=("no room", "see runs/net-2/export", "runs/net-22"))
+    for result, expected in (
+        (_failed(run), ["runs/net-2 failed at step 3: ValueError: no"]),
+        (_failed(run, "evaluate"), ["runs/net-2: evaluate failed at step 3: ValueError: no"]),
+        (
+            AttemptResult(_failed(run).plan, warned),
+            ["warning: runs/net-2: no room", "warning: see runs/net-2/export", "warning: runs/net-2: runs/net-22"],
+        ),
+    ):
+        show(QuietView(), lambda result=result: result)
+        assert capsys.readouterr().err.lstrip().splitlines()[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (UsageError("no host"), "runs/a: no host"),
+        (UsageError("runs/a: no host"), "runs/a: no host"),
+        (UsageError("runs/a-2: no host"), "runs/a: runs/a-2: no host"),
+        (ConfigError([Problem(("x",), "one"), Problem(("y",), "two")]), "runs/a: x: one\nruns/a: y: two"),
+        (OSError(28, "No space left on device", "/x"), "runs/a: No space left on device: /x"),
+    ],
+)
+def test_an_error_names_the_run_of_its_block(error: UsageError | OSError, expected: str) -> None:
+    with pytest.raises(type(error)) as caught, naming_run("runs/a"):
+        raise error
+    assert message_of(caught.value) == expected
+
+
+def test_the_last_event_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MY_TOKEN", "s3cret-value")
+    run = RunDir(tmp_path / "runs" / "net")
+    full = OSError(28, "No space left on device", "s3cret-value")
+    for outcome, code, reason in (
+        (_failed(run), 3, "runs/net failed at step 3: ValueError: no"),
+        (_failed(run, "predict"), 3, "runs/net: predict failed at step 3: ValueError: no"),
+        (UsageError("runs/net has no checkpoint"), 2, "runs/net has no checkpoint"),
+        (full, 75, "No space left on device: ***"),
+        (None, 0, ""),
+    ):
+
+        def work(outcome: object = outcome) -> AttemptResult | None:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        view = JsonView("job.yaml")
+        with contextlib.suppress(UsageError, OSError):
+            show(view, work)
+        out, err = capsys.readouterr()
+        last = json.loads(out.splitlines()[-1])
+        assert (last["event"], last["exit_code"], last["reason"]) == ("CommandEnded", code, reason)
+        # of an error that is raised, `main` prints the same
+        assert not isinstance(outcome, AttemptResult) or err.splitlines()[1] == reason
+
+
+def test_messages_beside_events_name_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    view = JsonView("job.yaml")
+    view.note("resuming runs/net")
+    view.started(_failed(RunDir(tmp_path / "runs" / "net")).plan)
+    view.note("restart 1 of 3")
+    assert capsys.readouterr().err == "resuming runs/net\nruns/net: restart 1 of 3\n"
 
 
 def test_no_runs_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

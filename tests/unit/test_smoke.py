@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.base.events import DataResolved
+from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.read.load import load_config
-from distlaunch.jobs.smoke import STEPS, prove, smoke_overrides
+from distlaunch.jobs.smoke import STEPS, _SmokeObserver, prove, smoke_overrides
+from distlaunch.supervise.observer import Silent
 
 CONFIG = Path(__file__).parents[2] / "configs" / "linear_regression.yaml"
 
@@ -24,6 +25,20 @@ def test_steps_are_few_and_a_checkpoint_is_due(steps: str, expected: int | None,
     assert smoked.train.steps_per_epoch == expected
     assert smoked.checkpoint.every_steps == 2
     assert smoked.train.epochs == epochs
+
+
+def test_settings_of_the_smoke_run_itself_are_not_warned_about() -> None:
+    shown: list[str] = []
+
+    class Shows(Silent):
+        def event(self, event: Event) -> None:
+            assert isinstance(event, Notice)
+            shown.append(event.message)
+
+    with _SmokeObserver(Shows(), ["validation.steps"]) as observer:
+        for message in ("validation.steps: it has no effect", "validation.every_epochs: it has no effect", "other"):
+            observer.event(Notice(level="warning", message=message))
+    assert shown == ["validation.every_epochs: it has no effect", "other"]
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def test_steps_and_time_are_those_of_the_last_attempt() -> None:
         EpochEnded(attempt=1, epoch=2, step=30, seconds=4.0, logs={}),
     ):
         state.add(event)
-    assert "20 steps in 7.0 s, 3 of 4 epochs, from step 10" in summary(state)
+    assert "20 steps in 7.0 s, from step 10 to 30; 3 of 4 epochs complete" in summary(state)
     state.add(RunEnded(attempt=1, status="done", step=30, epochs_done=3, seconds=8.5))
-    assert "20 steps in 8.5 s, 3 of 4 epochs, from step 10" in summary(state)
+    assert "20 steps in 8.5 s, from step 10 to 30; 3 of 4 epochs complete" in summary(state)
 
 
 def test_how_a_run_goes_on(tmp_path: Path) -> None:

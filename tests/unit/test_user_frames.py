@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 
-from distlaunch.supervise.diagnose.user_frames import of_crash, place_of_node, shortened
+from distlaunch.supervise.diagnose.user_frames import of_crash, own_place, place_of_node, shortened
 
 
 def _failing() -> list[str]:
@@ -55,6 +55,18 @@ def test_a_crash_shows_the_thread_that_it_hit() -> None:
     dump += ["Current thread 0x2 (most recent call first):", frame, caller, "Extension modules: numpy"]
     assert of_crash(["before", *dump]) == ["Fatal Python error: Segmentation fault", frame]
     assert of_crash(["before"]) == []
+
+
+def test_the_place_that_an_exception_left() -> None:
+    own = _failing()
+    line = _failing.__code__.co_firstlineno + 2
+    ours = ["Traceback (most recent call last):", f'  File "{shortened.__code__.co_filename}", line 1, in call']
+    assert own_place(own) == (__file__, line)
+    # an exception of distlaunch's own, which has the user's as its cause
+    assert own_place([*own, "", "The above exception was the direct cause:", "", *ours]) == (__file__, line)
+    assert own_place(ours) is None
+    crash = ["Fatal Python error: Aborted", '  File "a.py", line 7 in inner', '  File "a.py", line 9 in outer']
+    assert own_place(crash) == ("a.py", 7)
 
 
 def test_the_place_that_made_an_operation() -> None:

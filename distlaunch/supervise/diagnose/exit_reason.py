@@ -82,6 +82,7 @@ class Failure:
         first: what to do before the run is resumed; empty: nothing.
         resumable: the run can then go on.
         step: global batches done when the task failed, if its error.json has it.
+        place: file and line of the user's code that the exception came through last; None: it came through none.
     """
 
     task: str
@@ -94,6 +95,7 @@ class Failure:
     step: int | None = None
     first: str = ""
     resumable: bool = True
+    place: tuple[str, int] | None = None
 
 
 def read_error(files: TaskDir) -> TaskError | None:

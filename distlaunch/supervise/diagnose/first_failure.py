@@ -24,6 +24,7 @@ from distlaunch.supervise.diagnose.exit_reason import (
     telling_log,
 )
 from distlaunch.supervise.diagnose.hints import hint_for
+from distlaunch.supervise.diagnose.user_frames import own_place
 from distlaunch.supervise.state import TRIES, Cause
 from distlaunch.supervise.verdict import Verdict
 
@@ -283,14 +284,17 @@ def _addresses(elsewhere: Mapping[str, str]) -> list[str]:
 
 def _finding(task: TaskPlan, reason: str, traces: Traces) -> Failure:
     error, name = read_error(task.files), str(task.task)
+    detail = last_lines(task.files, error)
     return Failure(
         task=name,
         host=traces.hosts.get(name) or (error.host if error else "") or socket.gethostname(),
         reason=reason,
-        detail=last_lines(task.files, error),
+        detail=detail,
         log=telling_log(task.files),
         user_error=bool(error and error.user_error),
         step=step_of(task.files),
+        # what says all in its message has no detail
+        place=own_place(detail or (error.traceback.splitlines() if error else ())),
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+)')
 _BEGIN = "Traceback (most recent call last)"
+_CRASH = "Fatal Python error"
 _OTHERS = (
     str(Path(__file__).parents[2]),
     sysconfig.get_path("stdlib"),
@@ -36,15 +37,28 @@ def shortened(lines: Sequence[str], limit: int) -> list[str]:
     return [*place, "    ...", *lines[-(limit - len(place) - 1) :]]
 
 
+def own_place(lines: Sequence[str]) -> tuple[str, int] | None:
+    """Return file and line of the user's code that an exception or a crash left; None if it has no part in it.
+
+    Of several exceptions, the last one in which it has counts.
+    """
+    own = _own_frames(lines)
+    if not own:
+        return None
+    is_crash = any(line.startswith(_CRASH) for line in lines)  # the last call comes first there
+    match = _FRAME.match(lines[own[0 if is_crash else -1]])
+    assert match is not None
+    return match[1], int(match[2])
+
+
 def last_own_place(lines: Sequence[str]) -> str:
     """The last line of the user's code in the last of several exceptions, as `bug.py:15`; empty if there is none.
 
     It is the file's name alone: the path is in the traceback above.
     """
     begin = max((number for number, line in enumerate(lines) if line.startswith(_BEGIN)), default=-1) + 1
-    own = _own_frames(lines[begin:])
-    match = _FRAME.match(lines[begin + own[-1]]) if own else None
-    return f"{Path(match[1]).name}:{match[2]}" if match else ""
+    place = own_place(lines[begin:])
+    return f"{Path(place[0]).name}:{place[1]}" if place is not None else ""
 
 
 def own_folders(lines: Sequence[str]) -> set[Path]:
@@ -58,7 +72,7 @@ def of_crash(lines: Sequence[str]) -> list[str]:
     Returns:
         Nothing if there was no crash. The last call comes first; what called the user's code is left out.
     """
-    crash = max((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), default=None)
+    crash = max((number for number, line in enumerate(lines) if line.startswith(_CRASH)), default=None)
     if crash is None:
         return []
     here = next((n for n in range(crash, len(lines)) if lines[n].startswith("Current thread")), None)

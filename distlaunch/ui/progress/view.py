@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +12,18 @@ from typing import Protocol
 
 from rich.console import Console
 
-from distlaunch.base.errors import DistlaunchError, StopRequested
+from distlaunch.base.errors import DistlaunchError, StopRequested, about_run, code_of_os_error, message_of
 from distlaunch.base.events import CommandEnded, CommandStarted, Event
 from distlaunch.base.protocol import EVENT_FORMAT
 from distlaunch.base.run_dir import RunDir
+from distlaunch.base.secret_values import SecretMask
 from distlaunch.jobs.attempt import AttemptResult
 from distlaunch.plan.train import LaunchPlan
+from distlaunch.runs.paths import shown
 from distlaunch.supervise.event_facts import LAUNCHER
 from distlaunch.supervise.observer import Observer, Silent
 from distlaunch.ui import report
+from distlaunch.ui.ci import annotate_failure
 from distlaunch.ui.console import JobConsole
 from distlaunch.ui.progress.lines import event_line
 from distlaunch.ui.progress.live import LiveView
@@ -38,8 +42,8 @@ class View(Observer, Protocol):
     def report(self, result: AttemptResult) -> None:
         """Prints what is to be known at the end of a training."""
 
-    def finished(self, status: str, exit_code: int) -> None:
-        """Is called last, with how the command ends."""
+    def finished(self, status: str, exit_code: int, reason: str = "") -> None:
+        """Is called last, with how the command ends, and why it failed."""
 
 
 class _Printing(Observer):
@@ -68,7 +72,7 @@ class _Printing(Observer):
 
     def begin(self, run: RunDir | None) -> None: ...
 
-    def finished(self, status: str, exit_code: int) -> None: ...
+    def finished(self, status: str, exit_code: int, reason: str = "") -> None: ...
 
 
 class TerminalView(LiveView, _Printing):
@@ -93,7 +97,7 @@ class QuietView(Silent):
     def report(self, result: AttemptResult) -> None:
         _report_errors(self.state, result)
 
-    def finished(self, status: str, exit_code: int) -> None: ...
+    def finished(self, status: str, exit_code: int, reason: str = "") -> None: ...
 
 
 class JsonView(QuietView):
@@ -105,7 +109,7 @@ class JsonView(QuietView):
 
     def __init__(self, config: str = "") -> None:
         super().__init__()
-        self._config, self._begun = config, False
+        self._config, self._begun, self._run = config, False, ""
 
     def started(self, plan: LaunchPlan) -> None:
         if not self._begun:
@@ -115,6 +119,7 @@ class JsonView(QuietView):
     def begin(self, run: RunDir | None) -> None:
         self._begun = True
         path = "" if run is None else str(run.path)
+        self._run = shown(path)
         recorded = None if run is None else run.recorded_identity()
         if recorded is not None:
             name, number = recorded.name, recorded.number
@@ -122,17 +127,19 @@ class JsonView(QuietView):
             name, number = "" if run is None else run.name, None
         _print_event(CommandStarted(run=path, name=name, number=number, config=self._config))
 
-    def finished(self, status: str, exit_code: int) -> None:
+    def finished(self, status: str, exit_code: int, reason: str = "") -> None:
         if not self._begun:
             self.begin(None)
-        _print_event(CommandEnded(status=status, exit_code=exit_code))
+        reason = SecretMask(os.environ).whole(reason)
+        _print_event(CommandEnded(status=status, exit_code=exit_code, reason=reason))
 
     def event(self, event: Event) -> None:
         super().event(event)
         _print(event)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        # beside the messages of other runs
+        print(about_run(self._run, text), file=sys.stderr, flush=True)
 
 
 def _print(event: Event) -> None:
@@ -149,9 +156,12 @@ def reporting_errors(view: View) -> Iterator[None]:
     """Make an error that ends the command the last event, too."""
     try:
         yield
-    except (DistlaunchError, StopRequested) as error:
-        status = "failed" if isinstance(error, DistlaunchError) else "stopped"
-        view.finished(status, int(error.exit_code))
+    except StopRequested as asked:
+        view.finished("stopped", asked.exit_code)
+        raise
+    except (DistlaunchError, OSError) as error:
+        code = code_of_os_error(error) if isinstance(error, OSError) else error.exit_code
+        view.finished("failed", int(code), message_of(error))
         raise
 
 
@@ -165,9 +175,19 @@ def show(view: View, work: Callable[[], AttemptResult | None]) -> int:
         result = work()
     if result is not None:
         view.report(result)
-    status, code = ("done", 0) if result is None else (result.outcome.status, int(result.outcome.exit_code))
-    view.finished(status, code)
+    if result is None:
+        view.finished("done", 0)
+        return 0
+    code = int(result.outcome.exit_code)
+    view.finished(result.outcome.status, code, why_failed(result))
     return code
+
+
+def why_failed(result: AttemptResult) -> str:
+    """Return why a command has failed, as standard error has it; empty if it has not."""
+    if not result.outcome.exit_code:
+        return ""
+    return report.failure_line(result) or "\n".join(report.warning_lines(result))
 
 
 def make_view(*, as_json: bool = False, quiet: bool = False, config: str = "") -> View:
@@ -198,3 +218,5 @@ def _report_errors(state: ProgressState, result: AttemptResult) -> None:
         console = JobConsole(stderr=True)
         report.print_warnings(console, result)
         report.print_failure(console, state, result)
+    if (failure := result.outcome.failure) is not None:
+        annotate_failure(report.failure_line(result), failure)
