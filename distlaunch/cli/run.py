@@ -123,7 +123,7 @@ def _run(request: ScriptRequest, view: View) -> int:
     from distlaunch.jobs.script import run_script
     from distlaunch.ui.progress.view import show
 
-    return show(view, lambda: run_script(request, view, Machine.here()))
+    return show(view, lambda: run_script(request, view, Machine.here(), view.begin))
 
 
 def _check(workers: int | None, ps: int | None, *, jax: bool, others: dict[str, bool]) -> None:

@@ -368,19 +368,22 @@ def train(
     request: JobRequest,
     observer: Observer,
     machine: Machine,
-    on_finished: Callable[[RunDir], None] = lambda run: None,
+    on_run: Callable[[RunDir], None] = lambda run: None,
 ) -> AttemptResult | None:
     """Runs a config or goes on with a run; None if the run is finished already.
 
     Args:
-        on_finished: called with the run then.
+        on_run: called with the run before anything is started, also if nothing is.
 
     Raises:
         ConfigError: the config is wrong, be it that a worker found out.
         UsageError: the request cannot be fulfilled.
     """
-    claimed = begin(request, observer, machine, on_finished)
-    return None if claimed is None else execute(claimed, observer)
+    claimed = begin(request, observer, machine, on_run)
+    if claimed is None:
+        return None
+    on_run(claimed.run)
+    return execute(claimed, observer)
 
 
 def plan(request: JobRequest, machine: Machine) -> tuple[LaunchPlan | None, Choice]:

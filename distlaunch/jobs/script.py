@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -54,9 +54,20 @@ class ScriptRequest:
     isolate: bool = False
 
 
-def run_script(request: ScriptRequest, observer: Observer, machine: Machine) -> AttemptResult | None:
-    """Runs a script to its end; None if another process of the same `srun` does. Raises UsageError if nothing can be
-    started."""
+def run_script(
+    request: ScriptRequest,
+    observer: Observer,
+    machine: Machine,
+    on_run: Callable[[RunDir], None] = lambda run: None,
+) -> AttemptResult | None:
+    """Runs a script to its end; None if another process of the same `srun` does.
+
+    Args:
+        on_run: called with the run before anything is started.
+
+    Raises:
+        UsageError: nothing can be started.
+    """
     job = request.job
     context = LaunchContext(
         machine, request.engine.resolve(machine.environ), HostFiles([job.program] if job.kind == "script" else [])
@@ -72,6 +83,7 @@ def run_script(request: ScriptRequest, observer: Observer, machine: Machine) -> 
     if request.name is not None:
         check_run_name(request.name, "--name")
     run = RunDir.claim(request.runs_dir, request.name or run_name(job.program))
+    on_run(run)
     with naming_run(shown(run.path)), ThreadedObserver.of(observer) as threaded, run.lock_claim():
 
         def start(signals: SignalPipe) -> AttemptResult:

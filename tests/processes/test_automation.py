@@ -22,7 +22,17 @@ from tests.documents import snippets
 
 _PAGE = "automation.md"
 _SHELLS = [shell for shell in ("sh", "bash", "dash") if shutil.which(shell)]
-_NAMES = ("retry.sh", "array.sh", "sweep.sh", "distlaunch runs", "seeds.sh", "run=$", "nightly.sh", "keep_going.sh")
+_NAMES = (
+    "retry.sh",
+    "array.sh",
+    "sweep.sh",
+    "distlaunch runs",
+    "seeds.sh",
+    "run=$",
+    "note.sh",
+    "nightly.sh",
+    "keep_going.sh",
+)
 _PRETENDS = """#!/bin/sh
 # the next of `codes` is its exit code; `stop` waits to be stopped
 printf '%s\\n' "$*" >> calls
@@ -169,6 +179,18 @@ def test_a_sweep(folder: Path, codes: tuple[int, ...], expected: int) -> None:
     assert made[6:] == ([] if sum(codes) == 0 else ["wait --quiet runs/rate-*"])
 
 
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.parametrize(("name", "code"), [("mine-2", 0), ("a b", 3), ("", 2)])
+def test_where_a_run_is(folder: Path, name: str, code: int) -> None:
+    run = f"/x/runs/{name}" if name else ""
+    first, last = {"event": "CommandStarted", "run": run}, {"reason": f"{name}: no" if code else ""}
+    (folder / "events").write_text(f"{json.dumps(first)}\n{{}}\n{json.dumps(last)}\n")
+    command(folder, "distlaunch", f'#!/bin/sh\necho "$*" >> calls\ncat events\nexit {code}\n')
+    assert play(folder, "sh", "note.sh", "mine.yaml", "--name", "a b").returncode == code
+    assert calls(folder) == ["train mine.yaml --name a b --json"]
+    assert (folder / "results.txt").read_text() == f"{code} {run or 'no run'} {last['reason']}\n"
+
+
 def test_the_scripts_of_cron(folder: Path) -> None:
     (folder / "codes").write_text("0\n3\n75\n2\n")
     for name, code in (("nightly.sh", 0), ("nightly.sh", 3), ("keep_going.sh", 75), ("keep_going.sh", 2)):
@@ -243,6 +265,16 @@ def test_background_runs_for_real(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) == {"loss"}, done.stdout
     wait_until(lambda: not processes_of(project))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+def test_where_a_run_is_for_real(project: Path) -> None:
+    for words, code in (((), 0), ((), 0), (("--set", "seed=x"), 2)):
+        assert play(project, "sh", "note.sh", "mine.yaml", *words).returncode == code
+    first, second, third = (project / "results.txt").read_text().splitlines()
+    assert (first, second) == (f"0 {project}/runs/mine ", f"0 {project}/runs/mine-2 ")
+    assert third.startswith("2 no run --set seed=x: seed: got 'x'")
 
 
 @pytest.mark.slow

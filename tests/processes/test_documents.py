@@ -149,7 +149,10 @@ def test_every_snippet_of_the_documents_is_used() -> None:
         ("architecture.md", "  distlaunch train"),  # a picture
         # test_automation.py runs them
         *(("automation.md", start) for start in ("#!/bin/sh", "#!/bin/bash", "#!/bin/sh", "distlaunch runs")),
-        *(("automation.md", start) for start in ("#!/bin/sh", "run=$(", "name: train", "0 3 * * *", "#!/bin/sh")),
+        *(
+            ("automation.md", start)
+            for start in ("#!/bin/sh", "run=$(", "#!/bin/sh", "name: train", "0 3 * * *", "#!/bin/sh")
+        ),
         *(("automation.md", start) for start in ("*/10 * * * *", "#!/bin/sh")),
         ("clusters.md", "engine:"),
         ("clusters.md", "        your machine"),  # a picture

@@ -71,6 +71,22 @@ def test_the_first_and_the_last_event(name: str, number: int, tmp_path: Path, ca
     assert (last["status"], last["exit_code"]) == ("done", 0)
 
 
+def test_the_first_event_names_a_run_that_never_starts(capsys, tmp_path: Path, monkeypatch) -> None:
+    """As where its hosts do not answer."""
+    monkeypatch.chdir(tmp_path)
+    view = JsonView("job.yaml")
+
+    def work() -> None:
+        view.begin(RunDir(tmp_path / "runs" / "net"))
+        with naming_run("runs/net"):
+            raise UsageError("no host")
+
+    with pytest.raises(UsageError):
+        show(view, work)
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (first["run"], last["reason"]) == (str(tmp_path / "runs" / "net"), "runs/net: no host")
+
+
 def test_the_last_event_of_an_error(capsys) -> None:
     def work() -> None:
         raise UsageError("no")

@@ -37,7 +37,7 @@ class View(Observer, Protocol):
     state: ProgressState
 
     def begin(self, run: RunDir | None) -> None:
-        """Is called first where no attempt is started. None: the command uses no run."""
+        """Is called first where the run is known before its attempt is started. None: the command uses no run."""
 
     def report(self, result: AttemptResult) -> None:
         """Prints what is to be known at the end of a training."""
