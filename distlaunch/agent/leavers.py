@@ -12,22 +12,26 @@ from distlaunch.base.protocol import ATTEMPT, RUN_DIR, TASK
 _ENDS_WITHIN_S = 2.0
 
 
-def end_leavers(run_dir: str, attempt: int, tasks: Collection[str]) -> list[str]:
-    """End the processes of this host whose environment names a task of an attempt, and return a description of each.
+def end_leavers(run_dir: str, attempt: int, tasks: Collection[str], within_s: float = _ENDS_WITHIN_S) -> str:
+    """End the processes of this host whose environment names a task of an attempt.
 
     A process without DISTLAUNCH_RUN_DIR has declared that it is no part of the job, and so has a detached launcher.
 
     Args:
         run_dir: as DISTLAUNCH_RUN_DIR has it.
-        tasks: those of this launcher; others may still work on the attempt.
+        tasks: those that were started from here; others may still work on the attempt.
+        within_s: time from SIGTERM to SIGKILL.
+
+    Returns:
+        A line that names each of them; empty if there were none.
     """
     left = list(_leavers(run_dir, str(attempt), tasks))
     named = [f"{process.info['name']} ({process.pid})" for process in left]
     for process in left:
         _signal(process, gently=True)
-    for process in psutil.wait_procs(left, _ENDS_WITHIN_S)[1]:
+    for process in psutil.wait_procs(left, within_s)[1]:
         _signal(process, gently=False)
-    return named
+    return f"ended what had left its task and was still running: {', '.join(named)}" if named else ""
 
 
 def _leavers(run_dir: str, attempt: str, tasks: Collection[str]) -> Iterator[psutil.Process]:

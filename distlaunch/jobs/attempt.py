@@ -257,7 +257,7 @@ def end_processes_left(plan: LaunchPlan, observer: Observer) -> None:
 
     tasks = {str(task.task) for task in plan.tasks}
     if ended := end_leavers(str(plan.run_dir), plan.attempt, tasks):
-        observer.note(f"ended what had left its task and was still running: {', '.join(ended)}")
+        observer.note(ended)
 
 
 def _with_failed_export(run: RunDir, attempt: int, outcome: Outcome) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,18 @@ def test_a_stop_where_the_handler_was_replaced(lab: Lab, own_disk: Path) -> None
     lab.launcher(job).send_signal(signal.SIGTERM)
     assert job.end() == 4, job.output
     assert RunDir(own_disk / "stopped").checkpoint_steps()
+
+
+def test_what_has_left_its_task_on_a_host_ends_with_the_job(lab: Lab, own_disk: Path) -> None:
+    leaves = (
+        'd=$(mktemp -d); mkfifo "$d/up"; setsid sh -c "echo > $d/up; exec sleep 4711" > /dev/null 2>&1 & '
+        'read -r _ < "$d/up"; rm -r "$d"'
+    )
+    hosts = ["--hosts", "host1,host2", "--workers", "2", "--set", "engine.sync=code"]
+    job = lab.run(0, [*COMMAND, "run", *hosts, "sh", "-c", leaves], new_project(own_disk, "leaves"))
+    assert job.end(60) == 0, job.output
+    for host in ("host1", "host2"):
+        told = rf"\[{host}\] ended what had left its task and was still running: \w+ \(\d+\)"
+        assert re.search(told, job.said), job.said
+    for number in (1, 2):
+        assert not [each for each in lab.processes(number, everything=True) if "4711" in each.cmdline()]

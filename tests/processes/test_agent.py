@@ -82,8 +82,8 @@ class Agent:
         self.send(encode("begin", attempt=0, computing=1, without=[], beat_ms=500))
         return answer
 
-    def start(self, code: str, task: str = "worker:0", attempt: int = 0) -> None:
-        self.send(encode("start", task=task, attempt=attempt, argv=[sys.executable, "-c", code], env={}, preload=None))
+    def start(self, code: str, task: str = "worker:0", attempt: int = 0, **env: str) -> None:
+        self.send(encode("start", task=task, attempt=attempt, argv=[sys.executable, "-c", code], env=env, preload=None))
 
     def run_sleeper(self, folder: Path, **changes: Any) -> None:
         """Up to the start of a task that sleeps."""
@@ -254,6 +254,47 @@ def test_the_end_of_its_connection_ends_it_and_its_tasks(agent: Agent, tmp_path:
     agent.process.stdin.close()
     assert agent.process.wait(10) == 0
     assert not psutil.wait_procs(started, 10)[1]
+
+
+_LEAVES = """
+import os, subprocess
+pids = []
+for without in ("", "DISTLAUNCH_RUN_DIR"):
+    env = {name: value for name, value in os.environ.items() if name != without}
+    sleep = subprocess.Popen(["sleep", "600"], env=env, start_new_session=True, stdout=-3, stderr=-3)
+    pids.append(sleep.pid)
+print(*pids, flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_what_has_left_a_task_ends_with_the_attempt(agent: Agent, tmp_path: Path, is_told: bool) -> None:
+    agent.next("hello")
+    agent.greet(tmp_path)
+    agent.answers(2)
+    agent.begin(tmp_path / "run")
+    marks = {"DISTLAUNCH_RUN_DIR": str(tmp_path / "run"), "DISTLAUNCH_ATTEMPT": "0", "DISTLAUNCH_TASK": "worker:0"}
+    agent.start(_LEAVES, **marks)
+    ended, lives = (psutil.Process(int(pid)) for pid in agent.next("line").text("text").split())
+    try:
+        assert agent.next("exit").fields["code"] == 0
+        assert ended.is_running()
+        if is_told:
+            agent.send(encode("end", id=5))
+            line = agent.next("line").fields
+            text = f"ended what had left its task and was still running: sleep ({ended.pid})"
+            assert (line["task"], line["text"]) == ("", text)
+            assert agent.next("reply").fields["id"] == 5
+        else:
+            assert agent.process.stdin is not None
+            agent.process.stdin.close()
+            assert agent.process.wait(10) == 0
+        assert not psutil.wait_procs([ended], 10)[1]
+        assert lives.is_running()
+    finally:
+        for each in (ended, lives):
+            if each.is_running():
+                each.kill()
 
 
 def test_a_silent_controller_loses_its_lease(agent: Agent, tmp_path: Path) -> None:

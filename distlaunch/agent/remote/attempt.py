@@ -23,6 +23,8 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.cluster.proxies import direct_paths
 
 _SCAN_S = 0.25
+_LEAVERS_END_WITHIN_S = 1.0
+"""The controller hears nothing meanwhile, and takes a host for lost after 3 s at the earliest."""
 _TAIL_S = 10.0
 """So long the end of a task waits for the last of its output; a network that is slower than that gets it later."""
 
@@ -129,6 +131,14 @@ class HostAttempt:
     def is_ending(self) -> bool:
         """Whether an end waits to be reported."""
         return bool(self._ends)
+
+    def end_processes_left(self) -> str:
+        """End what the tasks, which have ended, have started and left running; return a line that names it."""
+        from distlaunch.agent.leavers import end_leavers
+
+        if not self._started:
+            return ""
+        return end_leavers(str(self._run.path), self.number, self._started, _LEAVERS_END_WITHIN_S)
 
     def close(self, done: bytes) -> None:
         """All tasks have ended: sends what they have left, and a message after it."""

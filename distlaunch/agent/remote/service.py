@@ -79,7 +79,9 @@ class Agent:
                     with HostTasks(self._show, self._clock, self._warm) as tasks:
                         self._tasks = tasks
                         self._serve_attempt(tasks)
-                        self._attempt = None
+                    if self._over and self._attempt is not None:  # without a word of the controller
+                        self._attempt.end_processes_left()
+                    self._attempt = None
         finally:
             self._prober.close()
             self._ports.release()
@@ -295,6 +297,8 @@ class Agent:
             self._outbox.put(done)
             return
         attempt.poll()
+        if left := attempt.end_processes_left():
+            self._show("", left)
         attempt.close(done)
 
     def _poll(self) -> None:
