@@ -541,7 +541,7 @@ def test_who_is_waited_for_after_the_workers_is_told(runner: Runner) -> None:
     code, out, err = runner("--evaluator", "--start-timeout", "2", name)
     assert code == 0, out + err
     assert "the workers are done; waiting for evaluator:0 for 2 s at most\n" in out
-    assert "warning: evaluator:0 had not ended 2 s after the others (--start-timeout) and was ended\n" in err
+    assert "warning: runs/job: evaluator:0 had not ended 2 s after the others (--start-timeout) and was ended\n" in err
     assert "checkpoint" not in out + err, "of which nobody knows"
 
 

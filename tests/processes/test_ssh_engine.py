@@ -221,7 +221,7 @@ def test_a_host_may_be_back_at_a_later_restart(tmp_path: Path, environ: dict[str
     assert "second is left out: " in told
     if restarts == "1":
         assert done.returncode == ExitCode.TEMPORARY, told
-        assert f"warning: cannot be started again: {why}" in told
+        assert f"warning: runs/job: cannot be started again: {why}" in told
     else:
         assert done.returncode == 0, told
         assert f"restart 2 of 2 in 0.02 s: it could not be started: {why}" in told
@@ -304,7 +304,9 @@ def test_a_start_that_waits_for_hosts_can_be_ended(
             job.send_signal(number)
     _, told = job.communicate(timeout=20)
     name = (number or signal.SIGTERM).name
-    assert (job.returncode, told) == (4, f"stopped ({name}) before any task was started; run the same command again\n")
+    run = tmp_path / "runs" / {"train": "tiny", "run": "job"}[command]
+    expected = f"{run}: stopped ({name}) before any task was started; run the same command again\n"
+    assert (job.returncode, told) == (4, expected)
     assert not psutil.wait_procs(hanging, 10)[1]
     assert not list((tmp_path / "runs").iterdir())
 
