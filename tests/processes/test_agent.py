@@ -267,7 +267,7 @@ print(*pids, flush=True)
 """
 
 
-@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("is_told", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_has_left_a_task_ends_with_the_attempt(agent: Agent, tmp_path: Path, is_told: bool) -> None:
     agent.next("hello")
     agent.greet(tmp_path)
