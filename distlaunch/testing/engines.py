@@ -352,11 +352,9 @@ class EngineConformance:
 
     def test_no_task_is_left_when_its_start_is_left(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine:
-            with self.attempt(engine, tmp_path, "does not stop") as attempt:
-                with attempt.started():
-                    attempt.wait_for_line("up", 2)
-                ends = [task.poll() for task in attempt.tasks.values()]
-                assert all(end is not None for end in ends)
+            with self.attempt(engine, tmp_path, "does not stop") as attempt, attempt.started():
+                attempt.wait_for_line("up", 2)
+            assert all(task.poll() is not None for task in attempt.tasks.values())
             # the next attempt of the same command, on the same hosts
             with self.attempt(engine, tmp_path, "ends", number=1) as attempt, attempt.started():
                 assert attempt.wait_for_ends()["worker:0"].code == 0
