@@ -35,7 +35,7 @@ def drop_foreign_keys(root: Node, before: Mapping[str, object]) -> None:
     """
     now = kinds_written(root)
     if now["engine"] != before["engine"]:
-        _drop_of_other_kinds(root.child("engine"), now["engine"], engines.MODELS)
+        _drop_of_other_kinds(root.child("engine"), now["engine"], engines.installed().models)
     if now["strategy"] == before["strategy"]:
         return
     kind, cluster = now["strategy"], root.child("cluster")

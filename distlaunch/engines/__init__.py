@@ -6,7 +6,7 @@ import pkgutil
 
 from distlaunch.base.errors import UsageError
 from distlaunch.cluster.machine import Machine
-from distlaunch.config.engines import MODELS
+from distlaunch.config.engines import installed
 from distlaunch.config.engines.base import EngineSection
 from distlaunch.engines.base import Engine, HostFiles, Queue
 
@@ -27,11 +27,11 @@ def make_engine(settings: EngineSection, machine: Machine, files: HostFiles) -> 
 
 def kinds_with_queue() -> list[str]:
     """Return the engines to which `distlaunch submit` hands jobs that wait for their hosts."""
-    return [kind for kind, model in MODELS.items() if model.queue]
+    return [kind for kind, model in installed().models.items() if model.queue]
 
 
 def make_queue(kind: str) -> Queue:
     """Return the queue of an engine. Raises UsageError if it has none, or is not installed."""
     if kind not in kinds_with_queue():
         raise UsageError(f"the engine {kind} has no queue; those that have: {', '.join(kinds_with_queue())}")
-    return pkgutil.resolve_name(MODELS[kind].queue)()
+    return pkgutil.resolve_name(installed().models[kind].queue)()

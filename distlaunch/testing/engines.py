@@ -323,12 +323,14 @@ class EngineConformance:
 
     def test_a_task_that_does_not_stop_is_killed_with_what_it_started(self, tmp_path: Path) -> None:
         # `_nothing_is_left` looks for its child
-        with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "does not stop", 1) as attempt:
-            with attempt.started():
-                attempt.wait_for_line("up")
-                attempt.tasks["worker:0"].send(Order.STOP, whole_group=True)
-                attempt.tasks["worker:0"].send(Order.KILL, whole_group=True)
-                assert attempt.wait_for_ends()["worker:0"].code == -signal.SIGKILL
+        with contextlib.ExitStack() as stack:
+            engine = stack.enter_context(self.make(tmp_path))
+            attempt = stack.enter_context(self.attempt(engine, tmp_path, "does not stop", 1))
+            stack.enter_context(attempt.started())
+            attempt.wait_for_line("up")
+            attempt.tasks["worker:0"].send(Order.STOP, whole_group=True)
+            attempt.tasks["worker:0"].send(Order.KILL, whole_group=True)
+            assert attempt.wait_for_ends()["worker:0"].code == -signal.SIGKILL
 
     def test_orders_to_a_task_that_has_ended_change_nothing(self, tmp_path: Path) -> None:
         with self.make(tmp_path) as engine, self.attempt(engine, tmp_path, "ends", 1) as attempt, attempt.started():

@@ -386,8 +386,8 @@ def test_the_engines_in_one_page_have_their_keys(kind: str) -> None:
     lines = re.findall(r"^ +#   (\w+): (\S+)", text.split("`kind:")[0], re.M)
     fields = {
         name: field.get_default(call_default_factory=True)
-        for name, field in engines.MODELS[kind].model_fields.items()
-        if name not in engines.MODELS["auto"].model_fields
+        for name, field in engines.installed().models[kind].model_fields.items()
+        if name not in engines.installed().models["auto"].model_fields
     }
     assert {name: yaml.safe_load(value) for name, value in lines} == fields
 

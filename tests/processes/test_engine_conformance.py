@@ -15,6 +15,7 @@ from distlaunch.engines import make_engine
 from distlaunch.engines.base import Engine, HostFiles
 from distlaunch.engines.remote.allocation import RemoteAllocation
 from distlaunch.testing.engines import Attempt, EngineConformance
+from tests.plugins.nice_engine import Nice, NiceEngine
 
 _SSH = """#!/bin/sh
 for word; do last=$word; done
@@ -25,6 +26,13 @@ exec sh -c "$last"
 class TestLocal(EngineConformance):
     def make(self, folder: Path) -> Engine:
         return make_engine(Local(kind="local"), Machine.here(), HostFiles())
+
+
+class TestNice(EngineConformance):
+    """The example of an engine in a package of its own."""
+
+    def make(self, folder: Path) -> Engine:
+        return NiceEngine(Nice(kind="nice"), Machine.here())
 
 
 class TestSsh(EngineConformance):

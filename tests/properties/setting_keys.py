@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from distlaunch.config.base import Section
+from distlaunch.config.engines import AnyEngine, installed
 
 
 def keys_of(model: type[Section], before: str = "") -> Iterator[str]:
@@ -32,6 +33,9 @@ def keys_of(model: type[Section], before: str = "") -> Iterator[str]:
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
+    if annotation is AnyEngine:
+        yield from installed().models.values()
+        return
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from _choices(parts[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from distlaunch.config.engines import GROUP, KINDS, load_kinds
+from distlaunch.config.engines import GROUP, installed, load_kinds
 
+EXAMPLE = Path(__file__).parents[1] / "plugins" / "nice_engine.py"
 OURS = tuple(entry_points(group=GROUP))
 SECTION = """
 from typing import ClassVar, Literal
@@ -77,6 +79,16 @@ def test_an_engine_of_another_package_is_used(project: Path) -> None:
     assert '"How many poles it has."' in call(project, "schema").stdout
 
 
+def test_its_tasks_run_as_it_starts_them(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLE, tmp_path)
+    install(tmp_path, "nice-engine", "nice = nice_engine:Nice")
+    (tmp_path / "job.py").write_text("import os; print('level', os.nice(0))")
+    level = os.nice(0) + 7
+    done = call(tmp_path, "run", "--set", "engine.kind=nice", "--set", "engine.level=7", "--workers", "2", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count(f"level {min(level, 19)}") == 2
+
+
 def test_one_that_is_not_installed_or_is_broken_is_named(project: Path) -> None:
     assert "expected one of 'auto', 'local', 'ssh', 'slurm'" in call(project, "validate", "job.yaml").stderr
     install(project, "tents", "tent = tent:Nothing")
@@ -102,7 +114,7 @@ def test_what_is_wrong_with_a_class_is_said(
     name, _, value = point.partition(" = ")
     classes, unusable = load_kinds([*OURS, EntryPoint(name, value, GROUP)])
     assert reason in unusable[name]
-    assert tuple(classes) == KINDS
+    assert tuple(classes) == tuple(installed().models)
     sys.modules.pop("tent", None)
 
 
@@ -113,5 +125,5 @@ def test_two_packages_with_one_kind_are_both_named(project: Path, monkeypatch: p
     assert unusable["tent"] == "the packages other and tent both provide it; uninstall one of them" or (
         unusable["tent"] == "the packages tent and other both provide it; uninstall one of them"
     )
-    assert tuple(classes) == KINDS
+    assert tuple(classes) == tuple(installed().models)
     sys.modules.pop("tent", None)

@@ -15,9 +15,9 @@ from distlaunch.config.strategies import MODELS
 STRATEGIES = Path(__file__).parents[2] / "distlaunch" / "strategies"
 
 
-@pytest.mark.parametrize("kind", engines.KINDS)
+@pytest.mark.parametrize("kind", engines.installed().models)
 def test_every_kind_of_engine_has_a_factory(kind: str) -> None:
-    factory = pkgutil.resolve_name(engines.MODELS[kind].implementation)
+    factory = pkgutil.resolve_name(engines.installed().models[kind].implementation)
     assert list(inspect.signature(factory).parameters) == ["settings", "machine", "files"]
 
 

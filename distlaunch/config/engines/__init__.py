@@ -1,18 +1,21 @@
 """`engine:`, the hosts on which the tasks of a run are started: the kinds that the installed packages provide.
 
-Importing this module scans the entry points of the group `distlaunch.engines`, so only what reads configs imports it.
+The entry points of the group `distlaunch.engines` are scanned when the first config is read. Until then, modules of
+packages that provide engines can import anything of distlaunch.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from importlib.metadata import EntryPoint
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema
 
 from distlaunch.base.errors import UsageError
 from distlaunch.config.base import Words
@@ -68,14 +71,32 @@ def _checked_class(point: EntryPoint) -> type[EngineSection]:
     return found
 
 
-MODELS, UNUSABLE = load_kinds(importlib.metadata.entry_points(group=GROUP))
-"""The section class of each kind; and for kinds that are installed, but cannot be used, the reason."""
-if any(kind not in MODELS for kind in _OURS):
-    raise UsageError(
-        "the engines of distlaunch itself are not installed: the metadata of the package is older than its files; "
-        "install it again, such as by `pip install -e .`"
-    )
-KINDS = tuple(MODELS)
+class Kinds(NamedTuple):
+    """The installed engines.
+
+    Attributes:
+        models: the section class of each kind.
+        unusable: why the classes of other kinds cannot be used.
+    """
+
+    models: dict[str, type[EngineSection]]
+    unusable: dict[str, str]
+
+
+@functools.cache
+def installed() -> Kinds:
+    """Return the engines that are installed.
+
+    Raises:
+        UsageError: those of distlaunch itself are not.
+    """
+    found = Kinds(*load_kinds(importlib.metadata.entry_points(group=GROUP)))
+    if any(kind not in found.models for kind in _OURS):
+        raise UsageError(
+            "the engines of distlaunch itself are not installed: the metadata of the package is older than its files; "
+            "install it again, such as by `pip install -e .`"
+        )
+    return found
 
 
 def _kind_of(section: object) -> str | None:
@@ -84,14 +105,16 @@ def _kind_of(section: object) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-def _union() -> Any:
-    members = [Annotated[model, Tag(kind)] for kind, model in MODELS.items()]
-    return Annotated[
-        reduce(or_, members), Discriminator(_kind_of), Words("a section with 'kind', such as {kind: local}")
-    ]
+class AnyEngine:
+    """The type of the key `engine`: the union of the installed section classes, which is made at its first use."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = [Annotated[model, Tag(kind)] for kind, model in installed().models.items()]
+        return handler.generate_schema(Annotated[reduce(or_, members), Discriminator(_kind_of)])
 
 
 if TYPE_CHECKING:
     Engine = EngineSection
 else:
-    Engine = _union()
+    Engine = Annotated[AnyEngine, Words("a section with 'kind', such as {kind: local}")]

@@ -29,6 +29,8 @@ class Expected:
     def alternatives(self) -> list[Expected]:
         """Members of a union; of nested unions too."""
         origin = get_origin(self.type)
+        if self.type is engines.AnyEngine:
+            return [Expected(model) for model in engines.installed().models.values()]
         if origin is Annotated:
             inner, *metadata = get_args(self.type)
             return Expected(inner, self.limits + _limits(metadata)).alternatives()
@@ -86,7 +88,7 @@ class Expected:
         if not models or not isinstance(value, dict):
             return models[0] if models else None
         # a union of strategies or engines: the kind decides which
-        for kinds, default in ((strategies.MODELS, None), (engines.MODELS, engines.DEFAULT)):
+        for kinds, default in ((strategies.MODELS, None), (engines.installed().models, engines.DEFAULT)):
             if models[0] in kinds.values():
                 kind = value.get("kind", default)
                 return kinds.get(kind) if isinstance(kind, str) else None

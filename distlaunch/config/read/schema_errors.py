@@ -18,8 +18,6 @@ from distlaunch.config.read.words import closest, did_you_mean, listed, received
 from distlaunch.config.run import RunConfig
 
 _BOOLEAN_WORDS = {"yes", "no", "on", "off", "y", "n", "true", "false"}
-_KINDS: dict[str | int, Mapping[str, type[Section]]] = {"strategy": strategies.MODELS, "engine": engines.MODELS}
-"""The sections that have a kind, with the classes of their kinds."""
 _EXAMPLES = {"strategy": "mirrored", "engine": "local"}
 _UNKNOWN = "unknown key"
 _MISSING = "missing"
@@ -79,7 +77,7 @@ def _key(location: Key, data: Any) -> Key | None:
         if part == "[key]":
             break
         # the tag of the union, which pydantic puts into the location
-        if position == 1 and part in _KINDS.get(location[0], ()):
+        if position == 1 and part in _kinds(location[0]):
             continue
         if _is_member(part, data, expect, last=last):
             if not _is_meant(str(part), data, expect):
@@ -126,14 +124,21 @@ def _is_meant(member: str, data: Any, expect: Expected | None) -> bool:
     return not member.startswith(("dict[", "list[", "str", "int", "float", "bool", "literal", "constrained"))
 
 
+def _kinds(section: str | int) -> Mapping[str, type[Section]]:
+    """Return the classes of a section that has kinds, by kind; empty: it has none."""
+    if section == "engine":
+        return engines.installed().models
+    return strategies.MODELS if section == "strategy" else {}
+
+
 def _kind_problem(name: str, section: dict[str, Any]) -> Problem:
-    kinds = list(_KINDS[name])
+    kinds = list(_kinds(name))
     if "kind" not in section:
         example = _EXAMPLES[name]
         return Problem((name,), f"missing 'kind'; expected one of {listed(kinds)}; write `kind: {example}` below it")
     kind = section["kind"]
-    if name == "engine" and isinstance(kind, str) and kind in engines.UNUSABLE:
-        return Problem((name, "kind"), f"got {show(kind)}: {engines.UNUSABLE[kind]}")
+    if name == "engine" and isinstance(kind, str) and kind in engines.installed().unusable:
+        return Problem((name, "kind"), f"got {show(kind)}: {engines.installed().unusable[kind]}")
     hint = did_you_mean(kind, kinds) if isinstance(kind, str) else ""
     return Problem((name, "kind"), f"got {show(kind)}; expected one of {listed(kinds)}{hint}")
 
@@ -164,7 +169,7 @@ def unknown_key(key: Key, data: dict[str, Any]) -> str:
 
 def _of_other_kinds(key: Key) -> str:
     """Name the kinds that have a key that this kind of strategy or engine has not."""
-    models = _KINDS.get(key[0], {}) if len(key) == 2 else {}
+    models = _kinds(key[0]) if len(key) == 2 else {}
     kinds = [kind for kind, model in models.items() if key[-1] in model.model_fields]
     return f"; it belongs to {' or '.join(f'`kind: {kind}`' for kind in kinds)}" if kinds else ""
 
