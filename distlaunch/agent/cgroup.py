@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 
@@ -10,3 +11,14 @@ def read_cgroup(name: str) -> str:
     # cgroup v2 has one line, such as `0::/user.slice/session-1.scope`
     group = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
     return Path(f"/sys/fs/cgroup{group.rstrip('/')}/{name}").read_text(encoding="utf-8")
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed for memory in this process's cgroup; None if unknown."""
+    try:
+        text = read_cgroup("memory.events")
+    except OSError:
+        return None
+    # not `oom`, which also counts when a limit was met and nobody killed
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else None

@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 
-from distlaunch.agent.memory import oom_kills
+from distlaunch.agent.cgroup import oom_kills
 from distlaunch.agent.messages import Exit, Order, TaskSpec
 from distlaunch.agent.numa import bind
 from distlaunch.agent.output import LineSink, Pump

@@ -39,6 +39,7 @@ def command(
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
+    from distlaunch.jobs.choice import JobRequest
     from distlaunch.jobs.describe import describe_data, describe_variables
     from distlaunch.plan.train import exposure_of, plan_json, render_plan
     from distlaunch.ui.boxes import pen_for
@@ -47,7 +48,7 @@ def command(
     from distlaunch.ui.plain import echo
 
     machine = Machine.here()
-    plan, choice = job.plan(job.JobRequest(target, overrides, name, resume), machine)
+    plan, choice = job.plan(JobRequest(target, overrides, name, resume), machine)
     for warning in choice.warnings:
         echo(f"warning: {warning}", err=True)
     if choice.note and not as_json:

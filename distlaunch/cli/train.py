@@ -25,7 +25,7 @@ from distlaunch.cli.options import FILE, JSON_EVENTS, JUNIT, OVERRIDES, QUIET
 
 if TYPE_CHECKING:
     from distlaunch.base.run_dir import RunDir
-    from distlaunch.jobs.job import JobRequest
+    from distlaunch.jobs.choice import JobRequest
     from distlaunch.ui.ci import Case
 
 
@@ -63,6 +63,7 @@ def command(
     """
     from distlaunch.cluster.machine import Machine
     from distlaunch.jobs import job
+    from distlaunch.jobs.choice import JobRequest
     from distlaunch.ui.progress.view import make_view, show
 
     target = targets[0]
@@ -74,7 +75,7 @@ def command(
     if debug:
         others = {"--resume": resume, "--smoke": smoke, "--detach": detach, "--json": as_json, "--quiet": quiet}
         _debug(target, overrides, name, [option for option, given in others.items() if given])
-    request = job.JobRequest(target, overrides, name, resume)
+    request = JobRequest(target, overrides, name, resume)
     if detach:
         if smoke:
             raise UsageError("--detach: --smoke takes a minute and shows its proofs here; leave one of them out")

@@ -16,6 +16,7 @@ from distlaunch.ui.plain import echo, echo_error
 
 if TYPE_CHECKING:
     from distlaunch.cluster.machine import Machine
+    from distlaunch.config.run import RunConfig
 
 
 @click.command("validate", cls=Command)
@@ -83,7 +84,6 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
     from distlaunch.config.checks.machine import machine_problems
     from distlaunch.config.checks.unused import unused_settings
     from distlaunch.config.read.load import load_config
-    from distlaunch.config.summary import summary
 
     machine = Machine.here()
     num_gpus = len(machine.gpus)
@@ -93,16 +93,17 @@ def _check(config: str, overrides: tuple[str, ...]) -> FileResult:
         return FileResult(config, "", error.problems, [])
     problems = loaded.located(machine_problems(loaded.config)) or _planning_problems(config, overrides, machine)
     return FileResult(
-        config, summary(loaded.config, num_gpus), problems, loaded.located(unused_settings(loaded.config))
+        config, _summary(loaded.config, num_gpus), problems, loaded.located(unused_settings(loaded.config))
     )
 
 
 def _planning_problems(config: str, overrides: tuple[str, ...], machine: Machine) -> list[Problem]:
     """Problems that `train` would report before it starts a process, such as too few GPUs for the workers."""
     from distlaunch.jobs import job
+    from distlaunch.jobs.choice import JobRequest
 
     try:
-        job.plan(job.JobRequest(config, (*overrides, "resume=never"), makes_run=False), machine)
+        job.plan(JobRequest(config, (*overrides, "resume=never"), makes_run=False), machine)
     except ConfigError as error:
         return error.problems
     except UsageError as error:
@@ -119,3 +120,10 @@ def _plain(problem: Problem) -> dict[str, Any]:
         "source": problem.source,
         "line": int(line) if is_line else None,
     }
+
+
+def _summary(config: RunConfig, num_gpus: int | None) -> str:
+    """`strategy mirrored, 2 replicas, global batch 64`."""
+    strategy = config.strategy
+    words = strategy.words(config.cluster, num_gpus)
+    return ", ".join([f"strategy {strategy.kind}", *words, f"global batch {config.data.global_batch or 'of the data'}"])

@@ -8,8 +8,7 @@ from functools import cached_property
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.spec import ClusterSpec, Task
 from distlaunch.config.engines.base import EngineSection
-from distlaunch.config.references.data_paths import data_paths
-from distlaunch.config.references.sites import named_files
+from distlaunch.config.references.sites import data_paths, named_files
 from distlaunch.config.run import RunConfig
 from distlaunch.config.tf_config import joined_cluster
 from distlaunch.engines import make_engine

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode
+from distlaunch.base.errors import ConfigError, DistlaunchError, ExitCode, Problem
 from distlaunch.base.event_files import read_events, read_events_of
 from distlaunch.base.events import ExportFailed, StepsDone
 from distlaunch.base.folders import make_folder
@@ -292,3 +292,10 @@ def run_beside(config: RunConfig, run: RunDir, observer: Observer, context: Laun
         make_folder(task.files.path)
         task.files.archive_error()
     return AttemptResult(plan, Supervisor(plan, allocation, observer).run())
+
+
+def checked(result: AttemptResult, locate: Callable[[Iterable[Problem]], list[Problem]]) -> AttemptResult:
+    """The result, unless the tasks found mistakes in the config: then raises ConfigError with their lines."""
+    if result.outcome.problems:
+        raise ConfigError(locate(result.outcome.problems))
+    return result

@@ -10,7 +10,9 @@ from distlaunch.agent.remote.host_facts import is_loopback
 from distlaunch.base.errors import UsageError
 from distlaunch.base.protocol import SAFE_MODULE
 from distlaunch.config.read.text import readable_again
+from distlaunch.config.run import RunConfig
 from distlaunch.engines.base import Engine
+from distlaunch.engines.context import LaunchContext
 
 
 def isolate(engine: Engine) -> None:
@@ -45,3 +47,9 @@ def _has_network() -> bool:
         for addresses in psutil.net_if_addrs().values()
         for address in addresses
     )
+
+
+def isolate_if_configured(config: RunConfig, context: LaunchContext) -> None:
+    """See `isolate`."""
+    if config.cluster.isolate:
+        isolate(context.engine)

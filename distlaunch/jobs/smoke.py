@@ -16,8 +16,9 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.unused import changed
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.context import LaunchContext
-from distlaunch.jobs.attempt import AttemptResult, run_attempt
-from distlaunch.jobs.job import JobRequest, checked, choose, isolate_if_configured
+from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
+from distlaunch.jobs.choice import JobRequest, choose
+from distlaunch.jobs.isolation import isolate_if_configured
 from distlaunch.jobs.restarts import note_hosts
 from distlaunch.runs.paths import shown
 from distlaunch.supervise.observer import Observer, ThreadedObserver

@@ -16,7 +16,7 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.read.load import dump_config, load_config, load_resolved
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.remote.allocation import forwarded
-from distlaunch.jobs.job import JobRequest, choose
+from distlaunch.jobs.choice import JobRequest, choose
 from tests.unit.config_files import BASE, write_models
 
 TOKEN = "wk-abcdefgh123456"

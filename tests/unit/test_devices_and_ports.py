@@ -22,6 +22,7 @@ from distlaunch.cluster.devices import find_gpus, share_gpus
 from distlaunch.cluster.machine import Machine
 from distlaunch.cluster.ports import find_holder, pick_ports, reserve_ports
 from distlaunch.jobs import job
+from distlaunch.jobs.choice import JobRequest
 from distlaunch.verify.trials import plan_trials
 from tests.unit.config_files import BASE, write_models
 from tests.unit.fake_nvml import DRIVER_NOT_LOADED, VERSION_MISMATCH, FakeGpu, FakeNvml, write_package
@@ -69,7 +70,7 @@ def test_every_command_counts_the_same_gpus(
     told = CliRunner().invoke(validate, ["run.yaml"]).stdout
     words = f"{replicas} replica" + "s" * (replicas > 1)
     assert told == f"run.yaml: ok (strategy mirrored, {words}, global batch 12)\n"
-    one_device = job.JobRequest("run.yaml", ("strategy.kind=one_device",))
+    one_device = JobRequest("run.yaml", ("strategy.kind=one_device",))
     planned, choice = job.plan(one_device, Machine.here())  # `train` executes this object
     assert planned.tasks[0].env.get("CUDA_VISIBLE_DEVICES") == (expected[0] if expected else None)
     (trial,) = plan_trials(choice.config, ("mirrored",), (2,), len(find_gpus(os.environ)))
@@ -88,7 +89,7 @@ def test_every_command_counts_the_same_gpus(
         too_many = f"strategy.replicas={len(expected) + 1}"
         assert CliRunner().invoke(validate, ["run.yaml", "--set", too_many]).exit_code == 2
         with pytest.raises(ConfigError, match="replicas"):
-            job.plan(job.JobRequest("run.yaml", (too_many,)), Machine.here())
+            job.plan(JobRequest("run.yaml", (too_many,)), Machine.here())
 
 
 NO_DRIVER = ("libnvidia-ml.so.of-no-driver", "libcuda.so.of-no-driver")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distlaunch.agent.host_state import host_state
-from distlaunch.config.references.data_paths import data_paths
+from distlaunch.config.references.sites import data_paths
 from distlaunch.config.run import RunConfig
 from distlaunch.engines.host_warnings import host_warnings, warnings_between
 

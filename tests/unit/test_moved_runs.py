@@ -24,7 +24,7 @@ from distlaunch.config.read.load_run import load_run
 from distlaunch.config.references.argument_paths import with_argument_paths
 from distlaunch.config.references.moved import find_moved, is_moved
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.reading_copy import reading_copy
+from distlaunch.jobs.use import reading_copy
 from distlaunch.plan.train import plan_launch
 
 _CODE = "def model(path=''): ...\ndef data(): ...\n"

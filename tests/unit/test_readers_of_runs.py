@@ -20,7 +20,7 @@ from distlaunch.base.run_dir import RunDir
 from distlaunch.base.run_files.run_facts import RunFacts
 from distlaunch.base.run_files.run_lock import lock_run
 from distlaunch.config.run import RunConfig
-from distlaunch.jobs.reading_copy import reading_copy
+from distlaunch.jobs.use import reading_copy
 from distlaunch.runs.report import attempt_report, newest_training
 from distlaunch.strategies.coordination import Peers
 from distlaunch.training.checkpoints.files import CheckpointStore

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from distlaunch.config.read.tree import Key
+from distlaunch.base.errors import Problem
+from distlaunch.config.read.tree import Key, texts_in
 from distlaunch.config.run import Component, OptimizerComponent, RunConfig
 
 Role = Literal[
@@ -97,3 +98,12 @@ def with_absolute_files(config: RunConfig, folder_of: Callable[[Key], Path]) -> 
         if (file := getattr(config.engine, name)) is not None:
             data["engine"][name] = str(folder_of(("engine", name)).absolute() / os.path.expanduser(file))
     return config.changed(data)
+
+
+def data_paths(config: RunConfig) -> dict[str, str]:
+    """Keys within `data.args` -> texts with a slash that are no URL, whether or not there is such a file."""
+    return {
+        Problem(key, "").dotted: text
+        for key, text in texts_in(config.data.args, ("data", "args"))
+        if "/" in text and "://" not in text and "\n" not in text
+    }

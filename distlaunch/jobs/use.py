@@ -1,0 +1,144 @@
+"""Attempts that use what a run has trained, and do not train: evaluate, predict, export."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from distlaunch.base.errors import RunBusyError, StopRequested, UsageError, naming_run
+from distlaunch.base.event_files import read_events_of
+from distlaunch.base.events import DataResolved
+from distlaunch.base.run_dir import BestName, RunDir
+from distlaunch.base.run_files.run_lock import lock_run, owner_of
+from distlaunch.cluster.machine import Machine
+from distlaunch.config.backend import ignored_backend
+from distlaunch.config.references.modules import ModuleMissingError, find_source
+from distlaunch.config.run import RunConfig
+from distlaunch.engines.context import LaunchContext
+from distlaunch.jobs.attempt import AttemptResult, checked, run_attempt
+from distlaunch.jobs.choice import config_for_use, load_config_of
+from distlaunch.jobs.isolation import isolate_if_configured
+from distlaunch.jobs.list_checkpoint import check_kept
+from distlaunch.plan.train import Mode
+from distlaunch.runs.paths import shown
+from distlaunch.runs.report import open_run
+from distlaunch.supervise.observer import Observer, ThreadedObserver
+
+
+def use_run(
+    path: str,
+    mode: Mode,
+    overrides: Sequence[str],
+    extra: Sequence[str],
+    observer: Observer,
+    machine: Machine,
+    checkpoint: int | BestName | None = None,
+) -> AttemptResult:
+    """Starts the processes of an existing run to do something else than training.
+
+    Args:
+        checkpoint: the step of the checkpoint to take; `best`: that of the best epoch; None: the newest.
+    """
+    run = open_run(path)
+    if not run.has_config():
+        raise UsageError(f"{shown(run.path)} is a run of a script: distlaunch does not know its model")
+    if checkpoint is not None:
+        check_kept(run, checkpoint)
+        extra = [*extra, "--checkpoint", str(checkpoint)]
+    config, locate, warnings = load_config_of(run, overrides, machine, observer.note)
+    for warning in warnings:
+        observer.note(f"warning: {warning}")
+    if note := ignored_backend(config.strategy.kind, config.strategy.backend, machine.environ):
+        observer.note(note)
+    if not overrides and list(extra[:2]) == ["--split", "validation"]:
+        check_has_validation(run, config, mode)
+    config = config_for_use(config, machine)
+    context = LaunchContext.resolve(config, machine)
+    isolate_if_configured(config, context)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(naming_run(shown(run.path)))
+        if mode == "export":
+            claim_exports(run, config, extra, stack)
+        place = run.path
+        if not run.may_be_written():
+            extra = [*extra, *_output_elsewhere(mode, extra)]
+            observer.note(f"{shown(run.path)} can only be read: nothing is recorded there")
+            run = stack.enter_context(reading_copy(run))
+        threaded = stack.enter_context(ThreadedObserver.of(observer))
+        stack.enter_context(context.engine)
+        try:
+            result = checked(run_attempt(config, run, mode, threaded, context, extra=extra), locate)
+        except StopRequested as asked:
+            # nothing is left to resume, as it is of `train`
+            asked.exit_code = 128 + asked.number
+            raise
+        outcome = replace(result.outcome, exit_code=result.outcome.code_of_command)
+        return replace(result, plan=replace(result.plan, run_dir=place), outcome=outcome)
+
+
+def claim_exports(run: RunDir, config: RunConfig, extra: Sequence[str], stack: contextlib.ExitStack) -> None:
+    """Hold the locks of the formats that are written. Raises UsageError, RunBusyError."""
+    if not os.access(run.path, os.W_OK | os.X_OK):
+        raise UsageError(f"{shown(run.path)} can only be read: an export is written into the run; copy the run first")
+    # without any, the model decides between two
+    formats = extra[1].split(",") if extra[:1] == ["--formats"] else config.export or ["keras", "saved_model"]
+    for kind in sorted(formats):
+        try:
+            stack.enter_context(lock_run(run.export_lock(kind)))
+        except RunBusyError:
+            owner = owner_of(run.export_lock(kind))
+            who = owner.description if owner is not None else "another process"
+            message = f"{shown(run.path)}: {who} is writing its export as {kind}; wait until it has ended"
+            raise RunBusyError(message) from None
+
+
+def _output_elsewhere(mode: Mode, extra: Sequence[str]) -> list[str]:
+    """Return the argument for predictions that cannot be written into the run. Raises UsageError without a place."""
+    if mode != "predict" or "--output" in extra:
+        return []
+    if not os.access(".", os.W_OK | os.X_OK):
+        raise UsageError("neither the run nor the current directory can be written to; add --output FILE")
+    return ["--output", str(Path(f"predictions-{extra[1]}.npz").absolute())]
+
+
+def check_has_validation(run: RunDir, config: RunConfig, command: str) -> None:
+    """Raise UsageError if the data function gave no validation data, and its code has not changed since.
+
+    Args:
+        command: that needs them, such as `evaluate`.
+    """
+    read = [event for event in read_events_of(run.events, DataResolved) if isinstance(event, DataResolved)]
+    if not read or "validation" in read[-1].examples or "validation" in read[-1].seen:
+        return
+    if _may_have_changed(config, since=read[-1].time):
+        return
+    message = f"{shown(run.path)} has no validation data: {read[-1].name} gave none"
+    raise UsageError(f"{message}; {command} the training data with `--split train`, or let the function return some")
+
+
+def _may_have_changed(config: RunConfig, *, since: float) -> bool:
+    """Return whether the data function's file, or a Python file beside it, is newer; True where that is not known."""
+    if config.data.function is None:
+        return False
+    module = config.data.function.rpartition(":")[0]
+    try:
+        source = Path(module) if module.endswith(".py") else find_source(module, config.modules_folder)
+        return source is None or any(file.stat().st_mtime > since for file in source.parent.glob("*.py"))
+    except (OSError, ModuleMissingError):
+        return True
+
+
+@contextlib.contextmanager
+def reading_copy(run: RunDir) -> Iterator[RunDir]:
+    """Give a run directory that leads to the files of another, and takes what an attempt writes; it is removed."""
+    with tempfile.TemporaryDirectory(prefix="distlaunch-read-") as folder:
+        copy = RunDir(Path(folder) / run.name)
+        copy.path.mkdir()
+        for path in (run.config, run.events, run.environment, run.checkpoints, run.preprocessing("").parent):
+            if path.exists():
+                (copy.path / path.name).symlink_to(path)
+        yield copy
