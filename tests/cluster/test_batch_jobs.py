@@ -148,7 +148,8 @@ def test_stop_now_and_ctrl_c_while_waiting(lab: Lab, slurm: Slurm, tmp_path: Pat
     assert status(slurm, run) == "running"
     assert slurm.distlaunch("stop", "--now", str(run.path)).end(120) == 0
     assert run.job_exit_code() == 4
-    assert status(slurm, run) == "interrupted"
+    # Slurm may still complete the job
+    wait_until(lambda: status(slurm, run) == "interrupted", 60)
 
 
 def test_what_slurm_refuses_is_told_and_leaves_nothing(lab: Lab, slurm: Slurm, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_what_slurm_refuses_is_told_and_leaves_nothing(lab: Lab, slurm: Slurm, t
 def test_nodes_that_do_not_see_the_run_are_told_of(lab: Lab, slurm: Slurm, tmp_path: Path, own_disk: Path) -> None:
     config = write_config(tmp_path, own_disk, "unseen", engine=AUTO, cluster={"workers": 2})
     job = slurm.distlaunch("submit", "--engine", "slurm", config, "--wait")
-    assert job.end(120) == 3
+    assert job.end(120) == 75  # nothing that this host can see says why it has ended
     assert "is that on a disk that its nodes share?" in job.said
     assert status(slurm, RunDir(own_disk / "unseen")) == "failed"
 
