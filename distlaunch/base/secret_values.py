@@ -29,8 +29,8 @@ _SPECIAL_TOKEN = re.compile(r"<.*>|\[.*\]")
 """Tokens of a text model, such as `<|endoftext|>` and `[MASK]`."""
 _CREDENTIALS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s/@:]*)(?::([^\s/]*))?@")
 _OPTION = re.compile(r"--?([A-Za-z][\w-]*)")
-_PAIR = r"""([A-Za-z][\w.-]*)["']?\s*[:=]\s*("[^"]*"|'[^']*'|[^\s,{}\[\]"']+)"""
-"""A key and its value, inside an argument such as `{api_key: VALUE}`."""
+_PAIR = re.compile(r"""(?<![\w.-])([\w.-]++)["']?\s*+[:=]\s*+("[^"]*"|'[^']*'|[^\s,{}\[\]"']++)""")
+"""A key and its value, inside an argument such as `{api_key: VALUE}`. Nothing is tried twice: arguments may be long."""
 _UNQUOTED = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~"
 _QUOTED = re.compile(rb"%([0-9A-Fa-f]{2})")
 _COMMON = b"ZQXJVKYUWHGOBFMPLNRDCSATIE@=+9876543)(,/:_-210qzxjkvbywgpfumdclhsnriaote .\n"
@@ -103,7 +103,7 @@ def masked_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> li
             argument = MASK
         else:
             # the whole was none: in `--set=KEY=VALUE` another begins behind the first `=`
-            argument = re.sub(_PAIR, _masked_pair, name if not equals else value)
+            argument = _PAIR.sub(_masked_pair, name if not equals else value)
             argument = f"{name}={argument}" if equals else argument
         option = key if named and not equals else ""
         shown.append(without_credentials(mask.whole(argument)))
