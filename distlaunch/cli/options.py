@@ -62,7 +62,10 @@ FILE = click.Path()
 """A file to be completed in the shell. What it must be is checked where it is read."""
 FOLDER = FolderPath()
 JUNIT = click.option(
-    "--junit-xml", metavar="FILE", type=FILE, help="Also write a JUnit report with a test case for each config."
+    "--junit-xml",
+    metavar="FILE",
+    type=FILE,
+    help="Also write a JUnit report with a test case for each config; its folder is made.",
 )
 CHECKPOINT = click.option(
     "--checkpoint", type=CheckpointName(), metavar="STEP|best", help="Which checkpoint. Default: the newest."

@@ -25,8 +25,8 @@ def command(directory: str, as_json: bool) -> None:
                  ask the queue; cancelled: it left the queue without a start
     done         reached its planned end
     failed       a task failed
-    stopped      by SIGTERM or `distlaunch stop`, with a checkpoint; interrupted: by Ctrl-C
-    killed       its launcher is gone; `train RUN --resume` continues from the last checkpoint
+    stopped      by SIGTERM or `distlaunch stop`, with a checkpoint if a step was done; interrupted: by Ctrl-C
+    killed       its launcher is gone; `train RUN --resume` continues from the last checkpoint, if there is one
 
     The values are those of the last complete epoch; before there is one, those so far. The time is from the run's
     first event to its last.

@@ -69,7 +69,9 @@ def command(
     target = targets[0]
     if not smoke and (len(targets) > 1 or junit_xml is not None):
         what = "--junit-xml" if junit_xml is not None else f"got {len(targets)} configs"
-        raise UsageError(f"{what}: only `train --smoke` and `validate` take that; a training has a command of its own")
+        raise UsageError(
+            f"{what}: only `train --smoke` and `validate` take that; add --smoke, or train one config without a report"
+        )
     if name is not None and len(targets) > 1:
         raise UsageError("--name: several configs cannot have one name; leave it out")
     if debug:

@@ -18,7 +18,7 @@ def print_proofs(result: SmokeResult, config: str, *, to_stderr: bool) -> None:
     lines = [Text(f"smoke test of {config}:")]
     for proof in result.proofs:
         word = ("  ok  ", "green bold") if proof.holds else (" no   ", "red bold")
-        lines.append(Text.assemble(word, proof.what if proof.holds else f"{proof.what}: not seen"))
+        lines.append(Text.assemble(word, proof.what if proof.holds else f"{proof.what}: not reached"))
     with contextlib.suppress(OSError):
         console.print()
         console.print(Text("\n").join(lines), soft_wrap=True, highlight=False)
@@ -34,4 +34,4 @@ def print_missing(result: SmokeResult) -> None:
 def missing_proofs(result: SmokeResult) -> list[str]:
     """Return what a smoke run should have shown, and has not, with the name of the run."""
     run = shown(result.last.plan.run_dir)
-    return [about_run(run, f"not seen: {proof.what}") for proof in result.proofs if not proof.holds]
+    return [about_run(run, f"not reached: {proof.what}") for proof in result.proofs if not proof.holds]

@@ -400,4 +400,4 @@ def test_smoke(shell: Shell, golden: Callable[[str, str], None]) -> None:
 def test_smoke_says_what_does_not_work(shell: Shell) -> None:
     code, out, _ = shell("train", "job.yaml", "--smoke", FAKE="fail")
     assert code == 3
-    assert " no   validation ran: not seen" in out
+    assert " no   validation ran: not reached" in out

@@ -81,8 +81,8 @@ def test_a_smoke_run_that_fails_names_the_line_of_the_user(tmp_path: Path, monke
     )
     assert (result.return_value, result.stdout) == (3, "")
     assert "::error file=sub/model.py,line=41::runs/a-smoke failed: ValueError: units=-1" in result.stderr
-    assert "::error file=b.yaml::runs/b-smoke: not seen: an export" in result.stderr
-    assert "error: runs/b-smoke: not seen: an export" in result.stderr
+    assert "::error file=b.yaml::runs/b-smoke: not reached: an export" in result.stderr
+    assert "error: runs/b-smoke: not reached: an export" in result.stderr
     assert "training ran" not in result.stderr
     assert "c-smoke" not in result.stderr
     first, second, third = ElementTree.parse(tmp_path / "out.xml").getroot()[0]
@@ -90,10 +90,10 @@ def test_a_smoke_run_that_fails_names_the_line_of_the_user(tmp_path: Path, monke
     line = "runs/a-smoke failed: ValueError: units=-1 (sub/model.py:41)"
     assert first[0].get("message") == line
     assert (first[0].text or "").splitlines() == [line, *(f"  {each}" for each in trace), "hint: use 1"]
-    assert second[0].get("message") == "runs/b-smoke: not seen: an export"
+    assert second[0].get("message") == "runs/b-smoke: not reached: an export"
     assert len(third) == 0
     shown = CliRunner().invoke(cli, ["train", "--smoke", *results], standalone_mode=False).stdout
-    assert "smoke test of b.yaml:\n  ok  training ran\n no   an export: not seen\n" in shown
+    assert "smoke test of b.yaml:\n  ok  training ran\n no   an export: not reached\n" in shown
 
 
 @pytest.mark.parametrize(

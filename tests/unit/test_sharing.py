@@ -214,18 +214,6 @@ def test_a_function_without_context_is_told_to_take_it(tmp_path: Path) -> None:
         load_config(path, environ={})
 
 
-@pytest.mark.parametrize(("old", "new"), [("sharded", "rows"), ("shuffled", "shuffled")])
-def test_the_old_name_of_sharding_is_read(old: str, new: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def model(): ...\ndef data(): ...\n")
-    path = tmp_path / "mine.yaml"
-    path.write_text(BASE % ("", "parameter_server", 2, 1))
-    loaded = load_config(path, [f"strategy.per_worker_data={old}"], {})
-    assert loaded.config.data.sharding == new
-    assert loaded.source(("data", "sharding")) == f"--set strategy.per_worker_data={old}"
-    with pytest.raises(ConfigError, match="got 'all'"):
-        load_config(path, ["strategy.per_worker_data=all"], {})
-
-
 def test_the_snippets_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()

@@ -19,7 +19,6 @@ from distlaunch.cluster.machine import Machine
 from distlaunch.config.checks.config import cross_check
 from distlaunch.config.dump import dump_config, dump_plain
 from distlaunch.config.read import overrides as override
-from distlaunch.config.read.renamed import rename
 from distlaunch.config.read.scalars import Unfilled
 from distlaunch.config.read.schema_errors import problems_of
 from distlaunch.config.read.text import folder_of, is_stream, read_text
@@ -162,7 +161,6 @@ def _checked(
         message = f"got {show(root.plain())} at the top; expected `key: value` lines such as `model:` and `data:`"
         raise ConfigError(Problem((), message, root.source))
     early = builder.problems + override.apply(root, overrides, environ)
-    rename(root)
     override.texts_as_text(root)
     # before validation: the name becomes a value of the config
     _name(root, path)
@@ -212,7 +210,6 @@ def parse_resolved(text: str, name: str, environ: Mapping[str, str] | None = Non
     variables = Unfilled({}) if environ is None else environ
     builder = TreeBuilder(name, variables, unset="set it: a run keeps the values of secrets only until it is done")
     root = builder.build(parse(text, name))
-    rename(root)
     config, wrong = _validate(root.plain())
     if builder.problems or config is None:
         raise ConfigError([*builder.problems, *(_at(root, problem) for problem in wrong)])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from distlaunch.strategies.protocol import State
 
 _MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
-STATE_FILE, OLDER_STATE_FILE = "state.safetensors", "state.npz"
+STATE_FILE = "state.safetensors"
 _METADATA, _TYPES, _CUTS = "__metadata__", "types", "parts"
 _STREAM_BYTES = 1 << 20
 _NAMES = {
@@ -192,15 +192,6 @@ def _cut(facts: dict[str, Any], part: tuple[int, ...]) -> Cut:
     if any(first < 0 or end > size for first, end, size in zip(cut.start, ends, cut.shape, strict=True)):
         raise ValueError(f"its header is wrong: '{cut.of}' has no part {facts}")
     return cut
-
-
-def read_npz(file: BinaryIO) -> State:
-    """The state as formats 1 and 2 have it: numbered arrays, with their names and types beside them."""
-    with np.load(file, allow_pickle=False) as archive:
-        *names, _ = map(str, archive["names"])
-        state = {name: archive[str(index)] for index, name in enumerate(names)}
-        foreign = json.loads(archive[str(len(names))].tobytes())
-    return {n: v.view(getattr(ml_dtypes, foreign[n])) if n in foreign else v for n, v in state.items()}
 
 
 def _header(state: State, placed: list[str], cuts: Mapping[str, Cut]) -> bytes:

@@ -25,8 +25,7 @@ from distlaunch.base.run_dir import BEST, BestName, checkpoint_name, steps_of
 from distlaunch.strategies.state.pace import FULL_SPEED, Pace
 from distlaunch.strategies.state.state_files import STATE_FILE
 from distlaunch.training.checkpoints.file_copy import FileCopy
-from distlaunch.training.checkpoints.meta import NewerFormatError, Progress, read_meta, write_meta
-from distlaunch.training.checkpoints.older_formats import read_older
+from distlaunch.training.checkpoints.meta import OtherFormatError, Progress, read_meta, write_meta
 from distlaunch.training.checkpoints.shared_memory import SharedMemory
 from distlaunch.training.checkpoints.state_set import FileDamagedError, StateFile, read_files, write_file
 
@@ -185,9 +184,7 @@ class CheckpointStore:
             meta = read_meta(read_regular(path / "meta.json"))
             if meta is None:
                 raise DamagedError(f"{path}/meta.json: damaged: its content does not match its checksum")
-            if meta.sha256 is not None:
-                copy, state = FileCopy.of(path, (), None), read_older(path, meta.format, meta.sha256)
-            elif memory is not None:
+            if memory is not None:
                 memory.fill(path, meta.files)
                 copy, state = FileCopy.of(path, meta.files, memory.name), memory.filled()
             else:
@@ -199,8 +196,8 @@ class CheckpointStore:
             have = ", ".join(map(str, self.steps())) or "none"
             which = "no best checkpoint" if step == BEST else f"no checkpoint of step {step}"
             raise CheckpointError(f"{path}: there is {which}; those there are: {have}") from None
-        except NewerFormatError as error:
-            raise CheckpointError(f"{path}: {error}; use the version that wrote it, or a later one") from None
+        except OtherFormatError as error:
+            raise CheckpointError(f"{path}: {error}; use the version that wrote it") from None
         except FileDamagedError as error:
             raise DamagedError(f"{path / error.name}: damaged: {error}") from None
         except OSError as error:

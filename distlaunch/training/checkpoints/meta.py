@@ -1,12 +1,7 @@
 """`meta.json` of a checkpoint: its format, where training stands, the config, and the checksums of all its files.
 
-Format 5 records how the optimizers were built. Format 4 names the safetensors files with the state, each with checksums
-of its pieces. Format 3 has one such file with
-one checksum, the earlier ones have `state.npz`. Format 2 is the first that says so under
-`format`. Its own checksum is that of the data as JSON reads them back, and numbers that JSON
-does not have are written as `{"$float": "nan"}`. Format 1 has no such key. Its checksum was computed from the Python
-data, in which mappings with numbers as keys have another order than the text that is read back. A later format is
-refused, and not called damaged.
+Its own checksum is that of the data as JSON reads them back, and numbers that JSON does not have are written as
+`{"$float": "nan"}`. Another format is refused, and not called damaged.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -24,18 +19,14 @@ from distlaunch.base import strict_json
 from distlaunch.training.checkpoints.state_set import StateFile
 
 FORMAT = 5
-SAFETENSORS = 3
-"""The first format whose state is a safetensors file."""
-_SEVERAL_FILES = 4
-"""The first format whose state may lie in several files."""
 _NUMBER = "$float"
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
 
 
-class NewerFormatError(ValueError):
-    """The checkpoint was written by a later version."""
+class OtherFormatError(ValueError):
+    """The checkpoint was written by another version."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +68,7 @@ class Progress:
 
     @staticmethod
     def from_plain(data: dict[str, Any]) -> Progress:
-        """The inverse of `to_plain`; reads format 1 too."""
+        """The inverse of `to_plain`."""
         return Progress(**_untagged(data))
 
 
@@ -86,14 +77,11 @@ class Meta:
     """What `meta.json` says.
 
     Attributes:
-        files: with the state; none before format 4.
-        sha256: of the one file of earlier formats.
+        files: with the state.
         config: as JSON holds it: with text for keys that are numbers.
     """
 
-    format: int
     files: list[StateFile]
-    sha256: str | None
     progress: Progress
     config: dict[str, Any]
 
@@ -119,26 +107,19 @@ def read_meta(data: bytes) -> Meta | None:
     """What the file says; None if it is not what was written, or nothing that a checkpoint can be.
 
     Raises:
-        NewerFormatError: a later version wrote it.
+        OtherFormatError: another version wrote it.
     """
     try:
         meta = json.loads(data)
-        own = meta.pop("meta_sha256")
-        version = meta.get("format", 1)
-        if version > FORMAT:
-            raise NewerFormatError(f"format {version}; this version of distlaunch reads formats up to {FORMAT}")
-        candidates = [meta] if version > 1 else _of_format_1(meta)
-        if all(own != _digest(candidate) for candidate in candidates):
+        own, version = meta.pop("meta_sha256"), meta.get("format", 1)
+        # of a later format it is not known how its checksum is computed
+        if version <= FORMAT and own != _digest(meta):
             return None
-        found = {
-            "format": version,
-            "files": meta.get("files", []),
-            "sha256": meta["sha256"] if version < _SEVERAL_FILES else None,
-            "progress": _untagged(meta["progress"]),
-            "config": meta["config"],
-        }
+        if version != FORMAT:
+            raise OtherFormatError(f"format {version}; this version of distlaunch reads format {FORMAT}")
+        found = {"files": meta["files"], "progress": _untagged(meta["progress"]), "config": meta["config"]}
         return _META.validate_python(found)
-    except NewerFormatError:
+    except OtherFormatError:
         raise
     # the parser follows each level of nesting
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -148,24 +129,6 @@ def read_meta(data: bytes) -> Meta | None:
 def _digest(data: Any) -> str:
     # sorted: the order of keys says nothing
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-
-
-def _of_format_1(meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the checksum may have been computed from: keys that look like numbers may have been numbers."""
-    yield meta
-    data = meta["config"]["data"]
-    weights = {**data, "class_weight": _with_numbers(data.get("class_weight"))}
-    yield {**meta, "config": {**meta["config"], "data": weights}}
-    yield {**meta, "config": _with_numbers(meta["config"])}
-
-
-def _with_numbers(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_numbers(inner) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    numbers = bool(value) and all(key.removeprefix("-").isdecimal() for key in value)
-    return {int(key) if numbers else key: _with_numbers(inner) for key, inner in value.items()}
 
 
 def _tagged(value: Any) -> Any:

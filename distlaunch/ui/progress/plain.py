@@ -60,7 +60,7 @@ class PlainView:
         elif waiting and now >= self._printed_at + EVERY_S:
             self._printed_at = now
             what = self.state.preparing(framework=f"waiting for {', '.join(self.state.missing)}")
-            self._print(f"{what} ({now - self._began:.0f} s)")
+            self._print(f"{what} ({now - self._began:.0f} s so far)")
 
     def ended(self) -> None: ...
 
