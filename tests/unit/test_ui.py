@@ -162,7 +162,7 @@ def test_nothing_is_waited_for_once_the_job_stops() -> None:
     view.tick(31.0)
     assert isinstance(console.file, io.StringIO)
     names = "waiting for worker:0, worker:1"
-    told = f"{names} (10 s so far)\n{names} (20 s)\nworker:0 failed; stopping worker:1\n"
+    told = f"{names} (10 s so far)\n{names} (20 s so far)\nworker:0 failed; stopping worker:1\n"
     assert console.file.getvalue() == told
 
 
