@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from xml.etree import ElementTree
 
 import click
 
@@ -41,6 +40,8 @@ def write_junit(path: str, suite: str, cases: Sequence[Case]) -> None:
     failed = [case for case in cases if case.failure]
     numbers = {"tests": str(len(cases)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
     seconds = f"{sum(case.seconds for case in cases):.3f}"
+    from xml.etree import ElementTree  # which other commands need not wait for
+
     root = ElementTree.Element("testsuites")
     top = ElementTree.SubElement(root, "testsuite", {"name": f"distlaunch {suite}", **numbers, "time": seconds})
     for case in cases:
