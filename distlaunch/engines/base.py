@@ -22,7 +22,8 @@ class Needs:
         num_tasks: processes to be started.
         num_addresses: how many of them the others must reach.
         num_computing: how many of them compute most of the time: those of a host share its cores.
-        jobs: how many tasks with addresses there are of each job, in their order; empty: a single process.
+        jobs: how many tasks with addresses there are of each job (`chief`, `worker`, `ps`), in their order; empty: a
+            single process. Each worker takes a slot of a host, and nothing else does: see `cluster.hosts.place_tasks`.
         ports: one for each address, or any that are free.
         failure_window_s: what a host did longer ago is forgotten; None: nothing is.
         spares_failed: do without hosts that have failed twice. False: the others do not suffice.
@@ -138,7 +139,8 @@ class Engine(Protocol):
 
         Raises:
             ConfigError: the config asks for what cannot be had.
-            TooFewSlotsError: fewer workers, or hosts that have failed twice, are worth a try.
+            TooFewSlotsError: there are `slots` places for workers, and more are asked for. The job is tried again with
+                fewer workers if it allows that, else with `spares_failed=False`.
             UsageError: there is too little of something, with what is missing.
         """
         ...

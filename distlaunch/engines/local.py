@@ -36,13 +36,16 @@ class LocalAllocation:
     Attributes:
         environ: what the tasks inherit.
         warm_starts: what tasks are forked from.
-        num_computing: how many tasks share the cores.
+        adapt: what the engine changes in how a task is started.
+        num_computing: how many tasks share the cores: it decides the sizes of their thread pools, and whether each is
+            bound to the cores of one NUMA node.
     """
 
     environ: Mapping[str, str]
     warm_starts: WarmStarts
     places: tuple[Place, ...] = (Place(),)
     given: tuple[ClusterSpec, Task] | None = None
+    adapt: Callable[[TaskSpec], TaskSpec] = lambda spec: spec
     reserved: ReservedPorts = field(default_factory=lambda: ReservedPorts((), ()))
     num_computing: int = 1
     engine: str = "local"
@@ -75,7 +78,7 @@ class LocalAllocation:
         env |= direct_paths(env)
         files = task.files
         logs = files.stdout_log, files.stderr_log
-        return TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload)
+        return self.adapt(TaskSpec(str(task.task), task.argv, env, *logs, files.heartbeat, task.preload))
 
     def release_ports(self) -> None:
         self.reserved.release()
@@ -91,7 +94,7 @@ class _Starter:
 
     def start(self, task: TaskPlan) -> TaskHandle:
         spec = self._spec_of(task)
-        return self._tasks.start(spec._replace(cores=self._cores.of(spec.name, spec.env)))
+        return self._tasks.start(spec._replace(cores=spec.cores or self._cores.of(spec.name, spec.env)))
 
     def collect(self, gives_up: Callable[[], bool]) -> None:
         """They wrote it here."""
@@ -106,6 +109,8 @@ class LocalEngine:
 
     hosts = ()
     uses_this_machine_only = True
+    name = "local"
+    """What plans call the engine."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -120,6 +125,14 @@ class LocalEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.close()
+
+    def adapt(self, spec: TaskSpec) -> TaskSpec:
+        """Return how a task is started; engines that start tasks of this machine in another way override this.
+
+        A task whose `argv` is not that of a Python module of distlaunch gets a process of its own, and is not forked
+        from one that has imported the framework.
+        """
+        return spec
 
     def examine(self) -> list[HostReport]:
         from distlaunch.agent.host_state import host_state
@@ -153,8 +166,8 @@ class LocalEngine:
         # tasks that nobody connects to need no address
         places += [Place(gpus=gpus)] * (needs.num_tasks - number)
         return LocalAllocation(
-            self._machine.environ, self._warm_starts, tuple(places), reserved=reserved,
-            num_computing=needs.num_computing,
+            self._machine.environ, self._warm_starts, tuple(places), adapt=self.adapt, reserved=reserved,
+            num_computing=needs.num_computing, engine=self.name,
         )  # fmt: skip
 
 
@@ -167,6 +180,7 @@ class GivenClusterEngine(LocalEngine):
     """
 
     uses_this_machine_only = False
+    name = "tf_config"
 
     def __init__(self, machine: Machine, given: tuple[ClusterSpec, Task]) -> None:
         super().__init__(machine)
@@ -177,8 +191,8 @@ class GivenClusterEngine(LocalEngine):
         # no address and no port: TF_CONFIG has them
         places = (Place(gpus=self._machine.gpus),)
         return LocalAllocation(
-            self._machine.environ, self._warm_starts, places, given=self._given, engine="tf_config",
-            num_computing=cluster.num_workers_beside(task),
+            self._machine.environ, self._warm_starts, places, given=self._given, adapt=self.adapt,
+            num_computing=cluster.num_workers_beside(task), engine=self.name,
         )  # fmt: skip
 
 

@@ -164,7 +164,8 @@ class EngineConformance:
     """Tests that an engine must pass.
 
     Attributes:
-        slots: how many workers the hosts of `make` take; None: as many as are asked for.
+        slots: how many workers the hosts of `make` take, at least 2; None: as many as are asked for, so that too many
+            are not tested.
         has_processes: tasks are processes of this machine, whose environment can be seen.
         has_listeners: tasks can open ports that `listening` sees.
     """

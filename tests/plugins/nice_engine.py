@@ -8,7 +8,6 @@ The example of an engine that distlaunch does not know. test_installed_engines.p
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -16,9 +15,8 @@ from pydantic import Field
 from distlaunch.agent.messages import TaskSpec
 from distlaunch.cluster.machine import Machine
 from distlaunch.config.engines.base import EngineSection
-from distlaunch.engines.base import HostFiles, Needs
-from distlaunch.engines.local import LocalAllocation, LocalEngine
-from distlaunch.plan.train import TaskPlan
+from distlaunch.engines.base import HostFiles
+from distlaunch.engines.local import LocalEngine
 
 
 class Nice(EngineSection):
@@ -33,26 +31,17 @@ class Nice(EngineSection):
     """How much the tasks' priority is lowered."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NiceAllocation(LocalAllocation):
-    """The local allocation, with another command for each task."""
-
-    level: int = 10
-
-    def spec_of(self, task: TaskPlan) -> TaskSpec:
-        spec = super().spec_of(task)
-        return spec._replace(argv=("nice", "-n", str(self.level), *spec.argv))
-
-
 class NiceEngine(LocalEngine):
+    """The local engine, with another command for each task. The tasks are not forked from a warm process."""
+
+    name = "nice"
+
     def __init__(self, section: Nice, machine: Machine) -> None:
         super().__init__(machine)
-        self._section = section
+        self._level = section.level
 
-    def allocate(self, needs: Needs, *, dry: bool = False) -> NiceAllocation:
-        local = super().allocate(needs, dry=dry)
-        fields = {each.name: getattr(local, each.name) for each in dataclasses.fields(local)}
-        return NiceAllocation(**{**fields, "engine": self._section.kind}, level=self._section.level)
+    def adapt(self, spec: TaskSpec) -> TaskSpec:
+        return spec._replace(argv=("nice", "-n", str(self._level), *spec.argv))
 
 
 def make_engine(settings: Nice, machine: Machine, files: HostFiles) -> NiceEngine:

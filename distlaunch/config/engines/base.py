@@ -67,7 +67,10 @@ class EngineSection(Section):
         yield from ()
 
     def machine_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with the section on this machine, such as a file that is not there."""
+        """Yield what is wrong with the section on this machine, such as a file that is not there.
+
+        Only `validate` and its like ask for this: `Engine.allocate` raises what a start finds.
+        """
         yield from ()
 
 
