@@ -196,8 +196,8 @@ def _by_hand(folder: Path) -> Iterator[Any]:
 def _ours(folder: Path) -> Iterator[Any]:
     from distlaunch.config.run import Data
     from distlaunch.data import image_folder
+    from distlaunch.data.rows import split_rows
     from distlaunch.data.source import make_split
-    from distlaunch.strategies.replica.input import split_rows
 
     config = Data.model_validate({"function": "unused:unused", "global_batch": IMAGE_BATCH})
     split = make_split(image_folder(folder, size=(224, 224)), config, seed=0, training=True)

@@ -1,6 +1,6 @@
 """Which versions of TensorFlow, Keras and JAX distlaunch is tested with; read without importing them.
 
-distlaunch changes private parts of these frameworks (see `distlaunch.strategies.patches`), which any release may move.
+distlaunch changes private parts of these frameworks (see `distlaunch.patches`), which any release may move.
 A version outside its range is used with a warning. A version whose parts do not fit is refused where they are needed.
 """
 

@@ -23,7 +23,7 @@ ATTEMPT, RUN_DIR, TASK = "DISTLAUNCH_ATTEMPT", "DISTLAUNCH_RUN_DIR", "DISTLAUNCH
 
 JAX_COORDINATOR, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 JAX_PROCESSES, JAX_PROCESS = "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""JAX reads the first two by itself; all, where `distlaunch.strategies.patches.jax_clusters` is installed."""
+"""JAX reads the first two by itself; all, where `distlaunch.patches.jax_clusters` is installed."""
 
 EVENT_FORMAT = 2
 """Of the lines of event files; see `distlaunch.base.events`."""

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.sources import Batch
+from distlaunch.data.batches import Batch
 
 
 def class_weights(weights: Mapping[int, float]) -> Callable[[Batch], Batch]:

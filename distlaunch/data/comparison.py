@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.events import DataResolved, Event, Notice
 from distlaunch.config.run import RunConfig
-from distlaunch.data.running_fingerprint import RunningFingerprint
-from distlaunch.data.split import Split
-from distlaunch.strategies.data_ends import (
+from distlaunch.data.differences import (
     OF_FUNCTION,
     REASONS,
     different_data,
@@ -24,11 +22,23 @@ from distlaunch.strategies.data_ends import (
     first_difference,
     not_own_data,
 )
-from distlaunch.strategies.protocol import Strategy
+from distlaunch.data.running_fingerprint import RunningFingerprint
+from distlaunch.data.split import Split
+
+
+class Peers(Protocol):
+    """What a comparison needs of a strategy: the processes of the run, this one among them."""
+
+    @property
+    def is_chief(self) -> bool: ...
+
+    def gather(self, message: str) -> Mapping[str, str]:
+        """Return the message of each process by its name; every process must call it."""
+        ...
 
 
 def compared(
-    config: RunConfig, strategy: Strategy, train: Split, validation: Split | None, emit: Callable[[Event], None]
+    config: RunConfig, peers: Peers, train: Split, validation: Split | None, emit: Callable[[Event], None]
 ) -> tuple[Split, Split | None]:
     """The splits, once all processes are known to see the same; each of one's own with the length that all agree upon.
 
@@ -38,7 +48,7 @@ def compared(
     splits = {"training": train, "validation": validation}
     read = {name: split for name, split in splits.items() if split is not None}
     # every process gets everything and so raises the same error: none is left waiting for the others
-    gathered = strategy.gather(json.dumps({name: _facts(split) for name, split in read.items()}))
+    gathered = peers.gather(json.dumps({name: _facts(split) for name, split in read.items()}))
     seen = {task: json.loads(text) for task, text in gathered.items()}
     names = {name for facts in seen.values() for name in facts}
     own = {name for name, split in read.items() if split.own or config.data.streams is not None}
@@ -54,7 +64,7 @@ def compared(
     if wrong:
         raise ConfigError(Problem(("data",), wrong))
     if config.data.sharding == "function" and config.cluster.num_workers > 1:
-        if strategy.is_chief:
+        if peers.is_chief:
             message = "each worker trains on its own examples, so the numbers are not those of one device"
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
         if config.strategy.has_coordinator:
@@ -65,7 +75,7 @@ def compared(
     if validation is not None and validation.own:
         validation = _agreed(validation, "validation", seen)
     if len(seen) > 1 and train.glimpse is not None and not (train.own or config.strategy.has_coordinator):
-        train = replace(train, running=RunningFingerprint(strategy.gather))
+        train = replace(train, running=RunningFingerprint(peers.gather))
     return train, validation
 
 

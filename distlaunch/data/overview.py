@@ -9,11 +9,10 @@ import tensorflow as tf
 
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import RunConfig
-from distlaunch.data.source import open_splits, with_global_batch
-from distlaunch.data.sources.numbered_batches import first_worker
+from distlaunch.data.read_ahead import batches_ahead
+from distlaunch.data.rows import first_row, own_rows
+from distlaunch.data.source import first_worker, open_splits, with_global_batch
 from distlaunch.data.split import Split
-from distlaunch.strategies.replica.input import first_row, own_rows
-from distlaunch.strategies.replica.read_ahead import batches_ahead
 
 _BATCHES, _NUMBERS = 3, 8  # of which the first examples are shown, and how many of them
 

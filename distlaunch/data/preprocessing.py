@@ -17,8 +17,8 @@ from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.base.file_locks import lock
 from distlaunch.base.folders import make_folder
 from distlaunch.config.run import Preprocessing as PreprocessingConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import call, load_function
-from distlaunch.strategies.sources import Batch
 
 _KEY = ("data", "preprocessing")
 

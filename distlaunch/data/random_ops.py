@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import pack
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits
-from distlaunch.strategies.patches.tensorflow_shuffle import shuffles_of
-from distlaunch.strategies.replica.input import pack
+from distlaunch.patches.tensorflow_shuffle import shuffles_of
 
 RANDOM_OPS = frozenset(
     {

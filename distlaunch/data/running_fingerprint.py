@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS
-from distlaunch.strategies.replica.input import num_rows, pack
+from distlaunch.data.batches import num_rows, pack
+from distlaunch.data.differences import REASONS
 
 Gather = Callable[[str], Mapping[str, str]]
 """See `Strategy.gather`."""

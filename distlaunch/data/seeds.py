@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
-from distlaunch.strategies.patches.tensorflow_shuffle import count_iterations
+from distlaunch.patches.tensorflow_shuffle import count_iterations
 
 _SEED_STEP = 1_000_003  # between the seeds of two runs: more than the passes of one
 

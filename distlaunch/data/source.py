@@ -17,6 +17,7 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.run_dir import RunDir
 from distlaunch.config.run import Data as DataConfig
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Share, pack
 from distlaunch.data.class_weights import class_weights
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.examples.each_example import ExampleMap, example_map
@@ -25,14 +26,13 @@ from distlaunch.data.examples.random_access import Arrays, Items, gives_items
 from distlaunch.data.examples.reader_pool import ReaderPool, reader_pool
 from distlaunch.data.files.base import IndexedFiles
 from distlaunch.data.preprocessing import Preprocessing, prepare
+from distlaunch.data.rows import first_row
 from distlaunch.data.sources.indexed import Examples, Indexed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.py_datasets import PyDatasets, check_config
 from distlaunch.data.sources.streams import Streams
 from distlaunch.data.split import Split, after
 from distlaunch.data.splits import PyData, Splits, StreamData, read_splits
-from distlaunch.strategies.replica.input import first_row, pack
-from distlaunch.strategies.sources import Share
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
 
@@ -42,6 +42,11 @@ WHOLE = Share()
 
 def worker_of(share: Share) -> WorkerContext:
     return WorkerContext(num_workers=share.number, worker=share.index)
+
+
+def first_worker(config: RunConfig) -> WorkerContext | None:
+    """Whose examples a coordinator looks at, to learn what all have in common; None if there is no coordinator."""
+    return WorkerContext(config.cluster.num_workers, worker=0) if config.strategy.has_coordinator else None
 
 
 def make_split(

@@ -16,9 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.batches import Batch, Source, num_rows, pack
 from distlaunch.data.running_fingerprint import RunningFingerprint
-from distlaunch.strategies.replica.input import num_rows, pack
-from distlaunch.strategies.sources import Batch, Source
 
 _ZERO = np.int64(0)
 

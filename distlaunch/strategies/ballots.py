@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from distlaunch.data.differences import check_ends
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import check_ends
 from distlaunch.strategies.protocol import Vote
 
 _VOTE = 4  # stop, finish, save, next_steps

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.keras_private import value_of
+from distlaunch.patches.keras_private import value_of
 
 
 class CollectedScope(keras.StatelessScope):

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from distlaunch.cluster.spec import ClusterSpec, Task, from_tf_config
-from distlaunch.strategies.data_ends import check_ends
+from distlaunch.data.batches import Share
+from distlaunch.data.differences import check_ends
 from distlaunch.strategies.protocol import State, StrategyDefaults, Vote
-from distlaunch.strategies.sources import Share
 from distlaunch.strategies.state.state_files import read_state, write_state
 from distlaunch.strategies.state.state_stream import StateServer, fetch_state
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.keras_private import optimized
+from distlaunch.patches.keras_private import optimized
 from distlaunch.strategies.variables import chain, optimizers_of
 
 _SWAPS, _SWAPPED = "SwapEMAWeights", "_ema_weights_in_model"

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 
 from distlaunch.base.errors import UsageError
-from distlaunch.strategies.patches.keras_alone import Functions, alone
-from distlaunch.strategies.patches.keras_private import put_value, value_of
+from distlaunch.patches.keras_alone import Functions, alone
+from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.strategies.variables import metric_variables
 
 METHODS = ("predict", "evaluate", "predict_on_batch", "test_on_batch")

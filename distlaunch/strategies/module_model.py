@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_private import layers_of, put_path
-from distlaunch.strategies.patches.tensorflow_private import attributes_of, found_in
+from distlaunch.patches.keras_private import layers_of, put_path
+from distlaunch.patches.tensorflow_private import attributes_of, found_in
 
 
 class ModuleModel(keras.Model):

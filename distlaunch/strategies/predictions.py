@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.replica.input import slice_rows
+from distlaunch.data.batches import slice_rows
 from distlaunch.strategies.replica.row_random import RowPlace, numbers_for
 
 _TRAVELS = (tf.float32, tf.float64, tf.int32, tf.int64)  # types that processes can sum

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from distlaunch.cluster.spec import Task
-from distlaunch.strategies.sources import Batch, Share, Source
+from distlaunch.data.batches import Batch, Share, Source
 from distlaunch.strategies.state.state_files import Cut
 from distlaunch.strategies.step_times import StepTimes
 

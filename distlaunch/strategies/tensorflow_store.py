@@ -6,7 +6,7 @@ import base64
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.tensorflow_private import coordination_service
+from distlaunch.patches.tensorflow_private import coordination_service
 
 
 class TensorFlowStore:

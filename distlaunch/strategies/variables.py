@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.model_attributes import found_in
 from distlaunch.strategies.parameter_server.partition import is_split, joined
-from distlaunch.strategies.patches.keras_private import compiled_loss, compiled_metrics, value_of
 from distlaunch.strategies.protocol import Logs, State, StateMismatchError
 
 WEIGHTS, SLOTS, PLAIN = "model", "optimizer", "attribute"

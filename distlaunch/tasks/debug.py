@@ -105,7 +105,7 @@ def for_debugging(config: RunConfig) -> RunConfig:
 def _run_eagerly(*, tensorflow: bool) -> None:
     import tensorflow as tf
 
-    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
     tf.config.run_functions_eagerly(True)
     # else `data.map` is still traced: eager mode does not reach tf.data

@@ -58,7 +58,7 @@ def _parse() -> argparse.Namespace:
 def _predict(arguments: argparse.Namespace, lines: TextIO) -> dict[str, list[int]]:
     """The shapes of what was predicted, by name."""
     choose_backend("tensorflow")
-    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
     keep_in_memory()
     model = _open(arguments.export)

@@ -16,7 +16,7 @@ from distlaunch.base.compat import frameworks
 from distlaunch.base.errors import ConfigError
 from distlaunch.base.plural import count
 from distlaunch.config.backend import choose_backend
-from distlaunch.strategies.patches.tensorflow_lite import without_jax
+from distlaunch.patches.tensorflow_lite import without_jax
 from distlaunch.tasks.thread_count import num_threads
 
 _POOLS_OF_THEIR_OWN = ("numpy", "scipy.linalg")
@@ -34,7 +34,7 @@ _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
           "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
 """Given to TensorFlow themselves; the others are called by what it converts."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
-_READS = ("data.sources.indexed:Indexed._load", "strategies.replica.input:_loaded.<locals>.load")
+_READS = ("data.sources.indexed:Indexed._load", "data.rows:_loaded.<locals>.load")
 _TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}
 _TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS)
 """Functions that TensorFlow traces in most tasks, by what the task does, and that AutoGraph has to convert for that."""
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> str:
 
 
 def _convert_ahead(groups: Sequence[Sequence[str]]) -> None:
-    from distlaunch.strategies.patches.tensorflow_autograph import convert_ahead
+    from distlaunch.patches.tensorflow_autograph import convert_ahead
 
     for place in itertools.chain.from_iterable(groups):
         convert_ahead(f"distlaunch.{place}", entry=place in _STEPS)

@@ -45,7 +45,7 @@ def main() -> None:
     Heartbeat(os.path.join(folder, HEARTBEAT))
     _report_start(folder, int(own["attempt"]), own["task"])
     if "jax-processes" in own:
-        from distlaunch.strategies.patches import jax_clusters
+        from distlaunch.patches import jax_clusters
 
         jax_clusters.install()
     # before the program is loaded: `_load_module` puts the file of a module in the first place

@@ -180,7 +180,7 @@ def _prepare_process(config: RunConfig, task: Task) -> None:
     if config.strategy.has_coordinator and threads > num_visible_cores():
         # its workers load batches outside of pipelines, which may have pools of their own, in TensorFlow's pool
         os.environ.setdefault("TF_NUM_INTEROP_THREADS", str(threads + num_visible_cores()))
-    from distlaunch.strategies.patches.tensorflow_autograph import keep_in_memory
+    from distlaunch.patches.tensorflow_autograph import keep_in_memory
 
     end_process.skip_earlier_hooks()
     keep_in_memory()

@@ -16,18 +16,17 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.references.keras_names import canonical
 from distlaunch.config.run import Compile, Component, MetricComponent, Named, NamedMetric, OptimizerComponent, RunConfig
+from distlaunch.data.batches import Batch, num_rows
 from distlaunch.data.function_references import Key, call, load_function
-from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_dry_step import assignments_undone, make_variables_by
-from distlaunch.strategies.patches.keras_private import (
+from distlaunch.patches.keras_private import (
     compiled_with,
     compute_loss_takes_training,
     is_functional,
     restart_names,
 )
+from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.patches.keras_dry_step import assignments_undone, make_variables_by
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.replica.input import num_rows
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import has_own, plain_values_kept
 from distlaunch.training.checks.labels import LabelRule, label_rules
 from distlaunch.training.checks.loss_fit import check_loss, shape_text

@@ -19,9 +19,9 @@ from distlaunch.base.events import EpochEnded, Notice
 from distlaunch.base.plural import count
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import Split
+from distlaunch.patches.keras_alone import calling_within
 from distlaunch.strategies.final_weights import has_final_weights, unused_averages
 from distlaunch.strategies.local_model import METHODS
-from distlaunch.strategies.patches.keras_alone import calling_within
 from distlaunch.strategies.protocol import CallResult, Logs, Program, State, Vote
 from distlaunch.strategies.variables import WEIGHTS, has_own
 from distlaunch.training.actions import CallLength, Every

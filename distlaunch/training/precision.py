@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import keras
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.patches.keras_private import current_dtype_policy, is_functional, layers_of, put_dtype_policy
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_private import current_dtype_policy, is_functional, layers_of, put_dtype_policy
 
 
 @contextlib.contextmanager

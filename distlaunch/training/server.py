@@ -18,8 +18,8 @@ from distlaunch.config.run import RunConfig
 from distlaunch.data.context import WorkerContext
 from distlaunch.data.seeds import seed_process
 from distlaunch.data.source import open_splits, with_global_batch
-from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.strategies.devices import grow_gpu_memory, use_one_gpu
+from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.parameter_server.strategy import start_server
 from distlaunch.strategies.parameter_server.worker_batches import report_failures, report_times
 from distlaunch.training.step_timer import StepTimer

@@ -29,19 +29,19 @@ from distlaunch.base.user_lines import user_line
 from distlaunch.cluster.spec import Task
 from distlaunch.config.checks.strategy import share_note
 from distlaunch.config.run import ExportFormat, RunConfig
+from distlaunch.data.batches import Share
 from distlaunch.data.batching import check_not_batched
 from distlaunch.data.comparison import compared, described, what_changed
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.data.random_ops import overlap_warnings, random_warnings
 from distlaunch.data.seeds import seed_process
-from distlaunch.data.source import Split, open_splits, with_global_batch
-from distlaunch.data.sources.numbered_batches import first_worker, offer_splits
+from distlaunch.data.source import Split, first_worker, open_splits, with_global_batch
 from distlaunch.data.unused_settings import unused_settings_of
 from distlaunch.strategies.devices import grow_gpu_memory
 from distlaunch.strategies.factory import create
 from distlaunch.strategies.module_model import ModuleModel
+from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Logs, State, Strategy, Vote
-from distlaunch.strategies.sources import Share
 from distlaunch.training.build import Findings, build_model, can_be_tested, check_formats_of_module, fixed_batch
 from distlaunch.training.callbacks.keras_callbacks import build_callbacks, hints_on_tasks
 from distlaunch.training.checkpoints.files import CheckpointStore

@@ -16,9 +16,8 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch, any_rows
 from distlaunch.strategies.protocol import Strategy
-from distlaunch.strategies.replica.input import any_rows
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import optimizers_of
 from distlaunch.training.build import has_own_step
 from distlaunch.training.steps.functions import make_steps

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import keras
 
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Source
 from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.source import Split
 from distlaunch.strategies.protocol import BatchHooks, Logs, Program, Vote
-from distlaunch.strategies.sources import Source
 from distlaunch.training.callbacks.keras_callbacks import watch_test_batches
 
 

@@ -48,9 +48,9 @@ def program_of(kind: str, value: str, policy: str, loop: str = "fit", precision:
     from distlaunch.cluster.spec import Task
     from distlaunch.config.run import RunConfig
     from distlaunch.data.source import make_split
-    from distlaunch.data.sources.numbered_batches import offer_splits
     from distlaunch.data.splits import read_splits
     from distlaunch.strategies.factory import create
+    from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
     from distlaunch.training.build import build_model
     from distlaunch.training.steps.functions import make_steps
 

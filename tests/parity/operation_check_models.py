@@ -65,9 +65,9 @@ def data() -> Any:
 @contextlib.contextmanager
 def nothing_known() -> Iterator[list[int]]:
     """Forget what is known of XLA; yields how many operations each check has computed."""
+    from distlaunch.patches.jax_partitioning import Uncertain
     from distlaunch.strategies.jax.feed import Placement
     from distlaunch.strategies.jax.operation_checks import OperationChecks
-    from distlaunch.strategies.patches.jax_partitioning import Uncertain
 
     computed, deviating = [], OperationChecks.deviating
 

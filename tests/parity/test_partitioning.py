@@ -53,7 +53,7 @@ def test_all_kinds_on_all_meshes(rank: str) -> None:
 
 @pytest.mark.slow
 def test_jax_still_gets_them_wrong() -> None:
-    """If this fails, strategies/patches/jax_partitioning.py can go for JAX versions from this one on."""
+    """If this fails, patches/jax_partitioning.py can go for JAX versions from this one on."""
     import subprocess
     import sys
 

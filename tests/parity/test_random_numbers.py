@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from distlaunch.data.batches import Source
+from distlaunch.data.rows import split_rows
 from distlaunch.strategies.patches import keras_losses
 from distlaunch.strategies.replica import share as replica_share
-from distlaunch.strategies.replica.input import split_rows
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
-from distlaunch.strategies.sources import Source
 
 REPLICAS = 3
 

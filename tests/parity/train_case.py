@@ -19,10 +19,10 @@ from distlaunch.base.events import EpochEnded, Event, StepsDone
 from distlaunch.cluster.spec import Task
 from distlaunch.config.run import RunConfig
 from distlaunch.data.source import make_split
-from distlaunch.data.sources.numbered_batches import offer_splits
 from distlaunch.data.split import Split
 from distlaunch.data.splits import Splits, read_splits
 from distlaunch.strategies.factory import create
+from distlaunch.strategies.parameter_server.numbered_batches import offer_splits
 from distlaunch.strategies.protocol import Strategy
 from distlaunch.training.build import build_model
 from distlaunch.training.checkpoints.files import CheckpointStore

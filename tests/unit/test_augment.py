@@ -22,9 +22,9 @@ import keras  # noqa: E402
 from distlaunch.base.run_dir import RunDir  # noqa: E402
 from distlaunch.data.random_ops import random_warnings  # noqa: E402
 from distlaunch.data.source import make_split, open_splits  # noqa: E402
-from distlaunch.data.sources.numbered_batches import offer_splits  # noqa: E402
 from distlaunch.data.splits import StreamData  # noqa: E402
 from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
+from distlaunch.strategies.parameter_server.numbered_batches import offer_splits  # noqa: E402
 from distlaunch.strategies.replica.mirrored import Mirrored  # noqa: E402
 from distlaunch.strategies.replica.one_device import OneDevice  # noqa: E402
 from distlaunch.training.build import build_model  # noqa: E402

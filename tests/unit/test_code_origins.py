@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.base.code_origins import PREFIX, format_exception, translated
-from distlaunch.strategies.patches import tensorflow_autograph
+from distlaunch.patches import tensorflow_autograph
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 

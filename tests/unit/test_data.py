@@ -14,8 +14,8 @@ from distlaunch.config.run import Data
 tf = pytest.importorskip("tensorflow")
 
 from distlaunch.data.class_weights import class_weights  # noqa: E402
+from distlaunch.data.rows import own_rows, split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
-from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
 ROWS, BATCH = 23, 5

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from distlaunch.base.errors import DataError
+from distlaunch.data.differences import FirstPass, check_ends, check_passes, different_lengths, kind_of
 from distlaunch.strategies.ballots import Ballots
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import FirstPass, check_ends, check_passes, different_lengths, kind_of
 from distlaunch.strategies.protocol import Vote
 from tests.unit.test_peers import in_each
 

@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError
+from distlaunch.data.batches import Batch
 from distlaunch.data.source import Split
 from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
-from distlaunch.strategies.sources import Batch
 from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
 from distlaunch.training.checks.loss_fit import check_loss
 

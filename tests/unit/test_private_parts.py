@@ -17,14 +17,20 @@ import pytest
 pytest.importorskip("tensorflow")
 pytest.importorskip("jax")
 
+from distlaunch import patches
 from distlaunch.base.compat import TESTED, installed
 from distlaunch.base.errors import ExitCode, FrameworkError
-from distlaunch.strategies import patches
-from distlaunch.strategies.patches.symbols import Symbol, internal, private
+from distlaunch.patches.symbols import Symbol, internal, private
+from distlaunch.strategies import patches as step_patches
 
-PACKAGE = Path(patches.__file__).parents[2]
-FOLDER = PACKAGE / "strategies/patches"
-MODULES = sorted(module.name for module in pkgutil.iter_modules(patches.__path__) if module.name != "symbols")
+PACKAGE = Path(patches.__file__).parents[1]
+FOLDERS = (PACKAGE / "patches", PACKAGE / "strategies/patches")
+MODULES = sorted(
+    f"{package.__name__}.{module.name}"
+    for package in (patches, step_patches)
+    for module in pkgutil.iter_modules(package.__path__)
+    if module.name != "symbols"
+)
 INTERNALS = ("tensorflow.python", "keras.src", "jax._src")
 EXCEPTIONS = {
     # Python's own
@@ -38,7 +44,7 @@ EXCEPTIONS = {
 
 @pytest.mark.parametrize("name", MODULES)
 def test_each_patch_says_what_and_why_and_fits(name: str) -> None:
-    patch = importlib.import_module(f"{patches.__name__}.{name}").PATCH
+    patch = importlib.import_module(name).PATCH
     assert patch.symbols
     assert patch.why.endswith(".")
     assert patch.until.endswith(".")
@@ -57,7 +63,7 @@ def _private_uses() -> Iterator[tuple[Path, int, str]]:
                 if name.startswith(INTERNALS):
                     yield path, getattr(node, "lineno", 0), name
             name = _attribute(node)
-            if path.parent != FOLDER and _is_private(name) and name not in EXCEPTIONS:
+            if path.parent not in FOLDERS and _is_private(name) and name not in EXCEPTIONS:
                 yield path, getattr(node, "lineno", 0), name
 
 
@@ -150,7 +156,7 @@ class ClusterEnv:
     def is_env_present(cls, environ): ...
 """
 SCRIPT = """
-from distlaunch.strategies.patches import jax_clusters
+from distlaunch.patches import jax_clusters
 jax_clusters.install()
 import jax
 print("trained")

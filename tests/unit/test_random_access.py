@@ -19,14 +19,14 @@ from distlaunch.config.run import Data
 
 tf = pytest.importorskip("tensorflow")
 
+from distlaunch.data.differences import different_data  # noqa: E402
 from distlaunch.data.examples import each_example  # noqa: E402
 from distlaunch.data.examples.each_example import num_threads  # noqa: E402
 from distlaunch.data.examples.random_access import Items  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised, reading  # noqa: E402
 from distlaunch.data.files.base import RecordError  # noqa: E402
+from distlaunch.data.rows import own_rows, split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
-from distlaunch.strategies.data_ends import different_data  # noqa: E402
-from distlaunch.strategies.replica.input import own_rows, split_rows  # noqa: E402
 from tests.documents import snippet  # noqa: E402
 
 FEWER = settings(max_examples=max(6, settings().max_examples // 16))  # each builds its graphs

@@ -12,13 +12,13 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.config.run import Data
+from distlaunch.data import read_ahead
+from distlaunch.data.batches import Source
+from distlaunch.data.read_ahead import batches_ahead
+from distlaunch.data.rows import own_rows, split_rows
 from distlaunch.data.source import make_split
-from distlaunch.strategies.patches import tensorflow_iterators
-from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
-from distlaunch.strategies.replica import read_ahead
-from distlaunch.strategies.replica.input import own_rows, split_rows
-from distlaunch.strategies.replica.read_ahead import batches_ahead
-from distlaunch.strategies.sources import Source
+from distlaunch.patches import tensorflow_iterators
+from distlaunch.patches.tensorflow_collectives import mirrored_strategy
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 PIXELS = tf.TensorSpec([None, 224, 224, 3], tf.float32)  # 602,112 bytes

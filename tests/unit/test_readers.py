@@ -10,12 +10,12 @@ from distlaunch.config.run import RunConfig
 
 tf = pytest.importorskip("tensorflow")
 
+from distlaunch.data.batches import Source  # noqa: E402
+from distlaunch.data.differences import FirstPass  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
-from distlaunch.data.sources.numbered_batches import Reader, offer_splits  # noqa: E402
 from distlaunch.data.splits import Splits  # noqa: E402
-from distlaunch.strategies.data_ends import FirstPass  # noqa: E402
 from distlaunch.strategies.parameter_server import worker_batches  # noqa: E402
-from distlaunch.strategies.sources import Source  # noqa: E402
+from distlaunch.strategies.parameter_server.numbered_batches import Reader, offer_splits  # noqa: E402
 from tests.unit.test_data import BATCH, KINDS, ROWS, as_arrays, as_dataset, batches, config, joined, seeded  # noqa: E402
 
 __all__ = ["seeded"]

@@ -19,12 +19,12 @@ tf = pytest.importorskip("tensorflow")
 from distlaunch.base.errors import ConfigError  # noqa: E402
 from distlaunch.config.read.load import load_config  # noqa: E402
 from distlaunch.config.run import Data  # noqa: E402
+from distlaunch.data.batches import Share, Source  # noqa: E402
 from distlaunch.data.context import StreamContext, WorkerContext  # noqa: E402
+from distlaunch.data.differences import not_own_data  # noqa: E402
+from distlaunch.data.rows import split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
 from distlaunch.data.splits import StreamData, read_splits  # noqa: E402
-from distlaunch.strategies.data_ends import not_own_data  # noqa: E402
-from distlaunch.strategies.replica.input import split_rows  # noqa: E402
-from distlaunch.strategies.sources import Share, Source  # noqa: E402
 from tests.documents import snippet  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")

@@ -16,8 +16,8 @@ from distlaunch.config.run import Data  # noqa: E402
 from distlaunch.data.examples.pending_events import take_events  # noqa: E402
 from distlaunch.data.examples.read_failures import data_errors_raised  # noqa: E402
 from distlaunch.data.examples.skipping import first_good  # noqa: E402
+from distlaunch.data.rows import split_rows  # noqa: E402
 from distlaunch.data.source import make_split  # noqa: E402
-from distlaunch.strategies.replica.input import split_rows  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("virtual_devices")
 NUMBER = 12

@@ -16,7 +16,7 @@ tf = pytest.importorskip("tensorflow")
 import keras  # noqa: E402
 
 from distlaunch.data.source import make_split  # noqa: E402
-from distlaunch.strategies.patches import tensorflow_shuffle  # noqa: E402
+from distlaunch.patches import tensorflow_shuffle  # noqa: E402
 from tests.parity.attempts import losses_and_notices  # noqa: E402
 
 HERE = "tests.unit.test_user_shuffles"

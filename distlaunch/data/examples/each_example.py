@@ -14,12 +14,11 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.cores import num_cores
 from distlaunch.config.references.signatures import SEED, map_with_seed
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import Batch, num_rows, pack
 from distlaunch.data.examples.example_times import counted, timed
 from distlaunch.data.function_references import load_function
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.user_functions import both_ways
-from distlaunch.strategies.replica.input import num_rows, pack
-from distlaunch.strategies.sources import Batch
 
 
 class ExampleMap:

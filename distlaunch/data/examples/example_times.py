@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.graph_clock import now
+from distlaunch.data.graph_clock import now
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.base.events import ExampleSkipped
+from distlaunch.data.batches import Batch, num_rows
 from distlaunch.data.examples.pending_events import add_event
 from distlaunch.data.examples.read_failures import explained, reading
-from distlaunch.strategies.replica.input import num_rows
-from distlaunch.strategies.sources import Batch
 
 _NAMED = 8
 _TRIES = 16

@@ -18,12 +18,12 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.examples.each_example import ExampleMap, batch_of, batches_at_once, first_failure, num_threads
 from distlaunch.data.examples.read_failures import noted
 from distlaunch.data.examples.skipping import Skipping
+from distlaunch.data.graph_clock import now
 from distlaunch.data.split import Split
-from distlaunch.strategies.graph_clock import now
-from distlaunch.strategies.sources import Batch
 
 
 class Examples(Protocol):

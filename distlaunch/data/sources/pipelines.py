@@ -18,6 +18,7 @@ import tensorflow as tf
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import joined
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import Batch, num_rows, slice_rows
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import (
     ExampleMap,
@@ -30,13 +31,11 @@ from distlaunch.data.examples.each_example import (
 )
 from distlaunch.data.examples.read_failures import Find, noted
 from distlaunch.data.fingerprints import fingerprint
+from distlaunch.data.graph_clock import now
 from distlaunch.data.seeds import seed_of_pass
 from distlaunch.data.split import Batching, Split
-from distlaunch.strategies.graph_clock import now
-from distlaunch.strategies.patches.tensorflow_private import batching_of
-from distlaunch.strategies.patches.tensorflow_shuffle import shuffles_of
-from distlaunch.strategies.replica.input import num_rows, slice_rows
-from distlaunch.strategies.sources import Batch
+from distlaunch.patches.tensorflow_private import batching_of
+from distlaunch.patches.tensorflow_shuffle import shuffles_of
 
 _ZERO = np.int64(0)
 ONLY = StreamContext(num_streams=1, stream=0)

@@ -22,13 +22,13 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import num_rows, slice_rows
 from distlaunch.data.examples.each_example import no_rows, packed
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import reading
 from distlaunch.data.fingerprints import fingerprint
 from distlaunch.data.split import Split
 from distlaunch.data.splits import PyData
-from distlaunch.strategies.replica.input import num_rows, slice_rows
 
 _KEY = ("data", "function")
 _BEGIN, _END, _ITEM, _FIRST = range(4)

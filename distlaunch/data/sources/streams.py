@@ -17,13 +17,12 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import Data as DataConfig
+from distlaunch.data.batches import Batch, num_rows, pack
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import ExampleMap, packed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.split import Split
 from distlaunch.data.splits import StreamData
-from distlaunch.strategies.replica.input import num_rows, pack
-from distlaunch.strategies.sources import Batch
 
 _ZERO = np.int64(0)
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.batches import Batch
 from distlaunch.strategies.dtensor.arrays import place
-from distlaunch.strategies.sources import Batch
 
 _RESOURCES = (tf.resource, tf.variant)
 

@@ -11,12 +11,12 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.batches import Batch, Source
+from distlaunch.data.rows import own_rows
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.dtensor.arrays import gathered, layout_of, parts_of_process, place_rows
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
-from distlaunch.strategies.replica.input import own_rows
-from distlaunch.strategies.sources import Batch, Source
 
 
 class Feed:

@@ -21,8 +21,12 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from distlaunch.data.batches import Batch, Source
+from distlaunch.data.differences import kind_of
+from distlaunch.patches.keras_functional_optimizer import make_functional
+from distlaunch.patches.keras_private import put_value, value_of
+from distlaunch.patches.tensorflow_random import draws_through
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.dtensor.captures import MeshFunction
 from distlaunch.strategies.dtensor.errors import in_plain_words
 from distlaunch.strategies.dtensor.feed import Feed
@@ -39,12 +43,8 @@ from distlaunch.strategies.mesh.functional_step import (
 from distlaunch.strategies.mesh.layout import Axes, slot_layout
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, snapshot_variables, state_of
-from distlaunch.strategies.patches.keras_functional_optimizer import make_functional
-from distlaunch.strategies.patches.keras_private import put_value, value_of
-from distlaunch.strategies.patches.tensorflow_random import draws_through
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
-from distlaunch.strategies.sources import Batch, Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     host_value,

@@ -11,12 +11,12 @@ import tensorflow as tf
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.batches import Batch, Source
+from distlaunch.data.rows import own_rows
+from distlaunch.patches.jax_partitioning import Kernels, Uncertain
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes, map_batch
 from distlaunch.strategies.mesh.own_rows import RowCounts
-from distlaunch.strategies.patches.jax_partitioning import Kernels, Uncertain
-from distlaunch.strategies.replica.input import own_rows
-from distlaunch.strategies.sources import Batch, Source
 
 
 class Placement:

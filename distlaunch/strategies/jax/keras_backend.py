@@ -18,10 +18,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.patches.keras_batch_norm import synchronized_accepted
+from distlaunch.patches.keras_random_on_jax import Draw, drawn_by
 from distlaunch.strategies.jax import random as jax_random
 from distlaunch.strategies.jax.foreign_calls import foreign_calls_named
-from distlaunch.strategies.patches.keras_batch_norm import synchronized_accepted
-from distlaunch.strategies.patches.keras_random_on_jax import Draw, drawn_by
 
 _INT32_MAX = 2**31 - 1
 

@@ -28,10 +28,10 @@ from distlaunch.base.cache_dir import cache_directory
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import listed
 from distlaunch.base.run_dir import write_atomically
+from distlaunch.patches.jax_partitioning import Uncertain, computed_exactly
 from distlaunch.strategies.coordination import Peers
 from distlaunch.strategies.jax.feed import place
 from distlaunch.strategies.mesh.layout import Axes, dividing_axes
-from distlaunch.strategies.patches.jax_partitioning import Uncertain, computed_exactly
 
 _CONVOLUTION = "conv_general_dilated"
 _WINDOWS = ("reduce_window_max", "reduce_window_min", "reduce_window_sum")

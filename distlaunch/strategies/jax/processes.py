@@ -7,8 +7,8 @@ import functools
 import jax
 
 from distlaunch.base.errors import UsageError
+from distlaunch.patches.jax_private import coordination_client
 from distlaunch.strategies.coordination import Peers, addresses_and_rank
-from distlaunch.strategies.patches.jax_private import coordination_client
 
 _HEARTBEAT_S = 30
 """How long a process may be silent. A launcher sees at once if one of its own dies; this is for those of others."""

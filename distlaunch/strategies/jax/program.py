@@ -21,8 +21,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from distlaunch.base.plural import listed
+from distlaunch.data.batches import Source
+from distlaunch.data.differences import kind_of
+from distlaunch.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import loss_probe
 from distlaunch.strategies.jax.feed import Feed, Placement, place
@@ -41,10 +43,8 @@ from distlaunch.strategies.mesh.functional_step import (
 from distlaunch.strategies.mesh.layout import Axes
 from distlaunch.strategies.mesh.parts import StoredVariable
 from distlaunch.strategies.mesh.state import described_mesh, log_state, restore_state, state_of
-from distlaunch.strategies.patches.jax_partitioning import computed_exactly
 from distlaunch.strategies.predictions import concatenated
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
-from distlaunch.strategies.sources import Source
 from distlaunch.strategies.variables import metric_results, plain_logs
 
 _IN_FLIGHT = 2  # steps started before the oldest has to be done: the devices have work, and memory stays bounded

@@ -16,8 +16,9 @@ from typing import Any
 import keras
 from keras import ops, tree
 
-from distlaunch.strategies.patches.keras_loss_trackers import average_over_batches
-from distlaunch.strategies.patches.keras_private import (
+from distlaunch.data.batches import Batch
+from distlaunch.patches.keras_loss_trackers import average_over_batches
+from distlaunch.patches.keras_private import (
     call_takes_training,
     compute_loss,
     loss_tracker,
@@ -25,7 +26,6 @@ from distlaunch.strategies.patches.keras_private import (
     put_mask,
 )
 from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import flat_logs, has_own, metric_results
 
 Values = list[Any]

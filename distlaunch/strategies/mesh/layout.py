@@ -15,10 +15,10 @@ import keras
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.base.plural import count
 from distlaunch.config.strategies.mesh import AUTO_AXIS
+from distlaunch.data.batches import Batch
 from distlaunch.layouts import ATTRIBUTE
+from distlaunch.patches.keras_private import attention_inputs, attention_output, layers_directly_in
 from distlaunch.strategies.module_model import parts_of
-from distlaunch.strategies.patches.keras_private import attention_inputs, attention_output, layers_directly_in
-from distlaunch.strategies.sources import Batch
 
 Axes = tuple[str | None, ...]
 Rules = Mapping[str, Sequence[str | None]]

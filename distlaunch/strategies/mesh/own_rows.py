@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from distlaunch.data.batches import Batch
 from distlaunch.strategies.coordination import Peers
-from distlaunch.strategies.sources import Batch
 
 
 @dataclass(frozen=True)

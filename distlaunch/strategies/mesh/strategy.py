@@ -6,11 +6,11 @@ import keras
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.mesh import Mesh as MeshConfig
+from distlaunch.data.batches import Share
 from distlaunch.strategies.coordination import AmongPeers
 from distlaunch.strategies.mesh.layout import Axes, Mesh, chosen_layouts, notes_of_processes, whole_batch_notes
 from distlaunch.strategies.mesh.parts import MeshParts
 from distlaunch.strategies.protocol import Parts
-from distlaunch.strategies.sources import Share
 
 
 class MeshStrategy(AmongPeers):

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.patches.keras_private import put_value, value_of
+from distlaunch.patches.keras_private import put_value, value_of
 from distlaunch.strategies.stand_in import StandIn
 
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.strategies.parameter_server import Partitioner
-from distlaunch.strategies.patches.keras_embedding import look_up_by
-from distlaunch.strategies.patches.keras_private import (
+from distlaunch.patches.keras_embedding import look_up_by
+from distlaunch.patches.keras_private import (
     embedding_table,
     layers_of,
     put_path,

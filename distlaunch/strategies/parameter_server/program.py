@@ -21,9 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem, UsageError
+from distlaunch.data.batches import Source
+from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.patches.keras_private import raw_counter
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite
-from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.local_model import LocalModel, plain_values
 from distlaunch.strategies.parameter_server.blocks import Block, unpacked, wait_for_blocks
 from distlaunch.strategies.parameter_server.cells import as_cells
@@ -37,11 +39,9 @@ from distlaunch.strategies.parameter_server.worker_batches import (
     report_times,
     send_times,
 )
-from distlaunch.strategies.patches.keras_private import raw_counter
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.trial import MAX_ROWS, metrics_with_memory
-from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     flat_logs,

@@ -21,6 +21,10 @@ from distlaunch.cluster.proxies import direct_paths
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.parameter_server import ParameterServer as ParameterServerConfig
+from distlaunch.patches import tensorflow_tables
+from distlaunch.patches.keras_branches import BRANCHES
+from distlaunch.patches.keras_slots import make_slots_in
+from distlaunch.patches.tensorflow_private import schedule_traced_graphs
 from distlaunch.strategies.devices import use_one_gpu
 from distlaunch.strategies.parameter_server.partition import (
     Shards,
@@ -32,11 +36,7 @@ from distlaunch.strategies.parameter_server.partition import (
     whole_path,
 )
 from distlaunch.strategies.parameter_server.program import CoordinatorProgram
-from distlaunch.strategies.patches import tensorflow_tables
-from distlaunch.strategies.patches.keras_branches import BRANCHES
-from distlaunch.strategies.patches.keras_slots import make_slots_in
 from distlaunch.strategies.patches.keras_whole_weights import give_whole_weights
-from distlaunch.strategies.patches.tensorflow_private import schedule_traced_graphs
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.variables import chain, optimizers_of
 

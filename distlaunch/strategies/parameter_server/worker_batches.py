@@ -22,10 +22,9 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.data_ends import REASONS, FirstPass, check_passes, different_data, kind_of, not_own_data
-from distlaunch.strategies.patches.tensorflow_py_function import answer
-from distlaunch.strategies.replica.input import num_rows
-from distlaunch.strategies.sources import Batch, Source
+from distlaunch.data.batches import Batch, Source, num_rows
+from distlaunch.data.differences import REASONS, FirstPass, check_passes, different_data, kind_of, not_own_data
+from distlaunch.patches.tensorflow_py_function import answer
 from distlaunch.strategies.step_times import StepTimes
 
 Read = Callable[[int, int], Batch]

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_global_seed import share_generator
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.keras_global_seed import share_generator
+from distlaunch.patches.symbols import Patch, Symbol, internal
 from distlaunch.strategies.variables import host_value
 
 _OPTIMIZER = "keras.src.optimizers.base_optimizer.BaseOptimizer"

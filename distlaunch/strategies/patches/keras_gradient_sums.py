@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.strategies.replica.share import ReplicaShare, current
 from distlaunch.strategies.variables import chain
 

@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_private import layers_of, mask_of, put_mask
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.keras_private import layers_of, mask_of, put_mask
+from distlaunch.patches.symbols import Patch, Symbol, internal
 from distlaunch.strategies.replica.share import Adds, ReplicaShare, current, has_rows
 
 _LOSSES = "keras.src.losses.loss"

@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_overrides import between
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.strategies.replica.share import current
 
 PATCH = Patch(

@@ -15,9 +15,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from distlaunch.patches.keras_private import layers_of, other_list, trainable_list
+from distlaunch.patches.symbols import Patch, Symbol
 from distlaunch.strategies.parameter_server.partition import joined, whole_path
-from distlaunch.strategies.patches.keras_private import layers_of, other_list, trainable_list
-from distlaunch.strategies.patches.symbols import Patch, Symbol
 from distlaunch.strategies.variables import host_value, optimizers_of
 
 PATCH = Patch(

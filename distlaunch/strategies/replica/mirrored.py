@@ -12,9 +12,9 @@ from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.base import CPU_DEVICES
 from distlaunch.config.strategies.replicas import Mirrored as MirroredConfig
+from distlaunch.patches import tensorflow_scalars
+from distlaunch.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.devices import virtual_cpus
-from distlaunch.strategies.patches import tensorflow_scalars
-from distlaunch.strategies.patches.tensorflow_collectives import mirrored_strategy
 from distlaunch.strategies.protocol import Steps, StrategyDefaults
 from distlaunch.strategies.replica.program import ReplicaProgram
 from distlaunch.strategies.replica.sums import Replicas

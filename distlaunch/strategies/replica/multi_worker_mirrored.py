@@ -11,8 +11,8 @@ from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.cluster.spec import Task
 from distlaunch.config.cluster import Cluster
 from distlaunch.config.strategies.replicas import MultiWorkerMirrored as MultiWorkerMirroredConfig
+from distlaunch.patches import tensorflow_scalars
 from distlaunch.strategies.coordination import AmongPeers, Peers, addresses_and_rank
-from distlaunch.strategies.patches import tensorflow_scalars
 from distlaunch.strategies.protocol import Steps
 from distlaunch.strategies.replica.program import ReplicaProgram
 from distlaunch.strategies.replica.sums import Replicas

@@ -18,20 +18,22 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, reason_of
+from distlaunch.data.batches import Source, num_rows
+from distlaunch.data.differences import kind_of
+from distlaunch.data.graph_clock import now, read_timed, time_row, time_rows
+from distlaunch.data.rows import split_rows
+from distlaunch.patches import tensorflow_iterators
+from distlaunch.patches.keras_branches import branch_together
 from distlaunch.strategies.ballots import Ballots
-from distlaunch.strategies.data_ends import kind_of
 from distlaunch.strategies.final_weights import put_final_weights
 from distlaunch.strategies.finite import losses_are_finite, weights_are_finite
-from distlaunch.strategies.graph_clock import now, read_timed, time_row, time_rows
 from distlaunch.strategies.local_model import LocalModel, plain_values
-from distlaunch.strategies.patches import keras_losses, keras_replica_metrics, tensorflow_iterators
-from distlaunch.strategies.patches.keras_branches import branch_together
+from distlaunch.strategies.patches import keras_losses, keras_replica_metrics
 from distlaunch.strategies.patches.keras_gradient_sums import has_sparse_gradients, sum_gradients_first
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up, single_metrics, watch_updates
 from distlaunch.strategies.predictions import concatenated, make_predict_call
 from distlaunch.strategies.protocol import BatchHooks, CallResult, Logs, State, Steps, Vote
 from distlaunch.strategies.replica.agreement import counted, ended_anywhere
-from distlaunch.strategies.replica.input import distributed, num_rows
 from distlaunch.strategies.replica.share import ReplicaShare, StepKind, replica_share
 from distlaunch.strategies.replica.statistics import Statistics
 from distlaunch.strategies.replica.sums import Replicas, Sums
@@ -43,7 +45,6 @@ from distlaunch.strategies.replica.trial import (
     take_text,
     to_text,
 )
-from distlaunch.strategies.sources import Source
 from distlaunch.strategies.step_times import StepTimes
 from distlaunch.strategies.variables import (
     chain,
@@ -171,7 +172,10 @@ class ReplicaProgram:
         kept = self._distributed
         if kept is None or kept[0] is not source or kept[1] != whole:
             # kept: validations read the same source, and to trace its functions takes 0.03 s and more
-            kept = source, whole, distributed(source, self._strategy, self._replicas, whole=whole)
+            number, first = (1, 0) if whole else (self._replicas.total, self._replicas.first)
+            parts = split_rows(source, first_replica=first, num_local=self._replicas.local, num_replicas=number)
+            # not `experimental_distribute_dataset`, which would split the batches by itself
+            kept = source, whole, self._strategy.distribute_datasets_from_function(lambda _: parts)
             self._distributed = kept
         return kept[2]
 

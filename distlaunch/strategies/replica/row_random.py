@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.tensorflow_random import COUNTING, known_shape, replace_draws
+from distlaunch.patches.tensorflow_random import COUNTING, known_shape, replace_draws
 
 _local = threading.local()  # replicas are traced in threads of their own
 

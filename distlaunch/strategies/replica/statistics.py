@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_private import layers_of, other_list
+from distlaunch.patches.keras_private import layers_of, other_list
 
 
 class Statistics:

@@ -20,10 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
+from distlaunch.data.batches import any_rows, num_rows, slice_rows
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.collected_scope import CollectedScope
-from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.patches.keras_replica_metrics import is_known_to_add_up
-from distlaunch.strategies.replica.input import any_rows, num_rows, slice_rows
 from distlaunch.strategies.replica.share import AddingUp, Adds, ReplicaShare, StepKind, current, replica_share
 from distlaunch.strategies.variables import flat_logs, has_own, metric_results, optimizers_of
 

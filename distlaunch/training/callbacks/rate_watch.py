@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.keras_private import learning_rate_of
+from distlaunch.patches.keras_private import learning_rate_of
 from distlaunch.strategies.variables import host_value
 
 

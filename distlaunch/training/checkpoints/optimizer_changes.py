@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from distlaunch.base.plural import count
-from distlaunch.strategies.patches.keras_private import learning_rate_of
+from distlaunch.patches.keras_private import learning_rate_of
 from distlaunch.strategies.protocol import State, StateMismatchError
 from distlaunch.strategies.variables import (
     WEIGHTS,

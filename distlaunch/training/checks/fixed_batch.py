@@ -10,10 +10,10 @@ import keras
 
 from distlaunch.base.errors import ConfigError, Problem, reason_of
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch
+from distlaunch.data.rows import first_row
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.patches.keras_dry_step import assignments_undone
-from distlaunch.strategies.patches.keras_private import layers_of
-from distlaunch.strategies.replica.input import first_row
-from distlaunch.strategies.sources import Batch
 from distlaunch.training.build import fixed_batch
 
 

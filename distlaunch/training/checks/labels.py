@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
+from distlaunch.data.batches import Batch
 from distlaunch.data.split import Split, after
-from distlaunch.strategies.sources import Batch
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
 _MARK = "distlaunch: label outside"  # what finds our own failure in TensorFlow's text

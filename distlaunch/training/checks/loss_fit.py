@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
-from distlaunch.strategies.patches.keras_private import is_functional, origin_of
+from distlaunch.patches.keras_private import is_functional, origin_of
 
 Key = tuple[str | int, ...]
 _SLACK = 1e-3

@@ -25,9 +25,9 @@ from distlaunch.config.read.load import parse_resolved
 from distlaunch.config.references.modules import program_of
 from distlaunch.config.run import RunConfig
 from distlaunch.config.strategies.base import OneDevice
+from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.sources import Batch
 
 _LAST_LINES = 20
 

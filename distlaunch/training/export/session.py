@@ -13,11 +13,11 @@ import tensorflow as tf
 from distlaunch.base.errors import DistlaunchError, reason_of
 from distlaunch.base.run_dir import EXPORTS
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.serving.exported_model import named_outputs
-from distlaunch.strategies.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import has_own
 from distlaunch.training.export.backends import export_backend
 from distlaunch.training.export.check import Finding, ModelFunction, Sample, check

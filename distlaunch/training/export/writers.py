@@ -18,11 +18,11 @@ import tensorflow as tf
 from distlaunch.base.file_locks import lock
 from distlaunch.base.folders import make_folder
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.preprocessing import Preprocessing
-from distlaunch.strategies.patches.keras_private import layers_of
+from distlaunch.patches.keras_private import layers_of
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.replica.one_device import OneDevice
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import restore_plain, saved_values
 from distlaunch.training.build import build_model
 from distlaunch.training.export.backends import export_backend

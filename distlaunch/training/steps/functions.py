@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
 from distlaunch.data.user_functions import both_ways
 from distlaunch.strategies.protocol import Steps
-from distlaunch.strategies.sources import Batch
 from distlaunch.training.build import can_be_tested
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
 from distlaunch.training.steps.mesh import mesh_steps

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, Problem
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch
 from distlaunch.data.function_references import load_function
 from distlaunch.strategies.collected_scope import CollectedScope
 from distlaunch.strategies.mesh.functional_step import FunctionalStep, TestState, TrainState, average, reference_loss
 from distlaunch.strategies.protocol import StepFunction, Steps
-from distlaunch.strategies.sources import Batch
 from distlaunch.strategies.variables import flat_logs, has_own, slot_variables
 from distlaunch.training.steps.context import StepContext, check_reference, num_arguments, per_example
 

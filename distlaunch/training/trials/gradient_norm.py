@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from distlaunch.strategies.patches.keras_overrides import between
-from distlaunch.strategies.patches.keras_private import optimized
+from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_private import optimized
 from distlaunch.strategies.variables import host_value, optimizers_of
 
 

@@ -15,14 +15,13 @@ import tensorflow as tf
 
 from distlaunch.base.run_files.trial_records import ModelFacts
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Source, num_rows, pack, slice_rows
 from distlaunch.data.random_ops import RANDOM_OPS, operations
+from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_private import has_seed_generators, layers_of, other_list, other_paths
+from distlaunch.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.module_model import parts_of
-from distlaunch.strategies.patches.keras_overrides import between
-from distlaunch.strategies.patches.keras_private import has_seed_generators, layers_of, other_list, other_paths
-from distlaunch.strategies.patches.tensorflow_private import pipeline_graph
 from distlaunch.strategies.protocol import State
-from distlaunch.strategies.replica.input import num_rows, pack, slice_rows
-from distlaunch.strategies.sources import Source
 from distlaunch.strategies.variables import has_own
 
 _SHARDING_OP = "ShardDataset"

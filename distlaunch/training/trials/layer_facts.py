@@ -14,9 +14,9 @@ import keras
 import numpy as np
 from keras import ops, tree
 
+from distlaunch.patches.keras_overrides import between
+from distlaunch.patches.keras_private import layers_directly_in
 from distlaunch.strategies.module_model import ModuleModel
-from distlaunch.strategies.patches.keras_overrides import between
-from distlaunch.strategies.patches.keras_private import layers_directly_in
 from distlaunch.strategies.protocol import State
 from distlaunch.strategies.variables import named_metrics
 

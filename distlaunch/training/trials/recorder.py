@@ -23,10 +23,9 @@ from distlaunch.base.errors import CheckpointError
 from distlaunch.base.events import Event, StepsDone
 from distlaunch.base.run_files.trial_records import ModelFacts, Record, Series, TrialOrder
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Source, num_rows, pack
 from distlaunch.strategies.protocol import Program, State, Vote
-from distlaunch.strategies.replica.input import num_rows, pack
 from distlaunch.strategies.replica.row_random import RowOrder, numbers_for
-from distlaunch.strategies.sources import Source
 from distlaunch.training.checkpoints.files import CheckpointStore
 from distlaunch.training.checkpoints.meta import Progress
 from distlaunch.training.session import Session

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.layers.BatchNormalization.__init__", "(self, ..., synchronized=False, ...)"),),

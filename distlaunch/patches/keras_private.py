@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+from distlaunch.patches.symbols import Patch, Symbol, private
 
 _FLATTEN = Symbol("keras.Layer._flatten_layers", "(self, include_self=True, recursive=True, ...)")
 _FUNCTIONAL = Symbol("keras.src.models.functional.Functional")

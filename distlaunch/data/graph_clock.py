@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.tensorflow_private import is_deterministic
+from distlaunch.patches.tensorflow_private import is_deterministic
 
 
 @tf.autograph.experimental.do_not_convert

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal, private
+from distlaunch.patches.symbols import Patch, Symbol, internal, private
 
 _HOME = "keras.src.random.seed_generator"
 _GET = Symbol(f"{_HOME}.global_seed_generator", "()")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 _FUNCTIONS = Symbol("tensorflow.python.ops.script_ops._py_funcs._funcs")
 

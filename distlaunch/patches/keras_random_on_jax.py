@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 Draw = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("tensorflow.lite.python.util._jit"),),

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.keras_private import compiled_loss
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.keras_private import compiled_loss
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(Symbol("keras.metrics.Mean.update_state", "(self, values, sample_weight=None)"),),

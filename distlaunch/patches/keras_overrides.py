@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(

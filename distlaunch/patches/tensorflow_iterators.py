@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 _MODULE = "tensorflow.python.data.ops.multi_device_iterator_ops"
 

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 PATCH = Patch(
     symbols=(

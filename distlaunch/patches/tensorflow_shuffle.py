@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 _SHUFFLE = Symbol(
     "tensorflow.data.Dataset.shuffle", "(self, buffer_size, seed=None, reshuffle_each_iteration=True, name=None)"

@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from distlaunch.strategies.patches.keras_private import optimized
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal, private
+from distlaunch.patches.keras_private import optimized
+from distlaunch.patches.symbols import Patch, Symbol, internal, private
 
 _NEUTRAL = {
     "assign": "(self, variable, value)",

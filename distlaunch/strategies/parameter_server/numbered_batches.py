@@ -16,17 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from distlaunch.config.run import RunConfig
+from distlaunch.data.batches import Batch, pack
 from distlaunch.data.context import WorkerContext
+from distlaunch.data.differences import FirstPass
 from distlaunch.data.examples.example_times import left_out
 from distlaunch.data.examples.read_failures import data_errors_raised
+from distlaunch.data.read_ahead import batches_ahead
 from distlaunch.data.source import Split, make_split
 from distlaunch.data.splits import Splits, read_splits
-from distlaunch.strategies.data_ends import FirstPass
+from distlaunch.patches.tensorflow_iterators import untuned
 from distlaunch.strategies.parameter_server.worker_batches import Offered, offer
-from distlaunch.strategies.patches.tensorflow_iterators import untuned
-from distlaunch.strategies.replica.input import pack
-from distlaunch.strategies.replica.read_ahead import batches_ahead
-from distlaunch.strategies.sources import Batch
 
 _ZERO = np.int64(0)
 _SEED_STEP = 7_919  # between the orders of two workers
@@ -122,11 +121,6 @@ class OwnReader:
         at = number // self._num_workers if self._next is None else self._next
         self._next = at + 1
         return self._reader.read(at)
-
-
-def first_worker(config: RunConfig) -> WorkerContext | None:
-    """Whose examples a coordinator looks at, to learn what all have in common; None if there is no coordinator."""
-    return WorkerContext(config.cluster.num_workers, worker=0) if config.strategy.has_coordinator else None
 
 
 class EachReader:

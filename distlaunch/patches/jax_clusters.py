@@ -17,7 +17,7 @@ from typing import Any
 
 from distlaunch.base.errors import FrameworkError
 from distlaunch.base.protocol import JAX_COORDINATOR, JAX_PROCESS, JAX_PROCESSES
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.symbols import Patch, Symbol
 
 _HOME = "jax._src.clusters"
 """The module that has JAX's clusters. Where a later JAX has it elsewhere, scripts pass the variables on themselves."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from distlaunch.strategies.patches.keras_private import layers_of
-from distlaunch.strategies.patches.symbols import Patch, Symbol
+from distlaunch.patches.keras_private import layers_of
+from distlaunch.patches.symbols import Patch, Symbol
 
 PATCH = Patch(
     symbols=(

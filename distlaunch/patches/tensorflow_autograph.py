@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distlaunch.base.code_origins import PREFIX, Origin, origins
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 _API = "tensorflow.python.autograph.impl.api"
 _CONVERTER = "tensorflow.python.autograph.core.converter"

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 _CONVOLUTIONS = "jax._src.lax.convolution"
 _WINDOWS = "jax._src.lax.windowed_reductions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 _CLASS = "tensorflow.python.distribute.values.DistributedVariable"
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, private
-from distlaunch.strategies.patches.tensorflow_shuffle import shuffled_by
+from distlaunch.patches.symbols import Patch, Symbol, private
+from distlaunch.patches.tensorflow_shuffle import shuffled_by
 
 _CONTEXT = "tensorflow.python.eager.context"
 _CURRENT_CONTEXT = Symbol(f"{_CONTEXT}.context", "()")

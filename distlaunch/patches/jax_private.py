@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, private
+from distlaunch.patches.symbols import Patch, Symbol, private
 
 _STATE = Symbol("jax._src.distributed.global_state")
 

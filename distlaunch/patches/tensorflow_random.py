@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 Draw = Callable[..., Any]
 """(shape, key, counter, ...) -> numbers."""

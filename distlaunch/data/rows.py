@@ -13,25 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from distlaunch.cluster.cores import num_cores
-from distlaunch.strategies.patches.tensorflow_iterators import untuned
-from distlaunch.strategies.replica.read_ahead import at_once, batches_ahead
-from distlaunch.strategies.replica.sums import Replicas
-from distlaunch.strategies.sources import Source
+from distlaunch.data.batches import Source, num_rows, pack, slice_rows
+from distlaunch.data.read_ahead import at_once, batches_ahead
+from distlaunch.patches.tensorflow_iterators import untuned
 
 _as_it_is = tf.autograph.experimental.do_not_convert
 """For functions without Python's `if` and `while` of tensors: to convert one takes AutoGraph 10 to 40 ms."""
-
-
-def distributed(source: Source, strategy: Any, replicas: Replicas, *, whole: bool = False) -> Any:
-    """Return a distributed dataset of what `split_rows` makes for the replicas of this process.
-
-    Args:
-        whole: each replica gets all rows of each batch.
-    """
-    number, first = (1, 0) if whole else (replicas.total, replicas.first)
-    parts = split_rows(source, first_replica=first, num_local=replicas.local, num_replicas=number)
-    # not `experimental_distribute_dataset`, which would split the batches by itself
-    return strategy.distribute_datasets_from_function(lambda _: parts)
 
 
 def split_rows(source: Source, *, first_replica: int, num_local: int, num_replicas: int) -> tf.data.Dataset:
@@ -139,44 +126,6 @@ def _batch(loaded: tf.data.Dataset, source: Source, share: float) -> tuple[Any, 
     rows = None if source.global_batch is None else math.ceil(source.global_batch * share)
     spec: Any = loaded.element_spec
     return spec[0], rows
-
-
-def pack(components: tuple[Any, ...]) -> Any:
-    """Undoes that tf.data passes the components of a tuple as arguments."""
-    return components[0] if len(components) == 1 else components
-
-
-def num_rows(element: Any) -> tf.Tensor:
-    """Rows of an element, a scalar int64."""
-    # composites stay whole: the values of a ragged tensor are not its rows
-    first = tf.nest.flatten(element, expand_composites=False)[0]
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int64)
-    if isinstance(first, tf.SparseTensor):
-        return tf.cast(first.dense_shape[0], tf.int64)
-    return tf.shape(first, out_type=tf.int64)[0]
-
-
-def any_rows(leaf: Any) -> Any:
-    """Return the specification of a leaf of a batch with any number of rows."""
-    shape = [None, *leaf.shape[1:]]
-    if isinstance(leaf, tf.RaggedTensor):
-        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
-    return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
-
-
-def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
-    """Rows `start` to `stop` of every leaf."""
-
-    def rows(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
-            # a SparseTensor cannot be indexed with a slice
-            size = tf.concat([[stop - start], leaf.dense_shape[1:]], 0)
-            begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
-            return tf.sparse.slice(leaf, begin, size)
-        return leaf[start:stop]
-
-    return tf.nest.map_structure(rows, element)
 
 
 def _options(source: Source) -> tf.data.Options:

@@ -1,10 +1,14 @@
-"""Batches as the data hands them to strategies, and which part of them a process reads."""
+"""Batches as the data hands them to strategies, which part of them a process reads, and their rows."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (what pyright infers of TensorFlow's functions is often wrong)
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import tensorflow as tf
 
 Batch = Any
 
@@ -53,3 +57,41 @@ class Share:
 
     index: int = 0
     number: int = 1
+
+
+def pack(components: tuple[Any, ...]) -> Any:
+    """Undoes that tf.data passes the components of a tuple as arguments."""
+    return components[0] if len(components) == 1 else components
+
+
+def num_rows(element: Any) -> tf.Tensor:
+    """Rows of an element, a scalar int64."""
+    # composites stay whole: the values of a ragged tensor are not its rows
+    first = tf.nest.flatten(element, expand_composites=False)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return tf.cast(first.dense_shape[0], tf.int64)
+    return tf.shape(first, out_type=tf.int64)[0]
+
+
+def any_rows(leaf: Any) -> Any:
+    """Return the specification of a leaf of a batch with any number of rows."""
+    shape = [None, *leaf.shape[1:]]
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits.dtype)
+    return (tf.SparseTensorSpec if isinstance(leaf, tf.SparseTensor) else tf.TensorSpec)(shape, leaf.dtype)
+
+
+def slice_rows(element: Any, start: tf.Tensor, stop: tf.Tensor) -> Any:
+    """Rows `start` to `stop` of every leaf."""
+
+    def rows(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            # a SparseTensor cannot be indexed with a slice
+            size = tf.concat([[stop - start], leaf.dense_shape[1:]], 0)
+            begin = tf.concat([[start], tf.zeros_like(leaf.dense_shape[1:])], 0)
+            return tf.sparse.slice(leaf, begin, size)
+        return leaf[start:stop]
+
+    return tf.nest.map_structure(rows, element)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from distlaunch.strategies.patches.symbols import Patch, Symbol, internal
+from distlaunch.patches.symbols import Patch, Symbol, internal
 
 _GRAPHS = "tensorflow.python.ops.control_flow_v2_func_graphs"
 _CLASSES = tuple(f"{_GRAPHS}.{name}" for name in ("WhileBodyFuncGraph", "WhileCondFuncGraph", "CondBranchFuncGraph"))
