@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from distlaunch.base.errors import ConfigError, Problem
@@ -69,13 +68,13 @@ def compared(
             emit(Notice(level="info", message=f"data.sharding: function: {message}"))
         if config.strategy.has_coordinator:
             # the coordinator reads none of the workers' data, so what it knows of its own says nothing
-            train = replace(train, num_batches=None, num_examples=None, describe=types_only(train))
+            train = train.of_others()
     if train.own:
         train = _agreed(train, "training", seen)
     if validation is not None and validation.own:
         validation = _agreed(validation, "validation", seen)
-    if len(seen) > 1 and train.glimpse is not None and not (train.own or config.strategy.has_coordinator):
-        train = replace(train, running=RunningFingerprint(peers.gather))
+    if len(seen) > 1 and train.has_glimpse and not (train.own or config.strategy.has_coordinator):
+        train = train.with_running(RunningFingerprint(peers.gather))
     return train, validation
 
 
@@ -125,11 +124,6 @@ def _lacking(name: str, seen: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{', '.join(lacking)} got no data for {name}" if lacking else ""
 
 
-def types_only(split: Split) -> Callable[[], str]:
-    """The description of data that may differ from process to process."""
-    return lambda: json.dumps({"types": json.loads(split.describe())["types"]})
-
-
 def _facts(split: Split) -> dict[str, Any]:
     length, data = _length_of(split), split.describe()
     return {"length": length, "batches": split.num_batches, "examples": split.num_examples, "data": data}
@@ -153,8 +147,4 @@ def _not_own(name: str, seen: Mapping[str, Any]) -> str:
 def _agreed(split: Split, name: str, seen: Mapping[str, Any]) -> Split:
     """A pass of one's own data is as long as the longest of all, and has what all have; unknown if one of them is."""
     batches, examples = ([facts[name][what] for facts in seen.values()] for what in ("batches", "examples"))
-    return replace(
-        split,
-        num_batches=None if None in batches else max(batches),
-        num_examples=None if None in examples else sum(examples),
-    )
+    return split.with_length(None if None in batches else max(batches), None if None in examples else sum(examples))

@@ -64,7 +64,7 @@ def _of_split(config: RunConfig, split: Split, readers: list[dict[str, Any]]) ->
         "examples": split.num_examples,
         "batches": split.num_batches,
         "shuffled": split.name == "train" and config.data.shuffle is not False and not config.data.batched,
-        "by_number": split.pick is not None,
+        "by_number": split.by_number,
         "work": split.work,
         "first": first,
         "buffer_examples": examples,
@@ -78,7 +78,7 @@ def _numbers(split: Split, at: int, batch: int, reader: dict[str, Any]) -> dict[
     """The rows of a batch that a task reads, from `start` to before `stop`, and the first of their numbers."""
     total = batch
     numbers: list[int] = []
-    if split.pick is not None and split.num_examples:
+    if split.by_number and split.num_examples:
         picked = split.pick(0, at) % split.num_examples if at < (split.num_batches or 0) else np.zeros(0, np.int64)
         total, numbers = len(picked), picked.tolist()
     first, number, of = reader["first"], reader["number"], reader["of"]

@@ -39,7 +39,7 @@ def random_warnings(config: DataConfig, train: Split) -> list[str]:
     found: list[str] = []
     if tf.config.functions_run_eagerly():  # someone debugs, line by line
         return found
-    if config.map is not None and (drawn := _drawn(train.unaugmented or train)):
+    if config.map is not None and (drawn := _drawn(train.unaugmented)):
         what = f"data.map: {config.map} draws random numbers ({drawn}), in validation, `evaluate` and `predict` too"
         hint = "write what is random as `data.augment`, which is for training only and takes `seed`"
         found.append(f"{what}; {hint}")
@@ -63,10 +63,9 @@ def overlap_warnings(splits: Splits) -> list[str]:
 
 
 def _drawn(split: Split) -> str:
-    load = split.load_raw or split.load
     sample: Any = split.sample(1)
     spec = sample.element_spec
     # traced alone: with the pipeline, arrays would stand as constants in the graph
-    function = tf.function(lambda *element: load(pack(element)), autograph=False)
+    function = tf.function(lambda *element: split.load(pack(element), raw=True), autograph=False)
     traced = function.get_concrete_function(*(spec if isinstance(spec, tuple) else (spec,)))
     return ", ".join(sorted(operations(traced.graph.as_graph_def()) & RANDOM_OPS))

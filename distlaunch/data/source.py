@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from distlaunch.data.sources.indexed import Examples, Indexed
 from distlaunch.data.sources.pipelines import Pipeline
 from distlaunch.data.sources.py_datasets import PyDatasets, check_config
 from distlaunch.data.sources.streams import Streams
-from distlaunch.data.split import Split, after
+from distlaunch.data.split import Split
 from distlaunch.data.splits import PyData, Splits, StreamData, read_splits
 
 __all__ = ["Split", "make_split", "open_splits", "with_preprocessing"]
@@ -65,7 +66,7 @@ def make_split(
         epoch_steps: batches of an epoch, if the config says it.
     """
     if isinstance(data, PyData):
-        return _py_split(data, config, seed, epoch_steps, training=training, preprocessing=preprocessing)
+        return _PyRecipe(data, config, seed, preprocessing, training=training, epoch_steps=epoch_steps).split()
     if config.global_batch is None:
         message = f"missing: {config.function} gives examples, and not batches as a keras.utils.PyDataset does"
         hint = "add `global_batch:` below `data:`, the number of examples of a step"
@@ -73,66 +74,115 @@ def make_split(
     if share.number > 1 and not isinstance(data, StreamData):
         config = config.model_copy(update={"global_batch": _rows_of(share, config.batch)})
         _check_part(data, share)
-    limit = config.train_examples if training else config.validation_examples
-    skips = training and config.on_error == "skip"
     if training and config.processes is not None:
         _check_processes(data, config)
-    if skips and isinstance(data, tf.data.Dataset):
+    if training and config.on_error == "skip" and isinstance(data, tf.data.Dataset):
         message = "got 'skip', but a tf.data pipeline gives no example by number to take the place of one that fails"
         hint = "write 'stop', and leave out in the pipeline itself what fails, with `.ignore_errors()`"
         raise ConfigError(Problem(("data", "on_error"), f"{message}; {hint}"))
-    if not isinstance(data, (StreamData, tf.data.Dataset)):
-        noun = "example" if training else "validation example"
-        data = _examples(data, limit, noun, skips=skips, pool=_pool(data, config, seed))
-    weigh = class_weights(config.class_weight) if config.class_weight else None
+    return _Recipe(data, config, seed, preprocessing, training=training, own=share.number > 1).split()
 
-    def made(mapping: ExampleMap | None, *, trains: bool) -> Split:
-        order_seed = seed if trains and config.shuffle is not False else None
-        drop = trains and config.remainder == "drop"
-        if isinstance(data, StreamData):
-            split = Streams(data, config, mapping, order_seed, "training" if training else "validation").split()
-        elif isinstance(data, tf.data.Dataset):
-            split = Pipeline(data, config, limit, mapping, order_seed, drop=drop).split()
-        else:
-            split = Indexed(data, config, mapping, order_seed, drop=drop, skips=trains and skips).split()
-        load = after(split.load, weigh) if trains and weigh is not None else split.load
-        prepared = load if preprocessing is None else after(load, preprocessing)
-        name = "train" if training else "validation"
-        return replace(split, load=prepared, load_raw=load, name=name, own=share.number > 1)
 
-    plain = example_map(config, seed, training=False)
+class _BaseRecipe(ABC):
+    """What one split is made of, in each of its forms.
 
-    def in_order() -> Split:
-        split = made(plain, trains=False)
+    Args:
+        training: whether it is the split for training, which has other forms; see `split.Forms`.
+        own: see `Split.own`.
+    """
+
+    def __init__(self, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *, training: bool,
+                 own: bool = False) -> None:  # fmt: skip
+        self._config, self._seed, self._preprocessing = config, seed, preprocessing
+        self._training, self._own = training, own
+        self._limit = config.train_examples if training else config.validation_examples
+        self._weigh = class_weights(config.class_weight) if config.class_weight else None
+
+    def split(self) -> Split:
+        if not self._training:
+            return self._finished(self._evaluated(), trains=False)
+        return self._finished(self._trained(augmented=True), trains=True).with_forms(self)
+
+    @functools.cached_property
+    def unaugmented(self) -> Split | None:
+        if self._config.augment is None:
+            return None
+        return self._finished(self._trained(augmented=False), trains=True)
+
+    @functools.cached_property
+    def in_order(self) -> Split:
+        split = self._finished(self._evaluated(), trains=False)
         # which worker has most of them is only known of what training reads
-        return replace(split, num_examples=None, num_batches=None) if split.own else split
+        return split.with_length(None, None) if split.own else split
 
-    if not training:
-        return made(plain, trains=False)
-    split = made(example_map(config, seed, training=True), trains=True)
-    unaugmented = made(plain, trains=True) if config.augment is not None else None
-    return replace(split, unaugmented=unaugmented, in_order=functools.cache(in_order))
+    @abstractmethod
+    def _trained(self, *, augmented: bool) -> Split:
+        """Return the examples in the order of training, without weights and preprocessing."""
+
+    @abstractmethod
+    def _evaluated(self) -> Split:
+        """Return the examples in their own order; nothing is dropped, skipped or augmented."""
+
+    def _finished(self, split: Split, *, trains: bool) -> Split:
+        if trains and self._weigh is not None:
+            split = split.with_transform(self._weigh)
+        if self._preprocessing is not None:
+            split = split.with_preprocessing(self._preprocessing)
+        return split.with_role("train" if self._training else "validation", own=self._own)
 
 
-def _py_split(data: PyData, config: DataConfig, seed: int, epoch_steps: int | None, *, training: bool,
-              preprocessing: Preprocessing | None) -> Split:  # fmt: skip
-    limit = config.train_examples if training else config.validation_examples
-    weigh = class_weights(config.class_weight) if config.class_weight else None
+class _Recipe(_BaseRecipe):
+    """A split of examples."""
 
-    def made(data: PyData, *, trains: bool) -> Split:
-        datasets = PyDatasets(data, config, limit, seed, shuffle=trains and config.shuffle is not False, trains=trains,
-                              drop=trains and config.remainder == "drop", epoch_steps=epoch_steps)  # fmt: skip
-        check_config(config, data.dataset, datasets.global_batch, training=training)
-        split = datasets.split()
-        load = after(split.load, weigh) if trains and weigh is not None else split.load
-        prepared = load if preprocessing is None else after(load, preprocessing)
-        return replace(split, load=prepared, load_raw=load, name="train" if training else "validation")
+    def __init__(self, data: Any, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
+                 training: bool, own: bool) -> None:  # fmt: skip
+        super().__init__(config, seed, preprocessing, training=training, own=own)
+        self._skips = training and config.on_error == "skip"
+        if not isinstance(data, (StreamData, tf.data.Dataset)):
+            noun = "example" if training else "validation example"
+            data = _examples(data, self._limit, noun, skips=self._skips, pool=_pool(data, config, seed))
+        self._data = data
+        self._plain = example_map(config, seed, training=False)
 
-    split = made(data, trains=training)
-    if not training:
-        return split
-    # its hooks must not be called for the dataset that training reads
-    return replace(split, in_order=functools.cache(lambda: made(PyData(data.again(), data.again), trains=False)))
+    def _trained(self, *, augmented: bool) -> Split:
+        mapping = example_map(self._config, self._seed, training=True) if augmented else self._plain
+        seed = self._seed if self._config.shuffle is not False else None
+        return self._made(mapping, seed, drop=self._config.remainder == "drop", skips=self._skips)
+
+    def _evaluated(self) -> Split:
+        return self._made(self._plain, None, drop=False, skips=False)
+
+    def _made(self, mapping: ExampleMap | None, seed: int | None, *, drop: bool, skips: bool) -> Split:
+        data, config = self._data, self._config
+        if isinstance(data, StreamData):
+            return Streams(data, config, mapping, seed, "training" if self._training else "validation")
+        if isinstance(data, tf.data.Dataset):
+            return Pipeline(data, config, self._limit, mapping, seed, drop=drop)
+        return Indexed(data, config, mapping, seed, drop=drop, skips=skips)
+
+
+class _PyRecipe(_BaseRecipe):
+    """A split that is a `keras.utils.PyDataset`."""
+
+    def __init__(self, data: PyData, config: DataConfig, seed: int, preprocessing: Preprocessing | None, *,
+                 training: bool, epoch_steps: int | None) -> None:  # fmt: skip
+        super().__init__(config, seed, preprocessing, training=training)
+        self._data, self._epoch_steps = data, epoch_steps
+
+    def _trained(self, *, augmented: bool) -> Split:
+        drop, shuffle = self._config.remainder == "drop", self._config.shuffle is not False
+        return self._made(self._data, shuffle=shuffle, trains=True, drop=drop)
+
+    def _evaluated(self) -> Split:
+        # the hooks must not be called for the dataset that training reads
+        data = PyData(self._data.again(), self._data.again) if self._training else self._data
+        return self._made(data, shuffle=False, trains=False, drop=False)
+
+    def _made(self, data: PyData, *, shuffle: bool, trains: bool, drop: bool) -> Split:
+        datasets = PyDatasets(data, self._config, self._limit, self._seed, shuffle=shuffle, trains=trains, drop=drop,
+                              epoch_steps=self._epoch_steps)  # fmt: skip
+        check_config(self._config, data.dataset, datasets.global_batch or 0, training=self._training)
+        return datasets
 
 
 def _check_part(data: Any, share: Share) -> None:

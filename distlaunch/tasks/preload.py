@@ -34,7 +34,7 @@ _STEPS = ("strategies.replica.program:ReplicaProgram._make_call.<locals>.call",
           "strategies.parameter_server.program:CoordinatorProgram._make_call.<locals>.call")  # fmt: skip
 """Given to TensorFlow themselves; the others are called by what it converts."""
 _ORDERS = ("data.split:Split.training_source.<locals>.one_pass",)
-_READS = ("data.sources.indexed:Indexed._load", "data.rows:_loaded.<locals>.load")
+_READS = ("data.sources.indexed:Indexed.read", "data.split:Split.load", "data.rows:_loaded.<locals>.load")
 _TRACED = {"evaluate": (_READS, _STEPS), "predict": (_READS,), "export": ()}
 _TRACED_IN_TRAINING = (_ORDERS, _READS, _STEPS)
 """Functions that TensorFlow traces in most tasks, by what the task does, and that AutoGraph has to convert for that."""

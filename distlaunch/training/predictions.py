@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,7 +30,6 @@ def in_order(config: RunConfig, name: str, train: Split, validation: Split | Non
         ConfigError: there is no such split.
     """
     if name == "train":
-        assert train.in_order is not None, "it is for training"
         split, steps = train.in_order(), config.train.steps_per_epoch
     else:
         split, steps = validation, config.validation.steps if config.validation else None
@@ -39,14 +37,6 @@ def in_order(config: RunConfig, name: str, train: Split, validation: Split | Non
         raise ConfigError(Problem(("data",), f"there is no {name} split to {purpose}"))
     assert steps is not None or not split.endless, "no session opens such a split without"
     return split, steps if split.endless else None
-
-
-def first_batches(split: Split, number: int | None) -> Split:
-    """Return a split that ends after the first global batches; None: the split as it is."""
-    if number is None:
-        return split
-    batches = split.batches
-    return replace(split, batches=lambda pass_, start: batches(pass_, start).take(number), num_batches=number)
 
 
 def named_arrays(predictions: Any) -> dict[str, np.ndarray]:

@@ -56,7 +56,7 @@ from distlaunch.training.checks.versions import new_warnings
 from distlaunch.training.export.session import CHECKED_ROWS, ExportError, Trained, Written, export_all
 from distlaunch.training.export.writers import rebuild
 from distlaunch.training.loop import LoopEnd, TrainingLoop
-from distlaunch.training.predictions import first_batches, in_order, named_arrays, write_arrays
+from distlaunch.training.predictions import in_order, named_arrays, write_arrays
 from distlaunch.training.step_reports import scalars
 from distlaunch.training.steps.functions import make_steps
 from distlaunch.training.surroundings import Surroundings
@@ -188,8 +188,8 @@ class Session:
             output: the file; None: one below the run directory.
         """
         self._restorer.restore(self.program, step)
-        data = first_batches(*in_order(self._config, split, self.train, self.validation, "predict"))
-        predictions = self.program.predict(data.evaluation_source(), self._should_stop)
+        data, steps = in_order(self._config, split, self.train, self.validation, "predict")
+        predictions = self.program.predict(data.evaluation_source(steps), self._should_stop)
         if predictions is None:
             return
         if self.strategy.is_chief:

@@ -113,7 +113,7 @@ class StepTimer:
                 threads=num_threads(self._config),
                 reads_ahead=self._reads_ahead,
                 # the preprocessing of whole batches is not measured, and might be what takes the time
-                from_pipeline=self._train.pick is None
+                from_pipeline=not self._train.by_number
                 and self._config.preprocessing is None
                 and not self._train.reads_all,
                 in_python=self._train.in_python,

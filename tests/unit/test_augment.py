@@ -101,7 +101,6 @@ def test_only_training_is_augmented(tier: str) -> None:
     resumed = split.training_source(0, 0 if visible else 2, ends_visible=visible, skip=2 if visible else 0)
     assert read(resumed, 4) == trained[2 * BATCH :]
     plain = [(10 * x, x) for x in NUMBERS.tolist()]
-    assert split.in_order is not None
     assert sorted(read(split.in_order().evaluation_source())) == plain
     assert {*zip(*(part.numpy().tolist() for part in split.first_rows(3)[:2]), strict=True)} <= {*plain}
     validation = make_split(TIERS[tier](), config(), seed=3, training=False)
@@ -115,7 +114,6 @@ def test_an_evaluation_of_training_data_counts_every_example(tier: str) -> None:
     """Also the last batch, and those after an example that training would skip."""
     keys = {"remainder": "drop", "train_examples": 19, "map": None, "shuffle": 5}
     split = make_split(TIERS[tier](), config(**keys), seed=0, training=True)
-    assert split.in_order is not None
     assert read(split.in_order().evaluation_source()) == [(x, x) for x in NUMBERS.tolist()[:19]]
     assert (split.num_batches, split.in_order().num_batches) == (4, 5)
 

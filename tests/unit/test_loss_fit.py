@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError
-from distlaunch.data.batches import Batch
-from distlaunch.data.source import Split
+from distlaunch.config.run import Data
+from distlaunch.data.source import Split, make_split
 from distlaunch.strategies.parameter_server.worker_batches import Offered, fetch, offer
 from distlaunch.training.checks.labels import label_errors_explained, label_rules, with_rules
 from distlaunch.training.checks.loss_fit import check_loss
@@ -147,16 +147,11 @@ def rules_of(loss: Any) -> list:
     return label_rules(made, NUMBERS, made(np.zeros((ROWS, 5), "float32")))
 
 
-def split(labels: Any, *, arrays: bool) -> Split:
-    def load(rows: Any, *, at_once: int = 1) -> Batch:
-        return tf.zeros([tf.shape(rows)[0], 5]), tf.gather(tf.constant(labels), rows)
-
-    def batches(number: Any, start: Any) -> tf.data.Dataset:
-        return tf.data.Dataset.range(len(labels)).batch(2)
-
-    empty = tf.zeros([0], tf.int64)
-    sample = tf.data.Dataset.range  # nothing asks for it
-    return Split(len(labels), None, batches, load, empty, sample, labels=labels if arrays else None)
+def split(labels: np.ndarray, *, arrays: bool) -> Split:
+    data = np.zeros((len(labels), 5), "float32"), labels
+    config = Data.model_validate({"function": "unused:unused", "global_batch": 2, "shuffle": False})
+    given = data if arrays else tf.data.Dataset.from_tensor_slices(data)
+    return make_split(given, config, seed=0, training=True)
 
 
 BAD = [
@@ -171,8 +166,8 @@ def test_labels_in_arrays_are_looked_at_first(labels: np.ndarray, bad: float, op
     rules, row = rules_of(SPARSE(from_logits=True, **options)), int(np.argwhere(labels == bad)[0][0])
     with pytest.raises(ConfigError, match=rf"label {bad}\S* in row {row} of the training data.*from 0 to 3"):
         with_rules(split(labels, arrays=True), rules)
-    good = np.where(labels == bad, 3, labels)
-    assert with_rules(split(good, arrays=True), rules).labels is good
+    good = split(np.where(labels == bad, 3, labels), arrays=True)
+    assert with_rules(good, rules) is good
 
 
 @pytest.mark.parametrize(("labels", "bad", "options"), BAD)
@@ -181,17 +176,17 @@ def test_labels_of_pipelines_are_looked_at_as_they_come(labels: np.ndarray, bad:
     checked = with_rules(split(labels, arrays=False), rules)
     zero, batches = tf.constant(0, tf.int64), []
     with pytest.raises(DataError, match=rf"label {bad}\S* in a batch, but .* from 0 to 3"), label_errors_explained():
-        batches.extend(checked.batches(zero, zero).map(checked.load))
+        batches.extend(checked.batches(zero, zero).map(lambda *rows: checked.load(rows)))
     assert len(batches) == int(np.argwhere(labels == bad)[0][0]) // 2
     good = with_rules(split(np.where(labels == bad, 3, labels), arrays=False), rules)
-    assert len(list(good.batches(zero, zero).map(good.load))) == -(-len(labels) // 2)
+    assert len(list(good.batches(zero, zero).map(lambda *rows: good.load(rows)))) == -(-len(labels) // 2)
 
 
 def test_labels_that_another_process_has_read_are_looked_at_in_the_graph() -> None:
     checked = with_rules(split(NUMBERS, arrays=False), rules_of(SPARSE(from_logits=True))).evaluation_source()
     labels = [NUMBERS, NUMBERS + 1]
     answer = lambda worker, number: (np.zeros((ROWS, 5), "float32"), labels[number])  # noqa: E731
-    offer(checked.name, Offered(answer, None, lambda: "{}"))
+    offer(checked.name, Offered(answer, checked.num_batches, lambda: "{}"))
     spec = (tf.TensorSpec([None, 5], tf.float32), tf.TensorSpec([None], tf.int64))
 
     @tf.function

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def test_where_it_begins_to_differ_is_found(kind: str, mapped: bool) -> None:
     processes = Processes()
     # the first of a batch, which is looked at
     for running, different in zip(processes.running, (-1, 4 * BATCH), strict=True):
-        read(replace(split_of(kind, different, mapped=mapped), running=running), 1)
+        read(split_of(kind, different, mapped=mapped).with_running(running), 1)
     processes.compare(4)
     with pytest.raises(ConfigError, match=r"worker:1 and worker:0 have read different training data since step 105;"):
         processes.compare(BATCHES, first_step=100)
@@ -111,7 +110,7 @@ def test_equal_data_are_equal(shape: str, mapped: bool) -> None:
     processes = Processes()
     for running, passes in zip(processes.running, (2, 3), strict=True):
         split = split_of("numbers", -1, mapped=mapped, batched=shape == "batches", shuffle=shape == "shuffled")
-        read(replace(split, running=running), passes, ends_visible=passes == 2)
+        read(split.with_running(running), passes, ends_visible=passes == 2)
     processes.compare(BATCHES)
     processes.compare(2 * BATCHES)
     assert processes.asked == 2
@@ -121,7 +120,7 @@ def test_reading_begins_anew() -> None:
     processes = Processes()
     for running, times in zip(processes.running, (1, 2), strict=True):
         for _ in range(times):
-            read(replace(split_of("numbers", -1, mapped=False), running=running), 1)
+            read(split_of("numbers", -1, mapped=False).with_running(running), 1)
     processes.compare(BATCHES)
 
 

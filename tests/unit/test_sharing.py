@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import gzip
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +93,11 @@ def test_any_number_of_workers_sees_the_same_batches(
 def test_a_pass_of_ones_own_data_ends_with_the_longest_of_all() -> None:
     x = tf.range(5)
     split = make_split((x, x), config(global_batch=4), seed=0, training=True, share=Share(1, 2))
-    assert [len(rows) for rows in read(replace(split, num_batches=4).training_source(0, 0, ends_visible=False), 8)] == [
+    assert [len(rows) for rows in read(split.with_length(4, None).training_source(0, 0, ends_visible=False), 8)] == [
         2, 2, 1, 0, 2, 2, 1, 0,
     ]  # fmt: skip
-    resumed = read(replace(split, num_batches=4).training_source(1, 2, ends_visible=False), 3)
-    whole = read(replace(split, num_batches=4).training_source(1, 0, ends_visible=False), 5)
+    resumed = read(split.with_length(4, None).training_source(1, 2, ends_visible=False), 3)
+    whole = read(split.with_length(4, None).training_source(1, 0, ends_visible=False), 5)
     assert resumed == whole[2:]
     assert [len(rows) for rows in read(split.evaluation_source(), 6)] == [2, 2, 1, 0, 0, 0]
 

@@ -61,7 +61,7 @@ class Examples(Protocol):
         ...
 
 
-class Indexed:
+class Indexed(Split):
     """One split of examples by number.
 
     A row of a row source is the number of the pass times the number of examples, plus the number of the example.
@@ -83,25 +83,14 @@ class Indexed:
         self._skipping = Skipping(self._number, one, examples.name, config.skip_limit) if skips else None
         # workers in one process may be in two passes
         self._known_order = functools.lru_cache(maxsize=2)(self._order_in_memory)
-
-    def split(self) -> Split:
-        whole = self._examples.whole and self._map is None
-        return Split(
-            self._number,
-            math.ceil(self._used / self._size),
-            self._batches,
-            self._load,
-            tf.zeros([0], tf.int64),
-            lambda number: tf.data.Dataset.from_tensors(tf.range(min(number, self._number), dtype=tf.int64)),
-            pick=self._pick,
-            labels=self._examples.labels if self._map is None else None,
-            describe=functools.cache(self._examples.describe),
-            at_once=None if whole else batches_at_once(self._config),
-            threads=0 if whole else num_threads(self._config),
-            work=joined([*["reading"] * (not self._examples.whole), *(self._map.work if self._map else ())]),
-            global_batch=self._size,
-            in_python=self._examples.in_python,
-        )
+        self._as_they_are = examples.whole and example_map is None
+        self.num_examples, self.num_batches = self._number, math.ceil(self._used / self._size)
+        self.empty = tf.zeros([0], tf.int64)
+        self.global_batch, self.by_number, self.in_python = self._size, True, examples.in_python
+        self.labels = examples.labels if example_map is None else None
+        self.at_once = None if self._as_they_are else batches_at_once(config)
+        self.threads = 0 if self._as_they_are else num_threads(config)
+        self.work = joined([*["reading"] * (not examples.whole), *(example_map.work if example_map else ())])
 
     def _order(self, number_of_pass: tf.Tensor) -> tf.Tensor:
         order = tf.range(self._number, dtype=tf.int64)
@@ -112,7 +101,7 @@ class Indexed:
         return order + number_of_pass * self._number
 
     @tf.autograph.experimental.do_not_convert
-    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         order = self._order(number_of_pass)[start * self._size : self._used]
         return tf.data.Dataset.from_tensor_slices(order).batch(self._size)
 
@@ -120,17 +109,23 @@ class Indexed:
         with tf.device("CPU:0"):
             return self._order(tf.constant(number_of_pass, tf.int64)).numpy()
 
-    def _pick(self, number_of_pass: int, index: int) -> np.ndarray:
+    def pick(self, number_of_pass: int, index: int) -> np.ndarray:
         # a worker of servers asks for any batch, and drawing an order takes some 25 ms a million examples
         order = self._known_order(number_of_pass)
         return order[index * self._size : min((index + 1) * self._size, self._used)]
 
-    def _load(self, numbers: tf.Tensor, *, at_once: int = 1) -> Batch:
-        if self._examples.whole and self._map is None:
+    def sample(self, number: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(tf.range(min(number, self._number), dtype=tf.int64))
+
+    def fingerprint(self) -> str:
+        return self._examples.describe()
+
+    def read(self, rows: tf.Tensor, *, at_once: int = 1) -> Batch:
+        if self._as_they_are:
             # one gather: a dataset within the pipeline would cost small models a part of their step
-            return self._examples.rows(tf.math.floormod(numbers, self._number))
+            return self._examples.rows(tf.math.floormod(rows, self._number))
         made = functools.partial(self._made, at_once=at_once)
-        return made(numbers) if self._skipping is None else self._skipping.load(numbers, made)
+        return made(rows) if self._skipping is None else self._skipping.load(rows, made)
 
     def _made(self, numbers: tf.Tensor, at_once: int) -> Batch:
         numbers = noted(numbers, self._first_failure)

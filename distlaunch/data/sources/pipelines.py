@@ -45,13 +45,16 @@ _HEAD = 4
 """Examples from which shapes, the size of one and a fingerprint are learnt: read once."""
 
 
-class Pipeline:
+class Pipeline(Split):
     """One split of examples, or of global batches with `batched: true`.
 
     Args:
         seed: order of the passes; None: the pipeline's own.
         drop: leave out what makes no whole global batch.
         stream: it is that of so many streams.
+
+    Raises:
+        ConfigError: there is not one batch, or each example holds a dataset.
     """
 
     def __init__(self, dataset: tf.data.Dataset, config: DataConfig, limit: int | None,
@@ -63,48 +66,39 @@ class Pipeline:
         self._shuffles = shuffles_of(dataset)
         self._map = None if config.batched else example_map
         self._stream = stream
+        self._set_facts()
 
-    def split(self) -> Split:
-        """Raises ConfigError if there is not one batch."""
-        config, batched = self._config, self._config.batched
-        length = int(self._dataset.cardinality())
-        known = length if length >= 0 else None
-        count = known
-        if known is not None and not batched:
-            size = config.batch
-            count = known // size if self._drop else math.ceil(known / size)
-        if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(self._dataset.element_spec)):
+    def _set_facts(self) -> None:
+        config, dataset = self._config, self._dataset
+        if any(isinstance(leaf, tf.data.DatasetSpec) for leaf in tf.nest.flatten(dataset.element_spec)):
             hint = "add `.flat_map(...)` to the pipeline, such as `.flat_map(lambda window: window.batch(8))`"
             message = f"each example holds a dataset, as `.window()` makes them; {hint}"
             raise ConfigError(Problem(("data", "function"), message))
-        if count == 0:
+        length = int(dataset.cardinality())
+        known = length if length >= 0 else None
+        count = known
+        if known is not None and not config.batched:
+            count = known // config.batch if self._drop else math.ceil(known / config.batch)
+        if count == 0 and self._stream is ONLY:  # of streams, those without examples are named together
             raise ConfigError(Problem(("data",), f"{known} examples make no batch of {config.batch}"))
-        rows = self._dataset if batched else self._as_rows(self._dataset, _ZERO).batch(1)
-        return Split(
-            None if batched else known,
-            None if self._drop and batched else count,
-            self._batches,
-            lambda rows, *, at_once=1: self.load(rows, self.first_failure, at_once),
-            tf.nest.map_structure(no_rows, rows.element_spec),
-            self._sample,
-            endless=length == tf.data.INFINITE_CARDINALITY,
-            describe=functools.cache(self._describe),
-            at_once=None if self._map is None else batches_at_once(self._config),
-            threads=0 if self._map is None else num_threads(self._config),
-            work="" if self._map is None else joined(self._map.work),
-            buffer=self._buffer_size,
-            global_batch=config.batch,
-            batching=functools.cache(self._batching),
-            glimpse=self._glimpse if _is_plain(self._dataset.element_spec) else None,
-        )
+        self.num_examples = None if config.batched else known
+        self.num_batches = None if self._drop and config.batched else count
+        rows = dataset if config.batched else self._as_rows(dataset, _ZERO).batch(1)
+        self.empty = tf.nest.map_structure(no_rows, rows.element_spec)
+        self.endless = length == tf.data.INFINITE_CARDINALITY
+        self.global_batch = config.batch
+        self.has_glimpse = _is_plain(dataset.element_spec)
+        if self._map is not None:
+            self.at_once, self.threads = batches_at_once(config), num_threads(config)
+            self.work = joined(self._map.work)
 
-    def _buffer_size(self) -> tuple[int, int]:
+    def buffer(self) -> tuple[int, int]:
         known = int(self._dataset.cardinality())
         held = 0 if self._seed is None or self._config.batched else self._buffer
         held = min(held, known) if known >= 0 else held
         return held, held * self._example_bytes if held else 0
 
-    def _batching(self) -> Batching | None:
+    def batching(self) -> Batching | None:
         if self._config.batched is not None or not self.head:
             return None
         first, *others = ({leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(element)}
@@ -121,7 +115,7 @@ class Pipeline:
 
     # order
 
-    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         # the order of the user's own shuffles is that of the pass, whatever was read before
         rows = self._shuffles.in_pass(self._dataset, number_of_pass)
         if not self._config.batched:
@@ -164,13 +158,11 @@ class Pipeline:
 
     # rows
 
-    def _glimpse(self, rows: Any) -> Any:
-        """The first row, the last one, and their number."""
-        number = num_rows(rows)
-        places = (tf.zeros_like(number), number - 1)
+    def glimpse(self, rows: Any) -> Any:
         if self._map is None:
-            return [slice_rows(rows, at, at + 1) for at in places], number
-        spec = self._example_spec
+            return super().glimpse(rows)
+        number, spec = num_rows(rows), self._example_spec
+        places = (tf.zeros_like(number), number - 1)
         return [tf.data.experimental.from_variant(rows[0][at], spec).get_single_element() for at in places], number
 
     @property
@@ -196,8 +188,11 @@ class Pipeline:
 
         return examples.enumerate().map(row)
 
-    def load(self, rows: Any, find: Find, at_once: int = 1) -> Batch:
-        """As `Source.load`, for rows of all streams.
+    def read(self, rows: Any, *, at_once: int = 1) -> Batch:
+        return self.read_by(self.first_failure, rows, at_once)
+
+    def read_by(self, find: Find, rows: Any, at_once: int) -> Batch:
+        """As `read()`, for rows of all streams.
 
         Args:
             find: the first of them that fails, in any stream.
@@ -231,7 +226,7 @@ class Pipeline:
         named = ((f"example {at} of {where}", (one, wanted[at])) for at, one in read if at in wanted)
         return first_failure(named, lambda given: self._one(*given))
 
-    def _sample(self, number: int) -> tf.data.Dataset:
+    def sample(self, number: int) -> tf.data.Dataset:
         if self._config.batched:
             first = self._shuffles.in_pass(self._dataset, _ZERO).take(1)
             return first.map(packed(lambda batch: slice_rows(batch, 0, number)))
@@ -245,7 +240,7 @@ class Pipeline:
             first = first.concatenate(other)
         return self._as_rows(first, _ZERO).batch(number)
 
-    def _describe(self) -> str:
+    def fingerprint(self) -> str:
         if self._config.batched:
             return fingerprint([], self._dataset.element_spec)
         shuffle = "none" if self._seed is None else f"within {self._buffer:,} examples"

@@ -9,7 +9,6 @@ passes before it have led to. That state is reached again after a resume by call
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import random
 import threading
@@ -22,7 +21,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.config.run import Data as DataConfig
-from distlaunch.data.batches import num_rows, slice_rows
+from distlaunch.data.batches import Batch, num_rows
 from distlaunch.data.examples.each_example import no_rows, packed
 from distlaunch.data.examples.python_values import as_array, as_arrays
 from distlaunch.data.examples.read_failures import reading
@@ -35,7 +34,7 @@ _BEGIN, _END, _ITEM, _FIRST = range(4)
 """Names of generators that draw in each pass."""
 
 
-class PyDatasets:
+class PyDatasets(Split):
     """A split.
 
     Args:
@@ -72,6 +71,11 @@ class PyDatasets:
         if number is not None and limit is not None:
             number = min(number, math.ceil(limit / self.global_batch))
         self._number = number
+        self.num_examples, self.num_batches = None, None if drop else number
+        self.empty = tf.nest.map_structure(no_rows, self._batch_spec)
+        self.endless = self.is_numbered = number is None
+        self.in_python = self.has_glimpse = True
+        self.reads_all, self.notes = self._name, tuple(self._notes)
 
     def _threads_for(self, dataset: keras.utils.PyDataset, config: DataConfig, number: int | None) -> int:
         """Return how many threads may read, and note what cannot be as the dataset says it.
@@ -93,28 +97,8 @@ class PyDatasets:
         # without an end, batches of two epochs would be read at the same time
         return 1 if number is None or self._draws else wanted
 
-    def split(self) -> Split:
-        spec = tf.nest.pack_sequence_as(self._structure, self._spec)
-        counted = None if self._drop else self._number
-        return Split(
-            None,
-            counted,
-            self._batches,
-            lambda rows, *, at_once=1: rows,
-            tf.nest.map_structure(no_rows, spec),
-            self._sample,
-            endless=self._number is None,
-            describe=functools.cache(self._describe),
-            in_python=True,
-            global_batch=self.global_batch,
-            glimpse=self._glimpse,
-            reads_all=self._name,
-            notes=tuple(self._notes),
-            is_numbered=self._number is None,
-        )
-
     @tf.autograph.experimental.do_not_convert
-    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         # which batches are left out is only known once they have been read
         first = tf.constant(0, tf.int64) if self._drop else start
         if self._number is None:
@@ -173,19 +157,19 @@ class PyDatasets:
         item = as_arrays(item)
         return item, [as_array(leaf) for leaf in tf.nest.flatten(item)]
 
-    def _sample(self, number: int) -> tf.data.Dataset:
+    def read(self, rows: Any, *, at_once: int = 1) -> Batch:
+        return rows
+
+    def sample(self, number: int) -> tf.data.Dataset:
         leaves = [tf.constant(leaf[:number]) for leaf in self._head]
         return tf.data.Dataset.from_tensors(tf.nest.pack_sequence_as(self._structure, leaves))
 
-    @staticmethod
-    def _glimpse(rows: Any) -> Any:
-        """The first row, the last one, and their number."""
-        number = num_rows(rows)
-        return [slice_rows(rows, at, at + 1) for at in (tf.zeros_like(number), number - 1)], number
+    def fingerprint(self) -> str:
+        return fingerprint([self._head], self._batch_spec, [0])
 
-    def _describe(self) -> str:
-        spec = tf.nest.pack_sequence_as(self._structure, self._spec)
-        return fingerprint([self._head], spec, [0])
+    @property
+    def _batch_spec(self) -> Any:
+        return tf.nest.pack_sequence_as(self._structure, self._spec)
 
 
 class _Epochs:

@@ -21,13 +21,13 @@ from distlaunch.data.batches import Batch, num_rows, pack
 from distlaunch.data.context import StreamContext
 from distlaunch.data.examples.each_example import ExampleMap, packed
 from distlaunch.data.sources.pipelines import Pipeline
-from distlaunch.data.split import Split
+from distlaunch.data.split import Batching, Split
 from distlaunch.data.splits import StreamData
 
 _ZERO = np.int64(0)
 
 
-class Streams:
+class Streams(Split):
     """Some of the streams of a split, neighbours, as one.
 
     Args:
@@ -48,10 +48,18 @@ class Streams:
             for stream, dataset in data.streams.items()
         }  # fmt: skip
         self._number = data.number
-        self._check(name, mapped=example_map is not None)
-        self._splits = {stream: pipeline.split() for stream, pipeline in self._pipelines.items()}
+        self._check_streams(name, mapped=example_map is not None)
+        parts = list(self._pipelines.values())
+        lengths, examples = [part.num_batches for part in parts], [part.num_examples for part in parts]
+        known = None not in lengths
+        self.num_examples = sum(number or 0 for number in examples) if known else None
+        self.num_batches = max(number or 0 for number in lengths) if known else None
+        self.global_batch = sum(part.global_batch or 0 for part in parts) or None
+        self.endless = any(part.endless for part in parts)
+        self.empty, self.at_once, self.threads = parts[0].empty, parts[0].at_once, parts[0].threads
+        self.work = parts[0].work
 
-    def _check(self, name: str, *, mapped: bool) -> None:
+    def _check_streams(self, name: str, *, mapped: bool) -> None:
         """A worker whose streams are all empty would have no row to stand in for those that it lacks; so that it makes
         no difference who reads which, none may be empty."""
         first: tuple[int, Any] | None = None
@@ -69,49 +77,32 @@ class Streams:
                 message = f"the {name} examples of stream {stream} have the shapes {shapes}"
                 raise ConfigError(Problem(("data",), f"{message}, those of stream {first[0]} {first[1]}"))
 
-    def split(self) -> Split:
-        parts = list(self._splits.values())
-        lengths = [part.num_batches for part in parts]
-        examples = [part.num_examples for part in parts]
-        known = None not in lengths
-        return Split(
-            sum(number or 0 for number in examples) if known else None,
-            max(number or 0 for number in lengths) if known else None,
-            self._batches,
-            self._load,
-            parts[0].empty,
-            parts[0].sample,
-            endless=any(part.endless for part in parts),
-            describe=functools.cache(self._describe),
-            batching=parts[0].batching,
-            at_once=parts[0].at_once,
-            threads=parts[0].threads,
-            work=parts[0].work,
-            buffer=self._buffer,
-            global_batch=sum(part.global_batch or 0 for part in parts) or None,
-            forever=self._forever,
-        )
+    def sample(self, number: int) -> tf.data.Dataset:
+        return next(iter(self._pipelines.values())).sample(number)
 
-    def _buffer(self) -> tuple[int, int]:
-        held = [part.buffer() for part in self._splits.values()]
+    def batching(self) -> Batching | None:
+        return next(iter(self._pipelines.values())).batching()
+
+    def buffer(self) -> tuple[int, int]:
+        held = [part.buffer() for part in self._pipelines.values()]
         return sum(examples for examples, _ in held), sum(num_bytes for _, num_bytes in held)
 
-    def _batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    def batches(self, number_of_pass: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
         def until_all_end(part: Split) -> tf.data.Dataset:
             # `zip` ends with the shortest: one that has ended gives no rows instead
             ends = tf.data.Dataset.from_tensors(part.empty).repeat()
             return part.batches(number_of_pass, start).concatenate(ends)
 
-        joined = self._joined([until_all_end(part) for part in self._splits.values()])
+        joined = self._joined([until_all_end(part) for part in self._pipelines.values()])
         return joined.take_while(packed(lambda rows: num_rows(rows) > 0))
 
-    def _forever(self) -> tf.data.Dataset:
+    def forever(self) -> tf.data.Dataset:
         """Each begins its next pass by itself: when the others end theirs, only their processes know."""
 
         def passes(part: Split) -> tf.data.Dataset:
             return tf.data.Dataset.range(np.iinfo(np.int64).max).flat_map(lambda number: part.batches(number, _ZERO))
 
-        return self._joined([passes(part) for part in self._splits.values()])
+        return self._joined([passes(part) for part in self._pipelines.values()])
 
     @staticmethod
     def _joined(parts: list[tf.data.Dataset]) -> tf.data.Dataset:
@@ -120,15 +111,15 @@ class Streams:
 
         return tf.data.Dataset.zip(tuple(part.map(lambda *rows: (pack(rows),)) for part in parts)).map(join)
 
-    def _load(self, rows: Any, *, at_once: int = 1) -> Batch:
-        return next(iter(self._pipelines.values())).load(rows, self._first_failure, at_once)
+    def read(self, rows: Any, *, at_once: int = 1) -> Batch:
+        return next(iter(self._pipelines.values())).read_by(self._first_failure, rows, at_once)
 
     def _first_failure(self, keys: np.ndarray) -> tuple[str, Exception] | None:
         found = (pipeline.first_failure(keys) for pipeline in self._pipelines.values())
         return next((failure for failure in found if failure is not None), None)
 
-    def _describe(self) -> str:
-        described = {stream: json.loads(part.describe()) for stream, part in self._splits.items()}
+    def fingerprint(self) -> str:
+        described = {stream: json.loads(part.describe()) for stream, part in self._pipelines.items()}
         first = next(iter(described.values()))
         parts = {f"stream {stream}": list(facts["examples"].values()) for stream, facts in described.items()}
         shared = {"types": first["types"], "shuffle": first["shuffle"]}

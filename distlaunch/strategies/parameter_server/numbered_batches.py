@@ -40,7 +40,7 @@ class Reader:
 
     def __init__(self, split: Split, *, once: bool) -> None:
         self._split, self._once = split, once
-        spec = tf.TensorSpec([None], tf.int64) if split.pick else split.batches(_ZERO, _ZERO).element_spec
+        spec = tf.TensorSpec([None], tf.int64) if split.by_number else split.batches(_ZERO, _ZERO).element_spec
         self._load = tf.function(split.load, input_signature=[spec])
         self._iterator: Iterator[Any] | None = None
         self._position = 0
@@ -58,7 +58,7 @@ class Reader:
         split = self._split
         if split.num_batches is not None and self._once and number >= split.num_batches:
             return split.empty
-        if split.pick is not None:
+        if split.by_number:
             assert split.num_batches is not None, "rows that can be picked can be counted"
             return tf.constant(split.pick(*divmod(number, split.num_batches)))
         if self._end is not None and number >= self._end:
@@ -157,7 +157,6 @@ def offer_splits(
     """
     length = None if config.data.sharding == "function" else train.num_batches
     offer("train", _train_readers(config, splits, train, context).offered(train, length))
-    assert train.in_order is not None, "it is for training"
     ordered = train.in_order()
     once = EachReader(lambda _: Reader(ordered, once=True), timed=False)
     offer("train:once", once.offered(ordered, ordered.num_batches))

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from distlaunch.base.errors import ConfigError, DataError, Problem
 from distlaunch.data.batches import Batch
-from distlaunch.data.split import Split, after
+from distlaunch.data.split import Split
 from distlaunch.training.checks.loss_fit import SPARSE, LabelPlace, fitted_losses
 
 _MARK = "distlaunch: label outside"  # what finds our own failure in TensorFlow's text
@@ -92,9 +92,7 @@ def with_rules(split: Split, rules: Sequence[LabelRule]) -> Split:
     if not rules:
         return split
     if split.labels is None:
-        check, in_order = functools.partial(_checked, rules), split.in_order
-        ordered = None if in_order is None else functools.cache(lambda: with_rules(in_order(), rules))
-        return replace(split, load=after(split.load, check), check=check, in_order=ordered)
+        return split.with_check(functools.partial(_checked, rules))
     check_arrays(split.labels, rules, "training" if split.name == "train" else split.name)
     return split
 
